@@ -87,10 +87,10 @@ def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
         return [("host lists as clusters write them: gpu[01-04]", "hosts", hosts)]
     if answers.kind == "slurm":
         partition = {"slurm": answers.hosts} if answers.hosts else {}
-        return [("the partition", "hosts", partition), ("", "scheduler", _said({"account": answers.account}))]
-    scheduler = _said({"queue": answers.hosts, "account": answers.account})
+        return [("the partition", "hosts", partition), ("", "scheduler", _given({"account": answers.account}))]
+    scheduler = _given({"queue": answers.hosts, "account": answers.account})
     return [("how a job is asked for", "scheduler", scheduler)]
 
 
-def _said(values: Mapping[str, object]) -> dict[str, object]:
+def _given(values: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in values.items() if value}

@@ -127,7 +127,7 @@ def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
         if best:
             early = sum(placed.early for placed in best)
             lines += ["", f"{early} of {len(best)} published best cases on this GPU are among the first three:"]
-            lines += [_said(placed) for placed in best]
+            lines += [_placed_line(placed) for placed in best]
             errors = [placed.error for placed in best if placed.error is not None]
             if errors:
                 lines.append(
@@ -138,7 +138,7 @@ def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
             early = sum(placed.early for placed in tried)
             what = f"no best case is published for {problem.model} on {problem.gpus} GPUs (unverified)"
             lines += ["", f"{what}; of its {len(tried)} cases in the manual list {early} are among the first three:"]
-            lines += [_said(placed) for placed in tried]
+            lines += [_placed_line(placed) for placed in tried]
         return "\n".join([*(fitted(line, sys.stdout) for line in lines), "", f"the first: {command}"])
 
     ui.result(data, human)
@@ -201,7 +201,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     return columns([[heading for heading, _ in shown], *lines], right=True) + more
 
 
-def _said(placed: Placed) -> str:
+def _placed_line(placed: Placed) -> str:
     place = "does not fit by the estimate" if placed.place is None else f"place {placed.place}"
     figures = f", {placed.estimated:.1f} TFLOP/s estimated and {placed.tflops:g} published" if placed.tflops else ""
     return f"  {placed.model} on {placed.case.gpus}: {placed.case}: {place}{figures}"

@@ -55,7 +55,7 @@ def _line(name: str, level: Level, state: str, consequence: str, hint: str = "")
     return Diagnosis(name, level, state, "", consequence, hint)
 
 
-def _said(site: Mapping[str, Any], question: str) -> str:
+def _output(site: Mapping[str, Any], question: str) -> str:
     """What a program of the scheduler printed, empty when it failed."""
     answer = site["programs"].get(question) or {}
     return str(answer.get("out") or "") if answer.get("rc") == 0 else ""
@@ -68,8 +68,8 @@ def is_compute(facts: NodeFacts, site: Mapping[str, Any]) -> bool:
     """Whether the scheduler gives this host to jobs, or we are inside one."""
     if facts.scheduler.job:
         return True
-    names = {name for text in _said(site, "names").split() for name in node_names(text)}
-    lines = [line.split() for line in _said(site, "nodes").splitlines()] if facts.scheduler.kind == "pbs" else []
+    names = {name for text in _output(site, "names").split() for name in node_names(text)}
+    lines = [line.split() for line in _output(site, "nodes").splitlines()] if facts.scheduler.kind == "pbs" else []
     names |= {words[0] for words in lines if words}
     short = facts.hostname.partition(".")[0]
     return short in {name.partition(".")[0] for name in names}
@@ -108,7 +108,7 @@ def _scheduler(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> lis
                   "name a login node: connection: {kind: job, login: {host: ...}}")
         ]  # fmt: skip
     if kind == "pbs":
-        queues = [line.split()[0] for line in _said(site, "queues").splitlines()[2:] if line.split()]
+        queues = [line.split()[0] for line in _output(site, "queues").splitlines()[2:] if line.split()]
         state = f"pbs {facts.scheduler.version or ''}, queues {_few(queues)}"
         return [_line("scheduler", "ok" if queues else "warning", state, "jobs can be submitted")]
     asked = site["programs"].get("nodes") or {}
@@ -123,7 +123,7 @@ def _scheduler(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> lis
 
 def partition_names(site: Mapping[str, Any]) -> list[str]:
     """The partitions that `sinfo` shows, each once."""
-    return list(dict.fromkeys(line.partition("|")[0] for line in _said(site, "nodes").splitlines() if "|" in line))
+    return list(dict.fromkeys(line.partition("|")[0] for line in _output(site, "nodes").splitlines() if "|" in line))
 
 
 def _rights(site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
@@ -146,9 +146,9 @@ def _rights(site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
 
 def partition_of(site: Mapping[str, Any], name: str) -> Partition | None:
     """A partition in the recorded answers of `sinfo` and `scontrol`; None when it is not there."""
-    shown = next((line for line in _said(site, "partitions").splitlines() if f"PartitionName={name} " in line), "")
-    nodes = "\n".join(line for line in _said(site, "nodes").splitlines() if line.partition("|")[0] == name)
-    return parse_partition(name, shown, nodes, _said(site, "config"))
+    shown = next((line for line in _output(site, "partitions").splitlines() if f"PartitionName={name} " in line), "")
+    nodes = "\n".join(line for line in _output(site, "nodes").splitlines() if line.partition("|")[0] == name)
+    return parse_partition(name, shown, nodes, _output(site, "config"))
 
 
 def gpu_line(facts: NodeFacts, *, exclusive: bool) -> Diagnosis:

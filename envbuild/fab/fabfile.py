@@ -68,7 +68,7 @@ def logs(
             _say(line)
 
     with _chosen(context, target, limit) as (target, limit):
-        _end(_each(_target(target, limit, exclude), "log", args, show))
+        _end(_ask_all(_target(target, limit, exclude), "log", args, show))
 
 
 @task(help={**_HELP, "keep": "what is younger, or was used since: 30d, 12h", "yes": "remove it; else only say what"})
@@ -94,7 +94,7 @@ def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: 
                 _write(Path(to) / node / f"{path.rsplit('/', 1)[-1]}.stamp.json", environment["stamp"])
                 wanted.setdefault(path, []).append(node)
 
-    codes = _each(place, "verify", {"tell": "environments"}, keep)
+    codes = _ask_all(place, "verify", {"tell": "environments"}, keep)
     for path, nodes in wanted.items():
         name = path.rsplit("/", 1)[-1]
 
@@ -103,7 +103,7 @@ def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: 
 
         prefix = path.rsplit("/", 2)[0]
         some = place.model_copy(update={"hosts": tuple(nodes), "prefix": prefix})
-        codes += _each(some, "verify", {"tell": "files", "environment": path}, put)
+        codes += _ask_all(some, "verify", {"tell": "files", "environment": path}, put)
     count = sum(len(nodes) for nodes in wanted.values())
     _say(f"{plural(count, 'environment')} in use; their stamps are in {to}")
     _end(codes)
@@ -168,7 +168,7 @@ def _target(name: str, limit: str, exclude: str) -> Target:
     return as_login(target)
 
 
-def _each(target: Target, verb: str, args: dict[str, Any], use: Callable[[str, dict[str, Any]], None]) -> list[int]:
+def _ask_all(target: Target, verb: str, args: dict[str, Any], use: Callable[[str, dict[str, Any]], None]) -> list[int]:
     """Ask all nodes at once, and use what they say in their order; the exit codes of what went wrong."""
     from envbuild.errors import EnvbuildError
     from envbuild.provision.contact.first_contact import DEADLINE, ask_each

@@ -286,7 +286,7 @@ def scan(
     work.sort(key=lambda item: -item[1].st_size)
     large = sum(facts.st_size >= _BUFFER for _, facts in work)
     chunks = [[item] for item in work[:large]] + [work[n : n + 64] for n in range(large, len(work), 64)]
-    hashed = proc.each(functools.partial(_hash, root, places), chunks, threads or len(os.sched_getaffinity(0)))
+    hashed = proc.pool_map(functools.partial(_hash, root, places), chunks, threads or len(os.sched_getaffinity(0)))
     entries.update(pair for pairs in hashed for pair in pairs)
     for path in {pattern.top + name for pattern in made_by_runs for name in pattern.compiled} & entries.keys():
         entries[path].tag = COMPILED if entries[path].raw else entries[path].tag

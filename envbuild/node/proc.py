@@ -359,7 +359,7 @@ def parallel(calls: "Sequence[Callable[[], T]]", timeout: "float | None" = None)
     return list(results)
 
 
-def each(work: "Callable[[U], T]", items: "Sequence[U]", workers: int) -> "list[T]":
+def pool_map(work: "Callable[[U], T]", items: "Sequence[U]", workers: int) -> "list[T]":
     """What `work` gives for every item, so many at once in daemon threads, which an interrupt does not wait for.
 
     Raises what the first that fails raises; no other is begun then, and those that are at work end before.

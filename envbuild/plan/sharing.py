@@ -255,7 +255,7 @@ def share_builds(
     )
     by_node = {name: group for group in classes for name in group.nodes}
     nodes = tuple(
-        _told(node, by_node[node.node], variants[node.node], jobs or facts[node.node].cpus, jobs)
+        _with_class(node, by_node[node.node], variants[node.node], jobs or facts[node.node].cpus, jobs)
         if node.node in by_node
         else node
         for node in plan.nodes
@@ -372,7 +372,7 @@ def without(plan: Plan, names: Collection[str]) -> Plan:
     return plan.model_copy(update={"nodes": nodes, "builds": tuple(build for build in builds if build.nodes)})
 
 
-def _told(node: NodePlan, group: BuildClass, variant: Variant, width: int | None, jobs: int | None) -> NodePlan:
+def _with_class(node: NodePlan, group: BuildClass, variant: Variant, width: int | None, jobs: int | None) -> NodePlan:
     """The node's steps with what its class does; `width`: jobs that its compile time was estimated with."""
     names, compiled = ", ".join(group.sources), compile_text(variant, jobs)
     gone = compile_seconds(variant, width)

@@ -57,7 +57,7 @@ class Claim:
     gpus: int | None
 
     @classmethod
-    def told(cls, comparison: Comparison) -> Self | None:
+    def beside(cls, comparison: Comparison) -> Self | None:
         """The claim that a comparison is beside; None where it is beside none."""
         return (
             cls(comparison.claim, comparison.where, comparison.source, comparison.claim_gpu, comparison.claim_gpus)

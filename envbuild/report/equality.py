@@ -100,10 +100,10 @@ def _files(files_there: Files | None, here: Files | None) -> str:
     if files_there is None or here is None:
         return "its files could not be compared"
     files = sorted(path for path in {*files_there, *here} if files_there.get(path) != here.get(path))
-    return _some("file", [_told(path, files_there, here) for path in files], len(files_there))
+    return _some("file", [_difference(path, files_there, here) for path in files], len(files_there))
 
 
-def _told(path: str, files_there: Files, here: Files) -> str:
+def _difference(path: str, files_there: Files, here: Files) -> str:
     return f"{'missing' if path not in here else 'extra' if path not in files_there else 'changed'} {path}"
 
 

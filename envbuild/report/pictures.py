@@ -23,7 +23,7 @@ _NODES, _CURVES = 32, 6
 _FIGURE, _LINE, _CURVE = 62, 26, 130
 # Percent of the width for the names beside GPUs, short: the table has them whole.
 _LEFT = 18.0
-_TOLD = re.compile(r"gpu([0-9]{1,2})_([a-z0-9]{1,12})_tflops")
+_GEMM_KEY = re.compile(r"gpu([0-9]{1,2})_([a-z0-9]{1,12})_tflops")
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _gpus(evidence: Evidence) -> Iterator[Picture]:
     """Matrix products of every GPU as a heat map, one for each precision in which several GPUs were measured."""
     by_kind: dict[str, dict[str, dict[int, float]]] = {}
     for node in evidence.nodes:
-        for kind, gpu, value in _told(node):
+        for kind, gpu, value in _gemm_rates(node):
             by_kind.setdefault(kind, {}).setdefault(node.node, {})[gpu] = value
     for kind, nodes in sorted(by_kind.items()):
         if sum(map(len, nodes.values())) > 1:
@@ -173,14 +173,14 @@ def _gpus(evidence: Evidence) -> Iterator[Picture]:
 
 def rates(node: NodeEvidence, metric: str) -> list[tuple[int, float]]:
     """(GPU, TFLOP/s) of those whose products a metric is of."""
-    return [(gpu, value) for kind, gpu, value in _told(node) if metric == f"gemm_cuda_{kind}_tflops"]
+    return [(gpu, value) for kind, gpu, value in _gemm_rates(node) if metric == f"gemm_cuda_{kind}_tflops"]
 
 
-def _told(node: NodeEvidence) -> Iterator[tuple[str, int, float]]:
+def _gemm_rates(node: NodeEvidence) -> Iterator[tuple[str, int, float]]:
     """Precision, GPU and TFLOP/s."""
     for check in node.checks:
         for key, value in check.details.items():
-            match = _TOLD.fullmatch(key)
+            match = _GEMM_KEY.fullmatch(key)
             if match and isinstance(value, (int, float)) and 0 < value < 1e9:
                 yield match[2], int(match[1]), float(value)
 

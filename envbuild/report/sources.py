@@ -146,17 +146,17 @@ def _made(holders: _Holders) -> str:
         return "from the wheel store" + (f": {what}" if what else "")
     words = "built"
     if len(builds) > 1:
-        words += f" on {_those(made)}"
+        words += f" on {_holders_text(made)}"
     words += _effort(made[0][1]) if made is groups[0] else " earlier"
     words += f", {what}" if what else ""
     if groups[0] and groups[1]:
-        words += f"; built earlier on {_those(groups[1])}"
+        words += f"; built earlier on {_holders_text(groups[1])}"
     if rest := len(builds) - sum(map(len, groups)):
         words += f"; from the wheel store on {plural(rest, 'node')}"
     return words
 
 
-def _those(group: _Holders) -> str:
+def _holders_text(group: _Holders) -> str:
     return group[0][0] if len(group) == 1 else plural(len(group), "node")
 
 
@@ -180,18 +180,18 @@ def _compared(holders: _Holders) -> str:
 def _contents(build: Mapping[str, Any]) -> str:
     """`12 extensions, sm_90`."""
     names = texts(build.get("extensions"))
-    codes = dict.fromkeys(arch for _, archs in _found(build) for arch in archs)
+    codes = dict.fromkeys(arch for _, archs in _device_code(build) for arch in archs)
     parts = [plural(len(names), "extension")] if names else []
     return ", ".join([*parts, " ".join(codes)] if codes else parts)
 
 
-def _found(build: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+def _device_code(build: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     extensions = mapping(mapping(build.get("arch")).get("found"))
     return [(str(name), texts(archs)) for name, archs in sorted(extensions.items(), key=lambda item: str(item[0]))]
 
 
 def _extensions(build: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    extensions = {name: ", ".join(archs) or "no device code" for name, archs in _found(build)}
+    extensions = {name: ", ".join(archs) or "no device code" for name, archs in _device_code(build)}
     for name in dict.fromkeys([*texts(build.get("extensions")), *extensions]):
         yield name, extensions.get(name) or extensions.get(name.rsplit(".", 1)[-1]) or "not looked at"
 
@@ -203,7 +203,7 @@ def _rows(holders: _Holders) -> list[tuple[str, str]]:
     arch = mapping(build.get("arch"))
     wanted = ", ".join(texts(arch.get("wanted"))) or "none demanded"
     proof = _text(arch.get("how"))
-    if arch and not texts(build.get("extensions")) and not _found(build):
+    if arch and not texts(build.get("extensions")) and not _device_code(build):
         wanted, proof = "", "not needed: nothing of it is compiled"
     notes = texts(arch.get("notes"))
     return [

@@ -194,7 +194,7 @@ def _check_rows(nodes: Sequence[NodeEvidence]) -> list[tuple[Check, str, int]]:
     for index, (who, check) in enumerate(every):
         if not _bad(check):
             groups.setdefault((check.name, check.status) if many else index, []).append((who, check))
-    others = [(group[0][1], _said(group), len(group)) for group in groups.values()]
+    others = [(group[0][1], _sentence(group), len(group)) for group in groups.values()]
     return failed + sorted(others, key=lambda row: row[0].status == "passed")
 
 
@@ -202,7 +202,7 @@ def _bad(check: Check) -> bool:
     return check.status == "failed"
 
 
-def _said(group: list[tuple[str, Check]]) -> str:
+def _sentence(group: list[tuple[str, Check]]) -> str:
     who, first = group[0]
     if len(group) == 1:
         return first.says

@@ -90,7 +90,7 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
         ran = "did not run here: a log of it says" if of_logs(evidence) else f"ran on {where}:"
         return f"{name} {ran} {_measured(evidence)}."
     if evidence.verb == "strategy":
-        return f"{name} ran on {where}: {_found(evidence)}."
+        return f"{name} ran on {where}: {_search_result(evidence)}."
     if evidence.verb == "smoke":
         alike = grouped(evidence.nodes, _smoked)
         did = (f"{what} on {plural(len(nodes), 'node')}" for what, nodes in alike.items())
@@ -137,7 +137,7 @@ def _measured(evidence: Evidence) -> str:
     )
 
 
-def _found(evidence: Evidence) -> str:
+def _search_result(evidence: Evidence) -> str:
     """What the search of the best case came to."""
     return next((check.says for check in all_checks(evidence) if check.name == "strategy"), "nothing was tried")
 

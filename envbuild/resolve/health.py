@@ -222,17 +222,17 @@ def usable(facts: NodeFacts) -> bool:
 # What equal machines share
 
 
-def _each(values: Iterable[Any]) -> str:
+def _unique(values: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values))
 
 
 def versions(programs: Iterable[Any]) -> str:
     """The versions of compilers or interpreters, each once, in order."""
-    return _each(sorted(program.version for program in programs))
+    return _unique(sorted(program.version for program in programs))
 
 
 def _of_gpus(field: str) -> Callable[[NodeFacts], str]:
-    return lambda facts: _each(gpu.health[field] for gpu in facts.gpus if field in gpu.health)
+    return lambda facts: _unique(gpu.health[field] for gpu in facts.gpus if field in gpu.health)
 
 
 def _limit(name: str) -> Callable[[NodeFacts], str]:
@@ -272,8 +272,8 @@ def mig_instances(facts: NodeFacts) -> int:
 SHARED: tuple[tuple[str, Callable[[NodeFacts], str]], ...] = (
     ("product", lambda facts: facts.product),
     ("GPUs", gpus_text),
-    ("GPU memory", lambda facts: _each(f"{gpu.memory_mib} MiB" for gpu in facts.gpus)),
-    ("MIG", lambda facts: _each({None: "", False: "off", True: "on"}[gpu.mig_enabled] for gpu in facts.gpus)),
+    ("GPU memory", lambda facts: _unique(f"{gpu.memory_mib} MiB" for gpu in facts.gpus)),
+    ("MIG", lambda facts: _unique({None: "", False: "off", True: "on"}[gpu.mig_enabled] for gpu in facts.gpus)),
     *((name, _of_gpus(field)) for name, field in (
         ("ECC", "ecc.mode.current"), ("compute mode", "compute_mode"), ("power limit", "power.limit"),
         ("highest clock", "clocks.max.sm"), ("persistence mode", "persistence_mode"),

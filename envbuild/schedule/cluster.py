@@ -172,7 +172,7 @@ class Scheduler(ABC):
             raise EnvbuildError(
                 "job-not-cancelled",
                 f"job {number} could not be cancelled",
-                why=said(done),
+                why=failure_text(done),
                 hint=f"`{self.cancels} {number}` on {self.runner.host}",
             )
 
@@ -221,15 +221,18 @@ class Scheduler(ABC):
             return EnvbuildError(
                 "scheduler-unreachable",
                 f"{self.name} does not answer on {host}",
-                why=said(done),
+                why=failure_text(done),
                 hint=f"try `{program}` on that host; this command shows whether the job was submitted: `{self.mine}`",
             )
         return EnvbuildError(
-            "job-refused", f"{self.name} refused the job ({program} on {host})", why=said(done), hint=self.limits
+            "job-refused",
+            f"{self.name} refused the job ({program} on {host})",
+            why=failure_text(done),
+            hint=self.limits,
         )
 
 
-def said(done: Finished) -> str:
+def failure_text(done: Finished) -> str:
     """The end of what a program said, for people."""
     if done.timed_out:
         return "no answer in time"

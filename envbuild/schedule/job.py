@@ -184,7 +184,7 @@ class JobState:
         """It ran to its end and its script said 0."""
         return self.phase is Phase.DONE and self.exit == 0
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """For people: `pending (Resources)`, `done, exit 3`, `failed: node-fail (NodeDown)`."""
         failure, reason = f": {self.failure}" if self.failure else "", f" ({self.reason})" if self.reason else ""
         return f"{self.phase}{failure}{reason}" + (f", exit {self.exit}" if self.exit else "")
@@ -226,7 +226,7 @@ class Pool(Protocol):
     """Where the nodes of a job come from: a partition of Slurm, the queues of PBS. What the scheduler said of it."""
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """For people: `the partition gpu`."""
 
     @property

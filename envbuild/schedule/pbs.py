@@ -12,7 +12,7 @@ from dataclasses import replace
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import QueueLimits, Target
 from envbuild.schedule import pbs_answers, script
-from envbuild.schedule.cluster import TIMEOUT, Scheduler, said
+from envbuild.schedule.cluster import TIMEOUT, Scheduler, failure_text
 from envbuild.schedule.job import (
     Job,
     JobState,
@@ -148,7 +148,7 @@ class Pbs(Scheduler):
         if state is not None:
             return self._sure(job, number, state)
         if not self.unknown_job(done.err + done.out):
-            raise SchedulerUnavailableError(said(done))
+            raise SchedulerUnavailableError(failure_text(done))
         return self.by_status_file(job, number)
 
     def _sure(self, job: Job, number: str, state: JobState) -> JobState:

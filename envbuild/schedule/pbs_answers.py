@@ -47,7 +47,7 @@ class Queues:
         return max((node.gpus for node in self.nodes), default=0)
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """`the queue debug`."""
         names = [limit.name for limit in self.limits]
         return f"the queue{'s' * (len(names) > 1)} {', '.join(names)}" if names else "the default queue"
@@ -94,12 +94,12 @@ class Queues:
         raise EnvbuildError(
             "partition-unknown",
             f"no queue takes a job of {plural(nodes, 'node')} for {clock_text(seconds)}",
-            why="; ".join(map(_told, self.limits)),
+            why="; ".join(map(_limit_text, self.limits)),
             hint="change `scheduler: {nodes: ..., time_limit: ...}`, or name a queue: `scheduler: {queue: ...}`",
         )
 
 
-def _told(limit: QueueLimits) -> str:
+def _limit_text(limit: QueueLimits) -> str:
     least = f"{limit.min_nodes} to {limit.max_nodes}" if limit.max_nodes else f"{limit.min_nodes} or more"
     return f"{limit.name}: {least} nodes" + (f", {limit.time_limit} at most" if limit.time_limit else "")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.schedule import script, slurm_answers
-from envbuild.schedule.cluster import TIMEOUT, Scheduler, said
+from envbuild.schedule.cluster import TIMEOUT, Scheduler, failure_text
 from envbuild.schedule.job import (
     Failure,
     Gres,
@@ -141,7 +141,7 @@ class Slurm(Scheduler):
         if state is not None:
             return self._by_steps(number, state) if state.phase is Phase.DONE and not state.good else state
         if not self.unknown_job(done.err + done.out):
-            raise SchedulerUnavailableError(said(done))
+            raise SchedulerUnavailableError(failure_text(done))
         return self._accounted(number) or self.by_status_file(job, number)
 
     def _by_steps(self, number: str, state: JobState) -> JobState:

@@ -116,7 +116,7 @@ class Partition:
     kinds: frozenset[tuple[int, int]] = frozenset()
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """`the partition gpu`."""
         return f"the partition {self.name}"
 
@@ -138,7 +138,7 @@ class Partition:
         if self.nodes <= out:
             raise EnvbuildError(
                 "partition-out-of-service",
-                f"no node of {self.told} takes jobs",
+                f"no node of {self.label} takes jobs",
                 why=", ".join(f"{count} {state}" for state, count in sorted(self.states.items())),
                 hint="`sinfo -R` says why; name another partition, or wait",
             )

@@ -120,11 +120,11 @@ def test_each_item_keeps_its_place_and_after_a_failure_none_is_begun() -> None:
             raise NodeError("hash-mismatch", "three")
         return item * item
 
-    assert proc.each(work, [1, 2, 4], 8) == [1, 4, 16]
-    assert proc.each(work, [], 8) == []
+    assert proc.pool_map(work, [1, 2, 4], 8) == [1, 4, 16]
+    assert proc.pool_map(work, [], 8) == []
     begun.clear()
     with pytest.raises(NodeError, match="three"):
-        proc.each(work, [1, 2, 3, 4, 5], 1)
+        proc.pool_map(work, [1, 2, 3, 4, 5], 1)
     assert begun == [1, 2, 3]
 
 

@@ -59,8 +59,10 @@ def test_each_end_of_a_job_has_its_code(state: JobState, code: str, exit_code: E
 
 
 def test_a_state_is_told_in_one_line() -> None:
-    assert JobState(Phase.PENDING, reason="Resources").told() == "pending (Resources)"
-    assert JobState(Phase.FAILED, failure=Failure.NODE_FAIL, reason="NodeDown").told() == "failed: node-fail (NodeDown)"
-    assert JobState(Phase.DONE, exit=3).told() == "done, exit 3"
+    assert JobState(Phase.PENDING, reason="Resources").summary() == "pending (Resources)"
+    assert (
+        JobState(Phase.FAILED, failure=Failure.NODE_FAIL, reason="NodeDown").summary() == "failed: node-fail (NodeDown)"
+    )
+    assert JobState(Phase.DONE, exit=3).summary() == "done, exit 3"
     assert JobState(Phase.DONE, exit=0).good
     assert not JobState(Phase.LOST).good

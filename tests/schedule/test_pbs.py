@@ -128,7 +128,7 @@ def test_the_queue_is_the_first_that_takes_the_job(fake: FakePbs, pbs: Pbs) -> N
         {"name": "prod", "min_nodes": 10, "max_nodes": 24, "time_limit": "3h"},
     ]
     pool = pbs.pool(target(queues=limits))
-    assert pool.told == "the queues debug, prod"
+    assert pool.label == "the queues debug, prod"
     assert (pool.queue(2, 3600), pool.queue(10, 3601), pool.queue(24, 10800)) == ("debug", "prod", "prod")
     for nodes, seconds in ((3, 60), (2, 3601), (25, 60)):
         with fails("partition-unknown", ExitCode.USAGE) as caught:

@@ -84,14 +84,14 @@ def _short(output: str) -> str:
     return "\n".join([*first, f"({len(lines) - len(first) - len(last)} lines more of uv)", *last])
 
 
-def _failure(said: str) -> EnvbuildError:
-    why = _short(said)
-    if cache := _NO_CACHE.search(said):
+def _failure(output: str) -> EnvbuildError:
+    why = _short(output)
+    if cache := _NO_CACHE.search(output):
         return EnvbuildError(
             "not-writable", f"uv cannot write its cache {cache[1]}", why=why,
             hint="set UV_CACHE_DIR to a folder that you can write",
         )  # fmt: skip
-    if _NETWORK.search(said):
+    if _NETWORK.search(output):
         return EnvbuildError(
             "index-unreachable",
             "the package index could not be reached",

@@ -68,7 +68,7 @@ def _last(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if not _NOISE.match(line)][-_LAST:]
 
 
-def told(text: str) -> str:
+def explanation(text: str) -> str:
     """The line that says why, and the last lines of the output after it; redacted."""
     text = redact_text(text)
     line, _ = cause(text)
@@ -103,7 +103,7 @@ def missing(what: str, why: str, names: list[str] | None = None) -> NodeError:
 
 def of_output(what: str, text: str, begin: str = "") -> NodeError:
     """The same for a build that printed `text`; `begin` stands before the reason."""
-    return failure(what, begin + told(text), cause(text)[1])
+    return failure(what, begin + explanation(text), cause(text)[1])
 
 
 def write_down(what: str, text: str) -> None:

@@ -103,7 +103,7 @@ class Budget:
                 self._running, self._alone = self._running - 1, False
                 self._changed.notify_all()
 
-    def told(self) -> Json:
+    def progress(self) -> Json:
         """For `progress`: a file that is compiled now, and of the builds that say how many they have, how many are."""
         done = total = 0
         for project, report in list(self.at_work.values()):

@@ -168,7 +168,7 @@ class Builder:
         names = [os.path.basename(path).split("-") for path in self.wheels.values()]
         return {words[0]: words[1] for words in names}
 
-    def told(self) -> list[Json]:
+    def rows(self) -> list[Json]:
         """What the result says of each source."""
         out = []
         for source in self.pins:
@@ -299,8 +299,8 @@ class Builder:
         facts.update(key=entry.key, wheel=os.path.basename(entry.wheel), sha256=entry.sha256)
         facts["from"] = "built" if built else "store"
         facts["store"] = {"path": store.path, "kept": entry.stored, "notes": list(store.notes)}
-        if name in self.handed.told:
-            facts["handed"] = self.handed.told[name]
+        if name in self.handed.outcome:
+            facts["handed"] = self.handed.outcome[name]
         if not built:
             _check_extensions(source, facts)
             log(f"{name}: the wheel store has {facts['wheel']} (key {entry.key:.12})")
@@ -315,7 +315,7 @@ class Builder:
             raise NodeError(
                 rule,
                 f"{name} must be built on this node, and the node lacks the tools",
-                why=(self.handed.told.get(name) or {}).get("why") or "no other node supplied a wheel",
+                why=(self.handed.outcome.get(name) or {}).get("why") or "no other node supplied a wheel",
                 hint="install the compilers and nvcc of the node that builds",
                 exit_code=Exit.REFUSED,
             )

@@ -91,7 +91,7 @@ def build_all(calls: Mapping[str, Callable[[job_server.Budget], object]], jobs: 
 
     with job_server.Budget(jobs) as budget:
         budget.expect(calls)
-        progress(f"compiling {', '.join(calls)}", ask=budget.told)
+        progress(f"compiling {', '.join(calls)}", ask=budget.progress)
         proc.parallel([partial(run, name, call, budget) for name, call in calls.items()])
     for name in calls:
         if name in failures:

@@ -36,7 +36,7 @@ def verify(path: str) -> Json:
 
     Raises NodeError `bundle-damaged`, `bundle-unsafe` (exit 5), `bundle-missing` (2).
     """
-    return _each(path, None)
+    return _checked(path, None)
 
 
 def unpack(path: str, folder: str, digest: str | None = None) -> Json:
@@ -49,7 +49,7 @@ def unpack(path: str, folder: str, digest: str | None = None) -> Json:
     staging = tempfile.mkdtemp(prefix=".bundle-", dir=folder)
     try:
         with paths.coded_errors(folder):
-            index = _each(path, staging, digest)
+            index = _checked(path, staging, digest)
             for file in index["files"]:
                 place = os.path.join(folder, file["path"])
                 os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -76,7 +76,7 @@ def extract(path: str, wanted: dict[str, str]) -> None:
                     os.unlink(half)
 
 
-def _each(path: str, folder: str | None, digest: str | None = None) -> Json:
+def _checked(path: str, folder: str | None, digest: str | None = None) -> Json:
     """Check every file, and write it below `folder` where there is one."""
     with _opened(path) as listed:
         index = _first(path, listed)

@@ -32,7 +32,7 @@ def bring(packages: list[Json], where: Json, folder: str) -> dict[str, str]:
     (4), `channel-refused` (7), `conda-config-invalid` (2), `network-unreachable` (75); OSError.
     """
     cert = pip_config.read(os.environ).cert
-    files = proc.each(partial(_one, where=where, folder=folder, cert=cert), packages, _AT_ONCE)
+    files = proc.pool_map(partial(_one, where=where, folder=folder, cert=cert), packages, _AT_ONCE)
     archives = {package["name"]: path for package, path in zip(packages, files)}  # noqa: B905 - strict= is of Python 3.10
     log(f"{plural(len(archives), 'conda archive')} with the hashes of the lock")
     return archives

@@ -26,7 +26,7 @@ class Venv:
         """Look at the interpreter and its packages before anything is changed; raises what `base.examine` raises."""
         self.prefix, self.args = request["prefix"], request["args"]
         self.environment, self.variant = environment, self.args["variant"]
-        self.told: Json = {}
+        self.facts: Json = {}
         bring_staged(self.prefix, self.args.get("interpreter"), self.args.get("staged"))
         self._interpreter = base.examine(self.args.get("interpreter"), self.variant)
         base.check(self.variant, self._interpreter.packages)
@@ -55,7 +55,7 @@ class Venv:
 
 
 class Conda:
-    """The conda packages of the variant, the interpreter among them; `told` is their part of the result."""
+    """The conda packages of the variant, the interpreter among them; `facts` is their part of the result."""
 
     phase = "conda"
 
@@ -63,7 +63,7 @@ class Conda:
         """Raises NodeError `conda-unrecorded` (exit 5)."""
         self.prefix, self.args = request["prefix"], request["args"]
         self.environment, self.variant = environment, self.args["variant"]
-        self.told: Json = {}
+        self.facts: Json = {}
         archives.check_recorded(self.variant)
         for name in ("rattler_python", "rattler"):
             bring_staged(self.prefix, self.args["tools"].get(name), self.args.get("staged"))
@@ -77,7 +77,7 @@ class Conda:
         os.makedirs(beside, exist_ok=True)
         rattler = prefix.Rattler(self.args["tools"], tool.tmp, beside)
         made = prefix.make(rattler, self.variant, where, folder, self.environment)
-        self.told = {"conda": dict(made, activation=activation.variables(self.environment))}
+        self.facts = {"conda": dict(made, activation=activation.variables(self.environment))}
         self.check_added({package["name"]: package["version"] for package in self.variant.get("packages", [])})
         # Its own interpreter, whose path counts as part of the environment.
         python = base.examine(os.path.join(self.environment, "bin", "python"), self.variant)

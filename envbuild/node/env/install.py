@@ -186,10 +186,10 @@ def _build(job: _Job, tool: uv.Uv, stands_on: foundation.Foundation) -> Json:
         "record_wrong": compared["wrong"],
         "overwritten": compared["overwritten"],
         "required": required,
-        "sources": sources.told(),
+        "sources": sources.rows(),
         "trees": sources.working_trees,
         "seconds": job.seconds,
-        **stands_on.told,
+        **stands_on.facts,
     }
     _note(job, result, interpreter.path, compared["archived"])
     return result

@@ -91,7 +91,7 @@ def processes(environments: list[str]) -> dict[str, list[str]]:
     if not by_environment:
         return by_environment
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        environ, maps = (_told(pid, name) for name in ("environ", "maps"))
+        environ, maps = (_proc_file(pid, name) for name in ("environ", "maps"))
         for environment in environments:
             path = os.fsencode(environment)
             if b"VIRTUAL_ENV=" + path + b"\0" in environ or path + b"/" in maps:
@@ -99,7 +99,7 @@ def processes(environments: list[str]) -> dict[str, list[str]]:
     return by_environment
 
 
-def _told(pid: str, name: str) -> bytes:
+def _proc_file(pid: str, name: str) -> bytes:
     try:
         with open(f"/proc/{pid}/{name}", "rb") as stream:
             return stream.read()

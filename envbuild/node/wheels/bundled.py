@@ -97,7 +97,7 @@ def take_in(path: str, folder: str, index: Json) -> None:
 class Handed:
     """`build.handed` of an install request: `by` (a node), `keys` {source: build key}, and a bundle `file`, `digest`.
 
-    Without a `file` the store is expected to have the keys. `told` says by source what became of it: `by`, `key`,
+    Without a `file` the store is expected to have the keys. `outcome` says by source what became of it: `by`, `key`,
     `used`, `why` (why not, or why another key than the node's own was right).
     """
 
@@ -108,7 +108,7 @@ class Handed:
         self.keys: dict[str, str] = dict(given.get("keys") or {})
         self.file: str | None = given.get("file")
         self.digest: str | None = given.get("digest")
-        self.told: dict[str, Json] = {}
+        self.outcome: dict[str, Json] = {}
 
     def take_in(self, path: str, tmp: str) -> None:
         """Take the bundle into the store at `path` and remove it; it is unpacked below `tmp`.
@@ -148,7 +148,7 @@ class Handed:
         entry = store.find(key, folder)
         why = "the wheel store has no good wheel of it" if entry is None else why_not_for(own, entry.inputs, versions)
         row = {"by": self.by, "key": key, "used": not why, "why": why}
-        self.told[source] = row
+        self.outcome[source] = row
         if entry is not None and not why:
             if entry.inputs["toolchain"] != own["toolchain"]:
                 row["why"] = f"this node has not all tools that {self.by} built with"

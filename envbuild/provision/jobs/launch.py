@@ -163,17 +163,18 @@ def _bounded(site: JobSite, asked: Asked) -> JobSite:
     there = site.pool.gpus_per_node
     if not gpus:
         raise _does_not_fit(
-            f"{site.pool.told} has no GPUs that the scheduler knows of",
+            f"{site.pool.label} has no GPUs that the scheduler knows of",
             "--gpus-per-node N, or `expects: {gpus_per_node: N}` in the target",
         )
     if there and gpus > there:
         raise _does_not_fit(
-            f"{gpus} GPUs a node were asked for, and a node of {site.pool.told} has {there}", f"--gpus-per-node {there}"
+            f"{gpus} GPUs a node were asked for, and a node of {site.pool.label} has {there}",
+            f"--gpus-per-node {there}",
         )
     most = site.pool.most()
     if most is not None and nodes > most:
         raise _does_not_fit(
-            f"{nodes} nodes were asked for, and {site.pool.told} has {most} that take jobs", "--nodes N"
+            f"{nodes} nodes were asked for, and {site.pool.label} has {most} that take jobs", "--nodes N"
         )
     scheduler = target.scheduler.model_copy(update={"nodes": nodes})
     expects = target.expects.model_copy(update={"gpus_per_node": gpus})

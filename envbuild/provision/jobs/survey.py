@@ -91,7 +91,7 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False, anew: 
     if scripted and not known:
         raise EnvbuildError(
             "nodes-unknown",
-            f"envbuild knows nothing of the nodes of {site.pool.told}, and printing a script submits no job",
+            f"envbuild knows nothing of the nodes of {site.pool.label}, and printing a script submits no job",
             why=f"no job of envbuild from {site.login} has probed them for {MAX_AGE / 86400:.0f} days",
             hint="`envbuild provision --dry-run` with the same target probes the nodes in one short job",
         )

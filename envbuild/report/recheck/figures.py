@@ -184,7 +184,7 @@ def _beside(
         yield from _differs(one, [metric(bench, values)])
     made = []
     for what, gpus in ran:
-        claim = claim_for(reference, bench, what, gpus) if reference and bench else Claim.told(comparison)
+        claim = claim_for(reference, bench, what, gpus) if reference and bench else Claim.beside(comparison)
         made.append(judge(claim, bench or one, what.model, statistics.median(values), gpus, peaks))
     yield from _differs(comparison, made if words else [row.model_copy(update={"why": comparison.why}) for row in made])
 

@@ -185,7 +185,7 @@ def check_pages(report: Opened, maker: str) -> Iterator[Finding]:
             yield problem("report-file-unsafe", "page", f"{name}: {error}")
             continue
         if data is not None:
-            yield _said(name, data == render(report.evidence).encode(), maker)
+            yield _page_finding(name, data == render(report.evidence).encode(), maker)
 
 
 def _html(report: Opened, html: str, maker: str) -> Iterator[Finding]:
@@ -202,10 +202,10 @@ def _html(report: Opened, html: str, maker: str) -> Iterator[Finding]:
         return
     again = render_html(report.evidence, report.text, report.envelope)
     # What it carries packed was compared above, unpacked.
-    yield _said("report.html", evidence_file.around(html) == evidence_file.around(again), maker)
+    yield _page_finding("report.html", evidence_file.around(html) == evidence_file.around(again), maker)
 
 
-def _said(name: str, same: bool, maker: str) -> Finding:
+def _page_finding(name: str, same: bool, maker: str) -> Finding:
     if same:
         return checked("page", f"{name} shows what the evidence holds, byte by byte")
     if maker != __version__:

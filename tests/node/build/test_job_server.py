@@ -415,11 +415,11 @@ def test_progress_counts_the_files_that_are_compiled(tmp_path: Path, python: str
         words = (python, tmp_path, project, asked)
         thread = threading.Thread(target=build, args=words, kwargs={"budget": budget})
         thread.start()
-        until(lambda: budget.told().get("done") == 1)
-        assert (budget.told()["total"], budget.told()["unit"]) == (2, "files")
+        until(lambda: budget.progress().get("done") == 1)
+        assert (budget.progress()["total"], budget.progress()["unit"]) == (2, "files")
         go.touch()
         thread.join()
-        assert "total" not in budget.told()
+        assert "total" not in budget.progress()
 
 
 @pytest.mark.parametrize(

@@ -147,14 +147,14 @@ def test_the_own_key_needs_no_reason_and_a_foreign_one_has_it(tmp_path: Path) ->
     entry = handed.entry(store, "apex", inputs(), PACKAGES, str(tmp_path))
     assert entry is not None
     assert Path(entry.wheel).parent.parent == tmp_path, "a private copy"
-    assert handed.told["apex"] == {"by": "gpu1", "key": key, "used": True, "why": ""}
+    assert handed.outcome["apex"] == {"by": "gpu1", "key": key, "used": True, "why": ""}
     bare = of_tools(cc="", cxx="", ld="")
     assert build_key(bare) != key
     assert handed.entry(store, "apex", bare, PACKAGES, str(tmp_path)) is not None
-    assert handed.told["apex"]["why"] == "this node has not all tools that gpu1 built with"
+    assert handed.outcome["apex"]["why"] == "this node has not all tools that gpu1 built with"
     assert not handed.expected(store, "other", inputs())
     assert handed.entry(store, "other", inputs(), PACKAGES, str(tmp_path)) is None
-    assert "other" not in handed.told
+    assert "other" not in handed.outcome
 
 
 def test_a_wrong_a_damaged_and_a_missing_wheel_are_not_used(tmp_path: Path) -> None:
@@ -163,12 +163,12 @@ def test_a_wrong_a_damaged_and_a_missing_wheel_are_not_used(tmp_path: Path) -> N
     other = of_tools(cc="gcc 13")
     assert not handed.expected(store, "apex", other)
     assert handed.entry(store, "apex", other, PACKAGES, str(tmp_path)) is None
-    assert "cc: gcc 13 here" in handed.told["apex"]["why"]
+    assert "cc: gcc 13 here" in handed.outcome["apex"]["why"]
     wheel = next((tmp_path / "wheels" / key).glob("*.whl"))
     wheel.write_bytes(b"other bytes")
     for name in ("apex", "gone"):
         assert handed.entry(store, name, inputs(), PACKAGES, str(tmp_path)) is None
-        told = handed.told[name]
+        told = handed.outcome[name]
         assert (told["used"], told["why"]) == (False, "the wheel store has no good wheel of it")
 
 
