@@ -156,7 +156,7 @@ class NodeSteps(NamedTuple):
             return (*self._toolchain(), self._activate(f"the environment is there; {reason}", 0))
         if in_image(self.variant, self.target):
             return self._image()
-        again = "it is built again as asked, beside the one in use"
+        again = "you asked for a new build; it is made beside the environment in use"
         why = again if repaired and stamp is not None else "no finished environment with this digest is there"
         return (
             *self._toolchain(),
@@ -199,7 +199,7 @@ class NodeSteps(NamedTuple):
         step = Step(
             kind="toolchain",
             what=toolchain_words(missing, self.facts.stage_prefix),
-            why=f"not there yet, or not these very files (node program {self.inputs.pyz_digest[:12]})",
+            why=f"missing on the node, or another version (node program {self.inputs.pyz_digest[:12]})",
             disk_bytes=amount,
             inodes=2 * len(missing),
             seconds=TOOLCHAIN_SECONDS,
@@ -325,7 +325,7 @@ class NodeSteps(NamedTuple):
         return Step(
             kind="smoke",
             what=f"run the smoke test: {', '.join(item.name for item in self.variant.smoke) or 'nothing'}",
-            why="what does not work is not stamped",
+            why="an environment that fails this test is not stamped",
             request=self._request(
                 "smoke",
                 variant=self.plain,

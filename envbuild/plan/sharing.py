@@ -27,7 +27,7 @@ BUILDERS = 2
 _BESIDE_NVCC = 3
 _ONE_KIND = (
     "ask for nodes of one kind (`scheduler: {constraints: ...}`, or another partition or queue) and run once for each; "
-    "where one environment would do for all, name it: `--variant ID`"
+    "if one environment fits all of them, name it: `--variant ID`"
 )
 
 
@@ -193,9 +193,11 @@ def _builder(working: list[NodePlan], *, pins: bool) -> str | None:
     able = [node.node for node in working if node.resolution.wheels_from is None]
     lacking = [node for node in working if node.node not in able]
     if lacking and not able:
-        raise lacks_tools(lacking[0].resolution, "no node of this job has it")
+        raise lacks_tools(lacking[0].resolution, "no node of this job has what is missing")
     if lacking and not pins:
-        raise lacks_tools(lacking[0].resolution, "a job builds on its first node here, which may be any")
+        raise lacks_tools(
+            lacking[0].resolution, "the job builds on its first node, and the scheduler chooses which node that is"
+        )
     return able[0] if able else None
 
 

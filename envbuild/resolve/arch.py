@@ -142,7 +142,7 @@ def arch_list_from_target(facts: NodeFacts, request: Request, compat: Compat) ->
     if archs.given == "target":
         what = f"this node has no GPU, so extensions are built for {text}, the GPU that the target expects"
         return (decision("arch-list-from-target", "patch", what, (gpus, setting), note, setting),)
-    what = f"no GPU is here and the target expects none that is known, so extensions are built for {text}"
+    what = f"the node has no GPU and the target expects no known GPU, so extensions are built for {text}"
     compared = (f"no GPU, expected: {request.expected_gpu or 'nothing'}", setting)
     instead = "`expects: {gpu: MODEL}` in the target: less to compile"
     return (decision("arch-list-from-target", "warn", what, compared, note, instead),)

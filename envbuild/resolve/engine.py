@@ -353,7 +353,7 @@ def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate, unasked: str | 
         what = (
             f"{amount} for a CUDA build on a node without a usable GPU{f' ({why})' if why else ''}; it runs on the CPU"
         )
-        instead = "a CPU variant, where its files can be had"
+        instead = "a CPU variant, if its files can be fetched"
         decisions.append(decision("cuda-without-gpu", "warn", what, compared, OURS, instead))
     return tuple(decisions)
 
@@ -379,7 +379,7 @@ def _tree_rule(variant: Variant, facts: NodeFacts) -> Decisions:
         compared = (state.path, state.problem or "there")
         if state.problem:
             what = f"the working tree of source {name}, {state.path}, {state.problem} on this node"
-            instead = "a file system that the node has, too, or `git:` and `commit:` for the source"
+            instead = "a file system that the node mounts too, or `git:` and `commit:` for the source"
             out.append(decision("source-unreachable", "refuse", what, compared, OURS, instead))
     return tuple(out)
 

@@ -64,9 +64,9 @@ CAUSES = (
     _cause(r"blocked by the operating system", "the system withholds the GPUs from this session",
            "under WSL update Windows' NVIDIA driver and `wsl --update`; in a container start it with its GPUs "
            "(`--gpus all`, `--nv`)", stops=True),
-    _cause(r"couldn't find libnvidia-ml|loading shared libraries", "the driver's libraries are not there",
-           "install the driver's user libraries of the module's version; in a container start it with its GPUs "
-           "(`--gpus all`, `--nv`)", stops=True),
+    _cause(r"couldn't find libnvidia-ml|loading shared libraries", "the driver's libraries are missing",
+           "install the driver's user libraries in the version of the kernel module; in a container start it with "
+           "its GPUs (`--gpus all`, `--nv`)", stops=True),
     _cause(r"Failed to initialize NVML: Unknown Error", "the GPUs' devices were taken away from this session",
            "start the container or session again (a reload of systemd takes devices away); else reboot", stops=True),
     _cause(r"Failed to initialize NVML", "the driver cannot be initialised", _LOAD, stops=True),
@@ -74,9 +74,9 @@ CAUSES = (
            "read `dmesg | grep -i xid` on the node; reset or reboot it, as its administrator"),
     _cause(r"did not answer within", "the driver hangs",
            "read `dmesg | grep -i xid` on the node; reboot it, as its administrator"),
-    _cause(r"nvidia-smi is not there", "there is hardware or a kernel module, and no nvidia-smi",
-           "install the driver's user programs, of the module's version"),
-    _cause(r"", "nvidia-smi is not well", "run `nvidia-smi` on the node; the smoke test decides"),
+    _cause(r"nvidia-smi is not there", "the node has a GPU or the kernel module, but no nvidia-smi",
+           "install the driver's user programs in the version of the kernel module"),
+    _cause(r"", "nvidia-smi reports a problem", "run `nvidia-smi` on the node; the smoke test decides"),
 )  # fmt: skip
 
 
@@ -112,8 +112,9 @@ SIGNS = (
     _Sign("mig.mode.pending", _unlike("mig.mode.current"), "waits for a reset to have MIG {value}", _RESET),
     _Sign("ecc.mode.pending", _unlike("ecc.mode.current"), "waits for a reboot to have ECC {value}", _RESET),
     _Sign("nvlinks.active", _unlike("nvlinks"), "has {value} active NVLinks, fewer than it could have", _RESET),
-    _Sign("clocks_throttle_reasons.sw_thermal_slowdown", _yes, "is slowed down for its heat", "look at its cooling"),
-    _Sign("clocks_throttle_reasons.hw_slowdown", _yes, "is slowed down by its hardware (heat or power)",
+    _Sign("clocks_throttle_reasons.sw_thermal_slowdown", _yes, "is throttled because it is too hot",
+          "look at its cooling"),
+    _Sign("clocks_throttle_reasons.hw_slowdown", _yes, "is throttled by its hardware (heat or power)",
           "look at its cooling and power supply"),
     _Sign("pcie.link.width.current", _unlike("pcie.link.width.max"),
           "has {value} PCIe lanes, fewer than it could have", "have it reseated, or look at the slot"),

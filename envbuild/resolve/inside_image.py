@@ -32,11 +32,11 @@ def engine_rule(variant: Variant, target: Target) -> Decisions:
         if base.kind in ("none", "image"):
             what = f"the image is built on {base.image}" if base.image else "an image is built from the lock"
             return (decision("engine-fits", "allow", what, compared, TARGET),)
-        what = f"the variant stands on what a node has (base {base.kind}), and an image has nothing of a node"
+        what = f"the variant uses a base of the node ({base.kind}), which an image does not have"
         return (decision("engine-fits", "refuse", what, compared, TARGET, "a target with `engine: venv`"),)
     if base.kind == "image" and target.base != "image":
-        what = f"the variant stands on the image {base.image}, and the target builds outside of images"
-        instead = "a target with `engine: container`, or a profile that stands on no image"
+        what = f"the variant needs the image {base.image}, and the target does not build in images"
+        instead = "a target with `engine: container`, or a profile that needs no image"
         return (decision("engine-fits", "refuse", what, compared, TARGET, instead),)
     return NOTHING
 

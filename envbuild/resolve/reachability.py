@@ -87,7 +87,7 @@ def supplied(variant: Variant, facts: NodeFacts, target: Target, supply: Supply,
     if once:
         return _of(DeliveryChoice(by="controller", why="every job installs from one bundle in the shared folder"), [])
     asked = (
-        "this machine has or reaches it" if supply.reachable else "whether this machine does is asked by `provision`"
+        "this machine has or reaches it" if supply.reachable else "`provision` checks whether this machine reaches it"
     )
     places = ", ".join(dict.fromkeys(place for _, place in own))
     return _of(DeliveryChoice(by="controller", why=f"the node does not reach {places}; {asked}"), [])

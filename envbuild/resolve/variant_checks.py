@@ -25,7 +25,7 @@ from envbuild.text import size
 
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 LOCKED = Note("the lock", "its digest holds")
-_OTHER_BASE = "another interpreter (`base_python`), or a variant that brings everything"
+_OTHER_BASE = "another interpreter (`base_python`), or a variant that needs no base"
 # What is asked for where a module brings the interpreter: the first in PATH of that name.
 MODULE_PYTHON = "python3"
 # A source is compiled with nvcc when a build flag, the name of an extension or a `.cu` file says so.
@@ -192,10 +192,10 @@ def recorded_rule(variant: Variant, facts: NodeFacts, command: str) -> Decisions
         decision(
             "hash-unrecorded",
             "warn",
-            f"the lock lacks the hash of {file.file}: {file.reason or 'no record of it is there'}",
+            f"the lock lacks the hash of {file.file}: {file.reason or 'nobody has recorded it'}",
             (file.file, "sha256 unrecorded"),
             LOCKED,
-            f"`{command}` records it; `provision` refuses it until then",
+            f"`{command}` records it; until then `provision` refuses this lock",
         )
         for file in unrecorded_files(variant, facts)
     )
@@ -215,7 +215,7 @@ def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: 
 def _outside_images(variant: Variant, facts: NodeFacts, target: Target, asked: str | None) -> Interpreter:
     kind = variant.base.kind
     if target.base is not None and kind != target.base:
-        what = f"the target asks for base {target.base} and this variant stands on {kind}"
+        what = f"the target asks for base {target.base} and this variant needs base {kind}"
         return Interpreter(None, (decision("base-asked", "refuse", what, (kind, target.base), LOCKED),))
     brought = _brought(variant)
     if brought is not None:
@@ -244,9 +244,9 @@ def _brought(variant: Variant) -> tuple[str, str] | None:
 
 def _not_loaded(variant: Variant, target: Target) -> Decision:
     module, loaded = variant.base.module, target.scheduler.modules
-    what = f"the base is the module {module}, and which interpreter it brings is not said"
+    what = f"the base is the module {module}, and the target does not name its interpreter"
     compared = (f"module {module}", "base_python is not set")
-    instead = "`base_python` in the target, or a profile that stands on no module"
+    instead = "`base_python` in the target, or a profile that needs no module"
     if target.connection.kind == "job" and loaded is not None:
         what = f"the base is the module {module}, and jobs of {target.name} load {', '.join(loaded.load)}"
     elif target.connection.kind == "job":
@@ -344,7 +344,7 @@ def asked_python(asked: str, wanted: str, facts: NodeFacts) -> str:
         return f"{asked} is Python {named.version}, and the stack needs Python {wanted}"
     if "/" in asked or asked == MODULE_PYTHON:
         return f"{asked} is not a Python on this node; the stack needs Python {wanted}"
-    return f"Python {asked} was asked for; the stack needs Python {wanted}, and no such one is on this node"
+    return f"Python {asked} was asked for; the stack needs Python {wanted}, and this node has none"
 
 
 def disk_rules(cost: Estimate, beside: int, packages: int, facts: NodeFacts) -> Decisions:

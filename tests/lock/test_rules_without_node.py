@@ -223,7 +223,7 @@ def test_d83_a_break_at_import_refuses_and_names_the_place() -> None:
     lock = make_lock(variant({"np-int": at_import}).to_json_dict())
     (text,) = findings(lock, compat())
     assert text.startswith("numpy-aliases: no node can take this")
-    assert f"src/{at_import} uses it, so that its import fails" in text
+    assert f"src/{at_import} uses it, so its import fails" in text
     called = make_lock(variant({"np-int": "autoaugment.py:196"}).to_json_dict())
     assert [item.verdict for item in findings(called, compat()).values()] == ["warn"]
 

@@ -176,7 +176,8 @@ def test_d12_without_an_answer_of_this_machine_the_plan_says_that_it_is_asked_la
     got = decided(reaching(pypi=True, forge=False), sourced())
     assert got.delivery.by == "controller"
     assert (
-        got.delivery.why == "the node does not reach git.example.org; whether this machine does is asked by `provision`"
+        got.delivery.why
+        == "the node does not reach git.example.org; `provision` checks whether this machine reaches it"
     )
     got = decided(reaching(pypi=True), sourced())
     assert (got.delivery.by, got.delivery.why) == ("node", "whether the node reaches git.example.org is not known")
@@ -337,7 +338,7 @@ def test_d07_an_interpreter_of_another_version_is_named_with_its_version() -> No
     assert got.decisions[0].instead == f"name {facts.pythons[1].path}, or no interpreter"
     for asked, says in (
         ("/no/python", "/no/python is not a Python on this node; the stack needs Python 3.8"),
-        ("3.8.1", "Python 3.8.1 was asked for; the stack needs Python 3.8, and no such one is on this node"),
+        ("3.8.1", "Python 3.8.1 was asked for; the stack needs Python 3.8, and this node has none"),
     ):
         assert resolve(facts, lock, target(), compat(), interpreter=asked).decisions[0].what == says
 

@@ -180,13 +180,13 @@ def test_d60_two_nodes_name_the_one_whose_port_is_down_and_equal_nodes_none() ->
         ({"health": {"remapped_rows.failure": "1"}}, "could not be remapped"),
         ({"health": {"remapped_rows.pending": "Yes"}}, "waits for a reset to remap"),
         ({"health": {"pcie.link.width.current": "8", "pcie.link.width.max": "16"}}, "has 8 PCIe lanes"),
-        ({"health": {"clocks_throttle_reasons.hw_slowdown": "Active"}}, "slowed down by its hardware"),
+        ({"health": {"clocks_throttle_reasons.hw_slowdown": "Active"}}, "throttled by its hardware"),
         ({"health": {"fabric.state": "In Progress"}}, "not joined to the others by NVLink"),
         ({"health": {"gpu_recovery_action": "Reset"}}, "asks for its recovery: Reset"),
         ({"health": {"mig.mode.current": "Disabled", "mig.mode.pending": "Enabled"}}, "reset to have MIG Enabled"),
         ({"health": {"ecc.mode.current": "Enabled", "ecc.mode.pending": "Disabled"}}, "reboot to have ECC Disabled"),
         ({"health": {"nvlinks": "12", "nvlinks.active": "11"}}, "has 11 active NVLinks"),
-        ({"health": {"clocks_throttle_reasons.sw_thermal_slowdown": "Active"}}, "slowed down for its heat"),
+        ({"health": {"clocks_throttle_reasons.sw_thermal_slowdown": "Active"}}, "throttled because it is too hot"),
     ],
 )
 def test_d60_what_a_gpu_says_of_itself_is_a_warning_with_its_bus_id(gpu: dict[str, Any], says: str) -> None:

@@ -92,7 +92,7 @@ def test_the_gpus_are_those_that_the_others_nvcc_can_compile_for() -> None:
 
 def test_a_node_with_nvcc_and_no_compiler_takes_too() -> None:
     got = decided(gpu_node("gpu01"), gpu_node("gpu02", gcc=[]))["gpu02"]
-    assert (got.wheels_from, told(got)) == ("gpu01", ["there is no gcc; the wheels come from gpu01"])
+    assert (got.wheels_from, told(got)) == ("gpu01", ["the node has no gcc; the wheels come from gpu01"])
     assert rules(decided(gpu_node("gpu02", gcc=[]))["gpu02"], "refuse") == ["gcc-range"]
 
 

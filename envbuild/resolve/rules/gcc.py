@@ -76,12 +76,12 @@ def gcc_range(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
         return (decision("gcc-range", "warn" if mark else "allow", what, compared, note.but(mark)),)
     other = other_gcc(facts, request, compat)
     if other:
-        what = f"nvcc {nvcc.version} does not take gcc {dotted(version)}; the build is given CC={other}"
+        what = f"nvcc {nvcc.version} does not take gcc {dotted(version)}; the build uses CC={other}"
         return (decision("gcc-range", "patch", what, compared, note, f"CC={other}"),)
     if version and version[0] < least and not firm:
         note = compat.compilers.torch_note
-    what = f"nvcc {nvcc.version} does not take {path} {dotted(version)}" if version else "there is no gcc"
-    return (decision("gcc-range", "refuse", what, compared, note, f"gcc and g++ {most} beside it"),)
+    what = f"nvcc {nvcc.version} does not take {path} {dotted(version)}" if version else "the node has no gcc"
+    return (decision("gcc-range", "refuse", what, compared, note, f"install gcc and g++ {most} beside it"),)
 
 
 def cxx11_abi(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -96,6 +96,6 @@ def _abi(name: str, abi: int, build: TorchBuild, request: Request, compat: Compa
     compared = (f"{name} has C++ ABI {abi}", f"torch {request.torch}+{build.flavour} has {build.abi}")
     if abi == build.abi:
         return decision("cxx11-abi", "allow", f"{name} and torch have the same C++ ABI", compared, compat.abi_note)
-    what = f"{name} has the other C++ ABI, and would fail when it is loaded"
+    what = f"{name} has the other C++ ABI, so loading it would fail"
     instead = "a build for this torch, or a source that leaves the ABI to torch"
     return decision("cxx11-abi", "refuse", what, compared, compat.abi_note, instead)

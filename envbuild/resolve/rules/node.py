@@ -64,7 +64,9 @@ def _driver_fits(expected: str, version: str | None) -> bool:
     return True
 
 
-_NAMED = Note("NCCL issue 1837: an interface that is named is found, or NCCL fails", "read; gloo's way is from memory")
+_NAMED = Note(
+    "NCCL issue 1837: an interface that is named is found, or NCCL fails", "read; what gloo does was not checked"
+)
 
 
 def visible_gpus_rule(facts: NodeFacts, request: Request, _compat: Compat) -> Decisions:

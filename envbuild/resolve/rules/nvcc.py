@@ -42,7 +42,7 @@ def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     compared = (f"nvcc {nvcc.version}", f"torch built with CUDA {dotted(cuda)}")
     note = compat.cuda.check_note
     if nvcc_release[0] == cuda[0]:
-        return (decision("nvcc-major", "allow", "nvcc and torch are of one CUDA major", compared, note),)
+        return (decision("nvcc-major", "allow", "nvcc and torch have the same CUDA major version", compared, note),)
     release = request.release(compat)
     same = [f for f in (release.builds if release else ()) if flavour_cuda(f)[0] == nvcc_release[0]]
     torch = f"torch {request.torch}+{max(same, key=flavour_cuda)}" if same else None
@@ -62,7 +62,7 @@ def nvcc_minor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
         return NOTHING
     compared, note = (f"nvcc {dotted(pair[0])}", f"CUDA {dotted(pair[1])}"), compat.cuda.check_note
     if pair[0] == pair[1]:
-        return (decision("nvcc-minor", "allow", "nvcc and torch are of one CUDA version", compared, note),)
+        return (decision("nvcc-minor", "allow", "nvcc and torch have the same CUDA version", compared, note),)
     looks = numbers(request.torch) >= compat.cuda.torch_checks_from
     what = f"nvcc differs in the minor version; torch's builder {'only warns' if looks else 'does not check it'}"
     return (decision("nvcc-minor", "warn" if looks else "allow", what, compared, note),)
@@ -89,12 +89,12 @@ def _apex_check(
     patch, commit, note = compat.cuda.exact_minor[name.lower()], request.commits.get(name, ""), compat.apex_note
     instead = f"`patches: [{patch}]` for this source and a new lock, or nvcc {dotted(pair[1])}"
     if patch in request.patches.get(name, ()):
-        what = f"{name} stops when the CUDA versions differ; its check is patched out, the majors are equal"
+        what = (
+            f"{name} stops when the CUDA versions differ; a patch removes its check, and the major versions are equal"
+        )
         return decision("apex-cuda-check", "patch", what, compared, note, f"nvcc {dotted(pair[1])}")
     if not compat.apex.knows(commit):
-        what = (
-            f"{name} stops when the CUDA versions differ; whether this commit does is not known, and no patch is there"
-        )
+        what = f"{name} stops when the CUDA versions differ; whether this commit does is unknown, and no patch is given"
         return decision("apex-cuda-check", "warn", what, compared, note, instead)
     if not compat.apex.raises_at(commit):
         what = f"{name} at {commit[:12]} does not stop when the CUDA versions differ"
@@ -120,12 +120,12 @@ def _own_list(
     if pair[0] == pair[1]:
         return decision("own-cuda-list", "allow", "the versions are equal", compared, own.note)
     if {**request.variables, **request.build_variables.get(name, {})}.get(own.variable) == "1":
-        what = f"{name} is told to take this pair of CUDA versions ({own.variable}=1)"
+        what = f"{name} accepts this pair of CUDA versions because the stack sets {own.variable}=1"
         return decision("own-cuda-list", "patch", what, compared, own.note, f"nvcc {dotted(pair[1])}")
     if set(pair) <= set(own.accepts.get(pair[0][0], ())):
-        what = f"{name} takes this pair of CUDA versions by its own list"
+        what = f"{name} accepts this pair of CUDA versions (its own list)"
         return decision("own-cuda-list", "allow", what, compared, own.note)
-    what = f"{name} refuses this pair of CUDA versions by its own list"
+    what = f"{name} refuses this pair of CUDA versions (its own list)"
     instead = f'`build: {{environment: {{{own.variable}: "1"}}}}` for this source, or nvcc {dotted(pair[1])}'
     return decision("own-cuda-list", "refuse", what, compared, own.note, instead)
 
@@ -138,8 +138,12 @@ def setuptools_minor(facts: NodeFacts, request: Request, compat: Compat) -> Deci
         return NOTHING
     compared, note = (f"setuptools {version}", compat.cuda.setuptools_needs), compat.cuda.check_note
     if pair[0] == pair[1] or _at_least(version, compat.cuda.setuptools_needs):
-        return (decision("setuptools-minor", "allow", "the warning stays a warning", compared, note),)
-    what = f"setuptools {version} makes the difference of CUDA minor versions an error"
+        return (
+            decision(
+                "setuptools-minor", "allow", "setuptools only warns about the CUDA minor versions", compared, note
+            ),
+        )
+    what = f"setuptools {version} refuses a difference in the CUDA minor version"
     instead = f"setuptools>={compat.cuda.setuptools_needs}, or nvcc {dotted(pair[1])}"
     return (decision("setuptools-minor", "refuse", what, compared, note, instead),)
 

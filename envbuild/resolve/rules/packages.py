@@ -110,20 +110,22 @@ def package_rule(
     if not meets(version, rule.breaks):
         return decision(rule.id, "allow", f"{rule.breaks.name} {version} is fine here", compared, rule.note)
     if rule.variable and request.variables.get(rule.variable[0]) == rule.variable[1]:
-        what = f"{rule.says}; {rule.variable[0]} is set to {rule.variable[1]}, with which it works"
+        what = f"{rule.says}; {rule.variable[0]} is set to {rule.variable[1]}, so it works"
         return decision(rule.id, "patch", what, compared, rule.note, rule.fix)
     place = request.uses.get(rule.trait or "", "")
     if not place or rule.trait in request.traits:
         return decision(rule.id, rule.verdict, rule.says, compared, rule.note, rule.fix)  # type: ignore[arg-type]
     name, _, mended = place.partition(_PATCHED)
     if mended:
-        return decision(rule.id, "patch", f"{rule.says}; {mended} ends that in {name}", compared, rule.note)
+        return decision(
+            rule.id, "patch", f"{rule.says}; the patch {mended} corrects this in {name}", compared, rule.note
+        )
     source, _, _ = name.partition("/")
     fix = _with_patch(rule, patches, f"the source {source}") if source in request.commits else rule.fix
     if AT_IMPORT in place:
-        what = f"{rule.says}: {place} uses it, so that its import fails"
+        what = f"{rule.says}: {place} uses it, so its import fails"
         return decision(rule.id, rule.verdict, what, compared, rule.note, fix)  # type: ignore[arg-type]
-    what = f"{rule.says}: {place} uses it, and fails when it gets there"
+    what = f"{rule.says}: {place} uses it, and fails when that code runs"
     return decision(rule.id, "warn", what, compared, rule.note, fix)
 
 
@@ -153,7 +155,7 @@ def package_homonym(_facts: NodeFacts, request: Request, compat: Compat) -> Deci
     if names or not request.from_pypi:
         return tuple(homonym(name, compat) for name in names)
     compared = (f"{len(request.from_pypi)} packages of the default index", f"not {', '.join(compat.homonyms)}")
-    what = "no package only shares its name with what recipes mean"
+    what = "no package is a namesake of the one that recipes mean"
     return (decision("package-homonym", "allow", what, compared, compat.homonym_note),)
 
 

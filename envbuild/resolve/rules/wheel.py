@@ -19,7 +19,7 @@ def torch_release_known(_facts: NodeFacts, request: Request, compat: Compat) -> 
         return (decision("torch-release-known", "allow", f"torch {request.torch} exists", compared, note),)
     asked = numbers(request.torch)
     if not numbers(known[0]) <= asked <= numbers(known[-1]):
-        what = f"torch {request.torch} lies outside the releases that the data know; nothing about it was checked"
+        what = f"torch {request.torch} is not in envbuild's data; nothing about it was checked"
         return (decision("torch-release-known", "warn", what, compared, note),)
     nearest = max((v for v in known if numbers(v) < asked), key=numbers)
     what = f"there is no torch {request.torch}"
@@ -154,12 +154,12 @@ def torch_aarch64(_facts: NodeFacts, request: Request, compat: Compat) -> Decisi
     offered = f"PyPI: CPU builds up to {dotted(pypi_to)}; elsewhere before {dotted(before)}"
     compared, note = (f"torch {release.version}+{flavour} for aarch64", offered), compat.aarch64_note
     if flavour == "cpu":
-        return (decision("torch-aarch64", "allow", "a CPU build is what is asked for", compared, note),)
+        return (decision("torch-aarch64", "allow", "you asked for a CPU build", compared, note),)
     if line < before or (from_pypi and line <= pypi_to):
         what = f"torch {release.version} for aarch64 from {request.index or 'PyPI'} is a CPU build; it uses no GPU"
         instead = f"a release after {dotted(pypi_to)}, an image or a module with CUDA for aarch64, or `flavours: [cpu]`"
         return (decision("torch-aarch64", "refuse", what, compared, note, instead),)
-    what = f"whether torch {release.version} for aarch64 has CUDA there was not asked"
+    what = f"it is not known whether torch {release.version} for aarch64 has CUDA there"
     return (decision("torch-aarch64", "warn", what, compared, note, "look at `torch.version.cuda` after the build"),)
 
 

@@ -83,7 +83,7 @@ def test_the_first_node_that_can_build_does_and_the_job_must_have_it(local: bool
 
 def test_without_a_node_that_can_build_or_be_chosen_it_is_said_what_is_missing() -> None:
     for made, pins, why in (
-        (plan(lacking(node_plan("n1", *ALL))), True, "no node of this job has it"),
+        (plan(lacking(node_plan("n1", *ALL))), True, "no node of this job has what is missing"),
         (plan(lacking(node_plan("n1", *ALL)), node_plan("n2", *ALL)), False, "first node"),
     ):
         with fails("nvcc-absent", ExitCode.REFUSED) as caught:
