@@ -96,5 +96,5 @@ def _readme(folder: Path, manifest: Manifest, report: Opened, *, own: bool) -> F
         return checked("kit", f"{README} says what the report does")
     if manifest.envbuild == __version__:
         return problem("kit-text-differs", "kit", f"{README} does not say what the report does")
-    says = f"envbuild {manifest.envbuild} made the kit, and this is {__version__}, which does not make it so"
-    return not_checked("kit", f"{README}: {says}: believe no command or figure there")
+    says = f"envbuild {manifest.envbuild} made the kit; envbuild {__version__} renders it differently"
+    return not_checked("kit", f"{README}: {says}: trust no command or figure in it")

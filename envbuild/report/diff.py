@@ -180,9 +180,9 @@ def sentence(changes: Sequence[Change]) -> str:
     """`2 things got worse, 1 figure slipped, 3 changed`."""
     counts = {kind: sum(change.kind == kind for change in changes) for kind in _MARKS}
     parts = [f"{plural(counts['worse'], 'thing')} got worse"] if counts["worse"] else []
-    parts += [f"{plural(counts['slipped'], 'figure')} slipped out of the spread"] if counts["slipped"] else []
+    parts += [f"{plural(counts['slipped'], 'figure')} left the spread of the earlier run"] if counts["slipped"] else []
     parts += [f"{plural(counts['changed'], 'thing')} changed"] if counts["changed"] else []
-    return ", ".join(parts) or "nothing that both runs looked at is other"
+    return ", ".join(parts) or "no difference in what both runs checked"
 
 
 def _verdict(after: Evidence, changes: Sequence[Change]) -> tuple[bool, str]:

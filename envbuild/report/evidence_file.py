@@ -147,7 +147,7 @@ def _why(version: object) -> str:
     own = EVIDENCE_VERSION.partition(".")[0]
     if (integer(major) or 0) > int(own):
         return (
-            f"a newer envbuild wrote it: this one reads schema {EVIDENCE_VERSION}, and a new major number means other"
+            f"a newer envbuild wrote it: this one reads schema {EVIDENCE_VERSION}, and a new major version changes it"
         )
     return f"this envbuild reads schema {EVIDENCE_VERSION}"
 

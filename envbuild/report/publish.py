@@ -132,7 +132,7 @@ def copy_report(path: Path, output: Path, *, publish: bool = False) -> tuple[lis
         except ValueError:
             data = None
         if data is None:
-            left.append(f"{item.path} belongs to the report and is not there")
+            left.append(f"{item.path} is missing from the report")
         else:
             files[item.path] = data
     write_whole(output, files)

@@ -92,9 +92,7 @@ def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
     says = [f"{len(hashed):,} of {plural(len(due), 'package')} by sha256"] if hashed else []
     says += [f"{pinned} of {plural(len(sources), 'source')} by commit and tree"] if sources else []
     # ACM's badge is for an archive under a DOI, which no evidence has.
-    return Badge(
-        "Available", "amber", (*(says or ["no hash and no commit is in the evidence"]), "no DOI of an archive")
-    )
+    return Badge("Available", "amber", (*(says or ["the evidence has no hash and no commit"]), "no DOI of an archive"))
 
 
 def _functional(evidence: Evidence) -> Badge:
@@ -317,13 +315,13 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
     if evidence.verb != "verify" and not any(claim.claimed != "–" for claim in claims):
         out.append(Gap("claims", _uncompared(evidence, claims), every))
     if open_ := [figure(claim.name) for claim in claims if not claim.compared]:
-        out.append(Gap("floors", f"{plural(len(open_), 'figure')} without one: {few(open_, 8, '; ')}", every))
+        out.append(Gap("floors", f"{plural(len(open_), 'figure')} without a floor: {few(open_, 8, '; ')}", every))
     loose, unread = _unlocked(evidence, pins)
     if loose:
         why = f"{plural(len(loose), 'package')} without a locked file (built here, or of the base): {few(loose, 8)}"
         out.append(Gap("pins", why, every))
     if unread:
-        why = f"{plural(unread, 'package')} not compared with the files of the lock: which of them fit was not asked"
+        why = f"{plural(unread, 'package')} not compared with the files of the lock: the fitting files are not known"
         out.append(Gap("pins", why, every))
     return tuple(out)
 

@@ -204,7 +204,7 @@ def _rows(holders: _Holders) -> list[tuple[str, str]]:
     wanted = ", ".join(texts(arch.get("wanted"))) or "none demanded"
     proof = _text(arch.get("how"))
     if arch and not texts(build.get("extensions")) and not _device_code(build):
-        wanted, proof = "", "not needed: nothing of it is compiled"
+        wanted, proof = "", "not needed: it compiles nothing"
     notes = texts(arch.get("notes"))
     return [
         ("How", _made(holders)),
@@ -214,7 +214,7 @@ def _rows(holders: _Holders) -> list[tuple[str, str]]:
         ("Proof", "; ".join([f"read by {proof}" if proof and not proof.startswith("not") else proof, *notes])),
         ("Imports", _imports(build)),
         ("Network", _text(build.get("network"))),
-        ("Memory", "it ran out once: the jobs were halved, then it went on" if build.get("retried") is True else ""),
+        ("Memory", "it ran out once; envbuild halved the jobs and continued" if build.get("retried") is True else ""),
         ("Build path", "not the canonical one, so another build may differ" if build.get("canonical") is False else ""),
         ("ccache", "used" if build.get("ccache") is True else ""),
         ("Second build", _rebuild(build)),

@@ -81,13 +81,13 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
     passed = sum(check.status == "passed" for check in all_checks(evidence))
     if evidence.verb == "verify":
         if unread:
-            return f"{_last_read(unread)}: {name} on {where} has the stamp of its lock, and packages of those names."
+            return f"{_last_read(unread)}: {name} on {where} has the stamp of its lock and the stamped packages."
         if all(node.root_level == "measured" for node in evidence.nodes):
-            return f"{name} on {where} is as it was stamped for this lock: every file that the root covers was read."
+            return f"{name} on {where} matches its stamp for this lock: every file that the root covers was read."
         sentences = "; ".join(dict.fromkeys(check.says for check in all_checks(evidence)))
         return f"{name} on {where}: {sentences or 'no check ran'}."
     if evidence.verb == "bench":
-        ran = "did not run here: a log of it says" if of_logs(evidence) else f"ran on {where}:"
+        ran = "did not run here; its log says" if of_logs(evidence) else f"ran on {where}:"
         return f"{name} {ran} {_measured(evidence)}."
     if evidence.verb == "strategy":
         return f"{name} ran on {where}: {_search_result(evidence)}."

@@ -261,7 +261,7 @@ def _root_rows(node: NodeEvidence, python: str) -> tuple[tuple[str, str], ...]:
     if not node.root:
         return ()
     covers = "path, content and executable bit of every file, and the interpreter's full version"
-    covers += f" ({python}): another one is another root" if python else ": another one is another root"
+    covers += f" ({python}): another version gives another root" if python else ": another version gives another root"
     return (("Root covers", covers), ("Root leaves out", _left_out(node)))
 
 
@@ -275,7 +275,7 @@ def _left_out(node: NodeEvidence) -> str:
     # Two compilers give two files: each environment's own stamp has them.
     compiled = sum(len(texts(source.get("compiled"))) for source in node.sources)
     stamped = f" ({plural(compiled, 'compiled module')} among them compared with this stamp alone)" if compiled else ""
-    return ", ".join(("byte code", "notes of the installer", "where it lies", "times", *generated)) + stamped
+    return ", ".join(("byte code", "notes of the installer", "its own path", "times", *generated)) + stamped
 
 
 _PLACE_OPTIONS = {"-s": "--stack", "-t": "--target"} | {

@@ -157,7 +157,7 @@ def test_a_log_from_elsewhere_is_read_without_a_run(built: World, tmp_path: Path
     assert (check["status"], check["level"], check.get("seconds")) == ("skipped", "not-checked", None)
     assert check["says"].startswith("nothing ran here, a log was read; not comparable: the GPU that it ran on is not")
     text = " ".join(built.good("bench", *ARGS, "--log", str(log)).out.split())
-    assert "timed (exact) did not run here: a log of it says 50.5 TFLOP/s per GPU, not comparable" in text
+    assert "timed (exact) did not run here; its log says 50.5 TFLOP/s per GPU, not comparable" in text
     log.write_text("building GPT model\n")
     failed = built.run("bench", *ARGS, "--log", str(log), "--json")
     assert (failed.rc, failed.node["checks"][-1]["level"]) == (1, "not-checked")

@@ -55,7 +55,7 @@ def test_drift_is_exit_1_and_names_the_file_and_still_does_so_when_it_is_the_sam
     again = since(built, "last")
     assert again.rc == 1
     assert again.out.startswith("✗")
-    assert "nothing that both runs looked at is other. tiny (exact) is not ready on localhost" in again.out
+    assert "no difference in what both runs checked. tiny (exact) is not ready on localhost" in again.out
     changes = since(built, "last", "--json").json
     assert (changes["since"] < changes["run"], changes["changes"]) == (True, [])
 

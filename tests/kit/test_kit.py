@@ -417,7 +417,7 @@ def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise
     assert problems(kit) == []
     for says in ("README.md: envbuild 9.9 made the kit, and this is", "junit.xml: envbuild 9.9 made it, and this is"):
         assert says in unchecked(kit)
-    assert "believe no command or figure there" in unchecked(kit)
+    assert "trust no command or figure in it" in unchecked(kit)
 
 
 def test_a_full_kit_that_is_called_published_is_refused(report: Path, made: Path, tmp_path: Path) -> None:

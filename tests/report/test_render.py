@@ -273,7 +273,7 @@ VERDICTS: dict[str, list[tuple[Evidence, str]]] = {
     "good": [
         (
             evidence(verb="verify"),
-            "% on 1 node is as it was stamped for this lock: every file that the root covers was read.",
+            "% on 1 node matches its stamp for this lock: every file that the root covers was read.",
         ),
         (evidence(verb="smoke"), "% passes its smoke test on 1 node."),
         (evidence(node(checks=[checks()[2], ONLY]), verb="smoke"), f"% passes training on 1 node. {REST}"),
@@ -300,12 +300,12 @@ VERDICTS: dict[str, list[tuple[Evidence, str]]] = {
     "partial": [
         (
             evidence(node(checks=[UNREAD]), node("gpu02", checks=[{**UNREAD, "details": {}}]), verb="verify"),
-            "contents not read: % on 2 nodes has the stamp of its lock, and packages of those names.",
+            "contents not read: % on 2 nodes has the stamp of its lock and the stamped packages.",
         ),
         (
             evidence(node(checks=[UNREAD]), verb="verify"),
-            "contents not read; last read on 2026-03-01T10:00:00Z: % on 1 node has the stamp of its lock, "
-            "and packages of those names.",
+            "contents not read; last read on 2026-03-01T10:00:00Z: % on 1 node has the stamp of its lock "
+            "and the stamped packages.",
         ),
         (evidence(node(checks=[ONLY]), verb="smoke"), f"% ran no check of training on 1 node. {REST}"),
         (
@@ -318,7 +318,7 @@ VERDICTS: dict[str, list[tuple[Evidence, str]]] = {
         ),
         (
             evidence(node(checks=[LOG]), verb="bench"),
-            "% did not run here: a log of it says 50.5 TFLOP/s per GPU, "
+            "% did not run here; its log says 50.5 TFLOP/s per GPU, "
             "not comparable: the GPU that it ran on is not known.",
         ),
         (failing_fleet(), f"% is not ready on 2 of 64 nodes: gpu63: {BELOW}"),
@@ -349,7 +349,7 @@ def test_of_many_figures_without_a_floor_and_packages_without_a_file_it_is_said_
     check = {"name": "smoke/x", "status": "passed", "says": "", "metrics": metrics}
     names = [f"p{number}" for number in range(9)]
     text = render_markdown(evidence(node(checks=[check], facts=facts("a"), packages=dict.fromkeys(names, "1.0"))))
-    assert "10 figures without one: m0; m1; m2; m3; m4; m5; m6; m7 and 2 more" in text
+    assert "10 figures without a floor: m0; m1; m2; m3; m4; m5; m6; m7 and 2 more" in text
     assert "(built here, or of the base): p0, p1, p2, p3, p4, p5, p6, p7 and 1 more" in text
 
 
@@ -484,7 +484,7 @@ def test_d33_a_report_says_what_a_root_covers_and_what_it_leaves_out(render: Any
     }
     text = render(evidence(node(sources=[helper])))
     words = Page(text).words if render is render_html else text.replace("\\", "")
-    assert "the interpreter's full version (3.11.2): another one is another root" in words
+    assert "the interpreter's full version (3.11.2): another version gives another root" in words
     assert "src/lm/megatron/data/*.so (1 compiled module among them compared with this stamp alone)" in words
     assert "Root covers" in render(evidence())
     assert "Root covers" not in render(evidence(node(root=None)))

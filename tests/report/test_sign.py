@@ -84,7 +84,7 @@ def test_without_signers_it_says_that_nobody_knows_whose_key_it_is(signed: Path,
     assert [kind for kind, _ in signature_of(signed, None)] == ["checked", "not-checked"]
     unsigned = Sealed(tmp_path).folder
     ((kind, says),) = signature_of(unsigned, None)
-    assert (kind, says) == ("not-checked", "there is none: whoever can write these files can make all of them up")
+    assert (kind, says) == ("not-checked", "there is none: anyone who can write these files could have invented them")
 
 
 def test_plain_ssh_keygen_verifies_it_as_the_documentation_says(copy: Path, keys: Keys) -> None:
@@ -254,7 +254,7 @@ def test_a_copy_of_a_signed_report_holds_as_the_report_does(signed: Path, keys: 
     assert problems(tmp_path / "copy", keys.signers) == set()
     (tmp_path / "copy" / "plan.json").unlink()
     left = copy_report(tmp_path / "copy", tmp_path / "again")[1]
-    assert left == ["plan.json belongs to the report and is not there"]
+    assert left == ["plan.json is missing from the report"]
 
 
 @pytest.mark.parametrize(("old", "new"), [(b"PASSED", b"FAILED"), (b"/stamp", b"/made-up")])

@@ -66,7 +66,7 @@ def read_all(report: Opened) -> tuple[Attached, list[Finding]]:
     if missing:
         findings.append(not_checked(_TOPIC, f"not beside the report: {', '.join(missing)}"))
     elif not report.evidence.attachments:
-        findings.append(not_checked(_TOPIC, "the evidence names no lock, plan or file list that would belong to it"))
+        findings.append(not_checked(_TOPIC, "the evidence names no lock, plan or file list"))
     return attached, findings
 
 
@@ -132,14 +132,14 @@ def _lock(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         yield problem("report-lock-differs", "lock", "the lock beside the evidence is not the one that it names")
     lock, profile = attached.lock, attached.profile
     if lock is None:
-        yield not_checked("lock", "the lock could not be read: packages and variants are compared with nothing")
+        yield not_checked("lock", "the lock could not be read, so packages and variants were not compared")
         return
     if (lock.stack, lock.profile) != (evidence.stack, evidence.profile):
         says = f"the lock is of {lock.stack} ({lock.profile}), the report of {evidence.stack} ({evidence.profile})"
         yield problem("report-lock-of-another-stack", "lock", says)
     yield checked("lock", f"{len(lock.variants)} variant digests computed from the lock's contents agree")
     if profile is None:
-        yield not_checked("stack", "the stack's profile is not there: the lock is compared with no stack")
+        yield not_checked("stack", "the stack's profile is missing, so the lock was not compared with a stack")
     elif attached.profile_digest != lock.manifest_digest:
         yield problem("report-profile-differs", "stack", "the lock was not made from the profile beside the evidence")
     else:
@@ -164,9 +164,7 @@ def _shipped(evidence: Evidence) -> Iterator[Finding]:
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == evidence.lock_digest:
         yield checked("lock", f"it is the lock of {evidence.stack} ({evidence.profile}) that this envbuild ships")
     else:
-        yield not_checked(
-            "lock", "it is no lock that this envbuild ships: whether it is the right one, you have to know"
-        )
+        yield not_checked("lock", "this envbuild does not ship this lock; check yourself that it is the right one")
 
 
 def _variants(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
@@ -188,10 +186,10 @@ def _variants(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
             says = f"{node.node} has the variant {str(good)[:12]}, which the evidence does not hold"
             problems.append(problem("report-variant-unknown", "variants", says))
     if attached.variants:
-        yield from judged("variants", f"{len(attached.variants)} built as the lock has it", problems)
+        yield from judged("variants", f"{len(attached.variants)} built as the lock says", problems)
     else:
         yield from problems
-        yield not_checked("variants", "no variant as it was built is there")
+        yield not_checked("variants", "the report holds no record of a built variant")
 
 
 def _built(evident: BuiltVariant, variant: Variant, nodes: Iterable[NodeEvidence]) -> Iterator[Finding]:
@@ -320,7 +318,7 @@ def _sources(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     if compared:
         yield from judged("sources", f"{compared} have the commit, tree and patches of the lock", problems)
     if untold:
-        yield not_checked("sources", f"{names(untold)}: none is told, and the lock has some")
+        yield not_checked("sources", f"{names(untold)}: the report names none, and the lock has some")
 
 
 def _source(on: NodeEvidence, source: Mapping[str, Any], locked: LockedSource) -> Iterator[Finding]:
@@ -364,14 +362,14 @@ def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         says = f"computed from the list of files for {len(good)} of {len(rooted)} nodes with one"
         yield from judged("root", says, problems)
     if rest := len(rooted) - len(good):
-        yield not_checked("root", f"of {plural(rest, 'node')} no list of files is there that would give it")
+        yield not_checked("root", f"of {plural(rest, 'node')} the report holds no list of files to compute it from")
     stamped = [node for node in rooted if node.root_level != "measured"]
     if stamped:
         yield not_checked(
-            "root", f"of {plural(len(stamped), 'node')} it was not measured in this run, but taken from the stamp"
+            "root", f"of {plural(len(stamped), 'node')} this run did not measure it; it is from the stamp"
         )
     if rooted:
-        says = "that what lies on the disk gives it: only `envbuild verify` on the node can say so"
+        says = "whether the files on the disk give this root: run `envbuild verify` on the node"
         yield not_checked("root", says)
 
 

@@ -137,9 +137,9 @@ def _claims(evidence: Evidence) -> Iterator[Finding]:
         for text in _claim(node, check, reference, words=evidence.envbuild == __version__)
     ]
     follows = f"values, launch and {evidence.stack}" if shipped else "its figures"
-    yield from judged("claims", f"what is said beside {plural(len(own), 'figure')} follows from {follows}", problems)
+    yield from judged("claims", f"the comparison beside {plural(len(own), 'figure')} follows from {follows}", problems)
     if not shipped:
-        yield not_checked("claims", "what the document claims: envbuild does not ship the stack")
+        yield not_checked("claims", "the document's claims: envbuild does not ship this stack")
 
 
 class _Ran(NamedTuple):
@@ -151,16 +151,16 @@ def _claim(node: NodeEvidence, check: Check, reference: Reference | None, *, wor
     """In what a comparison is not the one that follows; `words`: its sentence is compared as well."""
     comparison = check.comparison
     if comparison is None:
-        yield f"it {check.status}, and is compared with nothing"
+        yield f"it {check.status}, and has no comparison"
         return
     if (check.status == "failed") != (comparison.verdict == "below"):
         yield f"it is {comparison.verdict} {'its claim ' * (comparison.verdict == 'below')}and {check.status}"
     values, launch = numbers(check.details.get("values")), mapping(check.details.get("launch"))
     model, nodes, gpus = launch.get("model"), launch.get("nodes"), launch.get("gpus_per_node")
     if len(check.metrics) != 1 or not values or min(values) <= 0:
-        yield f"{plural(len(check.metrics), 'figure')} of {plural(len(values), 'value')}: no run tells that"
+        yield f"{plural(len(check.metrics), 'figure')} of {plural(len(values), 'value')}: no run gives this"
     elif not (isinstance(model, str) and isinstance(nodes, int) and isinstance(gpus, int)):
-        yield "nothing tells what was launched"
+        yield "the evidence does not say what was launched"
     else:
         ran = _Ran(model, {name: n for name, n in mapping(launch.get("degrees")).items() if isinstance(n, int)})
         hardware = _hardware(node, comparison, nodes * gpus)

@@ -46,9 +46,9 @@ def check_summary(evidence: Evidence, attached: Attached, folder: str, wanted: s
     if untried:
         yield not_checked("checks", f"no smoke test ran on {names(untried)}, and the lock has one")
     if any(node.facts or node.checks for node in evidence.nodes):
-        yield not_checked("nodes", "what each says of its hardware and system, and in the sentences of its checks")
+        yield not_checked("nodes", "what the nodes report about hardware and system, and the texts of checks")
     if logs := sum(node.log is not None for node in evidence.nodes):
-        yield not_checked("logs", f"those of {plural(logs, 'node')} lie there; their sha256 is in the evidence")
+        yield not_checked("logs", f"those of {plural(logs, 'node')} are in the report; their sha256 is in the evidence")
 
 
 def _run(evidence: Evidence, folder: str, wanted: str | None) -> Iterator[Finding]:
@@ -89,7 +89,9 @@ def _equality(evidence: Evidence) -> Iterator[Finding]:
         says = "there are no two nodes with a root to compare"
         if due is not None:
             count = sum(len(group.nodes) for group in due.deviating)
-            says = f"{len(due.nodes)} nodes have the root {due.root[:12]} and {count} deviate; another thing is said"
+            says = (
+                f"{len(due.nodes)} nodes have the root {due.root[:12]} and {count} deviate; the evidence says otherwise"
+            )
         yield problem("report-equality-differs", "equality", says)
 
 
@@ -119,8 +121,8 @@ def _deviations(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         return
     wanted = attached.profile["contents"].get("deviations", ())
     missing = [text for text in wanted if text not in evidence.deviations]
-    problems = [problem("report-deviation-missing", "deviations", f"not told: {text}") for text in missing]
-    yield from judged("deviations", f"{len(wanted)} of the stack are told", problems)
+    problems = [problem("report-deviation-missing", "deviations", f"not listed: {text}") for text in missing]
+    yield from judged("deviations", f"{len(wanted)} of the stack are listed", problems)
 
 
 _TOPIC = "signature"
@@ -132,7 +134,7 @@ def check_signature(report: Opened, signers: Path | None) -> Iterator[Finding]:
         if signers is not None:
             yield problem("report-unsigned", _TOPIC, "the report is not signed")
         else:
-            yield not_checked(_TOPIC, "there is none: whoever can write these files can make all of them up")
+            yield not_checked(_TOPIC, "there is none: anyone who can write these files could have invented them")
         return
     try:
         payload, key, signature = unseal(report.envelope)
@@ -142,22 +144,22 @@ def check_signature(report: Opened, signers: Path | None) -> Iterator[Finding]:
         return
     signer, same = check(pae(payload), signature), payload == statement(report.text, report.evidence)
     if signer is None or signer.key != key:
-        yield problem("report-signature-invalid", _TOPIC, "it is not right for what it is said to sign")
+        yield problem("report-signature-invalid", _TOPIC, "it does not verify for the evidence that it names")
     elif subject != hashlib.sha256(report.text).hexdigest():
-        yield problem("report-signature-of-another", _TOPIC, "it is right, and is over the evidence of another report")
+        yield problem("report-signature-of-another", _TOPIC, "it verifies, but for the evidence of another report")
     elif not same and report.evidence.envbuild == __version__:
         yield problem("report-statement-differs", _TOPIC, "the statement does not say what the evidence does")
     else:
         yield from _who(pae(payload), signature, key, signers)
         if not same:
-            says = f"envbuild {report.evidence.envbuild} made it, and this is {__version__}, which does not make it so"
-            yield not_checked(_TOPIC, f"what its statement says: {says}")
+            says = f"envbuild {report.evidence.envbuild} made it; envbuild {__version__} renders it differently"
+            yield not_checked(_TOPIC, f"the contents of its statement: {says}")
 
 
 def _who(data: bytes, signature: str, key: str, signers: Path | None) -> Iterator[Finding]:
     if signers is None:
         yield checked(_TOPIC, f"the key {key} signed exactly this evidence")
-        yield not_checked(_TOPIC, "whose key that is: `--signers` names a file of those that you trust")
+        yield not_checked(_TOPIC, "who owns the key; `--signers FILE` names the people that you trust")
         return
     name = principal(data, signature, signers)
     if name is None:
@@ -209,9 +211,11 @@ def _page_finding(name: str, same: bool, maker: str) -> Finding:
     if same:
         return checked("page", f"{name} shows what the evidence holds, byte by byte")
     if maker != __version__:
-        says = f"envbuild {maker} made it, and this is {__version__}, which does not make it so"
-        return not_checked("page", f"{name}: {says}: believe nothing that stands there alone")
-    return problem("report-page-differs", "page", f"{name} is not what envbuild {__version__} makes of its evidence")
+        says = f"envbuild {maker} made it; envbuild {__version__} renders it differently"
+        return not_checked("page", f"{name}: {says}: trust nothing that only this file says")
+    return problem(
+        "report-page-differs", "page", f"{name} is not what envbuild {__version__} renders from its evidence"
+    )
 
 
 def verify_report(

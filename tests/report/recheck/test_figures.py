@@ -96,11 +96,11 @@ PASSED: dict[str, tuple[Callable[[Data], object], str]] = {
     ),
     "another share of the peak": (lambda c: c["comparison"].update(share=99.0), "share is None, not 99.0"),
     "other GPUs": (lambda c: c["comparison"].update(gpus=7, verdict="not-comparable"), "gpus is 8, not 7"),
-    "no launch": (lambda c: c["details"].pop("launch"), "nothing tells what was launched"),
+    "no launch": (lambda c: c["details"].pop("launch"), "the evidence does not say what was launched"),
     "no values": (lambda c: c["details"].pop("values"), "1 figure of 0 values"),
     "values that are none": (lambda c: c["details"].update(values=[0.0]), "1 figure of 1 value"),
     "no figure": (lambda c: c.update(metrics=[]), "0 figures of 3 values"),
-    "no comparison": (lambda c: c.update(comparison=None), "it passed, and is compared with nothing"),
+    "no comparison": (lambda c: c.update(comparison=None), "it passed, and has no comparison"),
 }
 
 

@@ -55,10 +55,10 @@ def test_where_no_list_of_files_is_there_none_is_spoken_of_as_there() -> None:
     found = check_contents(samples.evidence(), Attached())
     root = [each.says for each in found if each.topic == "root"]
     assert root == [
-        "of 1 node no list of files is there that would give it",
-        "that what lies on the disk gives it: only `envbuild verify` on the node can say so",
+        "of 1 node the report holds no list of files to compute it from",
+        "whether the files on the disk give this root: run `envbuild verify` on the node",
     ]
 
 
 def test_where_no_source_is_told_none_was_compared() -> None:
-    assert findings(list.clear) == {"not-checked": [": localhost: none is told, and the lock has some"]}
+    assert findings(list.clear) == {"not-checked": [": localhost: the report names none, and the lock has some"]}
