@@ -24,8 +24,10 @@ def bundle() -> None:
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE",
     help="The bundle: a tar file where the name ends in .tar, else a folder.",
 )  # fmt: skip
-@click.option("--base-is-there", is_flag=True, help="Leave out what the base (system, module, image) provides.")
-@click.option("--interpreter", "python", is_flag=True, help="Put a standalone Python in too.")
+@click.option(
+    "--base-is-there", is_flag=True, help="Leave out packages that the base (system, module, image) provides."
+)
+@click.option("--interpreter", "python", is_flag=True, help="Also include a standalone Python.")
 @build_options
 @facts_option
 @common_options
@@ -59,7 +61,7 @@ def create(ui: Ui, /, output: Path, base_is_there: bool, python: bool, facts: st
 
 @bundle.command("verify")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--quick", is_flag=True, help="Read no contents: print what it holds, by its index.")
+@click.option("--quick", is_flag=True, help="Read no contents; print what the index lists.")
 @common_options
 def verify(ui: Ui, /, bundle: Path, quick: bool) -> int:
     """Read every byte of BUNDLE and compare it with its index.

@@ -54,7 +54,7 @@ def stack_list(ui: Ui) -> None:
 @stack_argument()
 @common_options
 def stack_show(ui: Ui, stack: str | None) -> None:
-    """Show STACK: a shipped name or a file; else the configured one."""
+    """Show STACK: a shipped name or a file (default: the configured one)."""
     from envbuild.catalog.loader import load_stack
 
     loaded = load_stack(stack or _configured())
@@ -68,7 +68,7 @@ def stack_show(ui: Ui, stack: str | None) -> None:
 def stack_check(ui: Ui, stacks: tuple[str, ...]) -> int:
     """Check each of STACKS: names or files.
 
-    The exit code is that of the first that is refused.
+    The exit code is that of the first refused one.
     """
     from envbuild.catalog.loader import load_stack
     from envbuild.resolve.compat_read import load_compat
@@ -170,8 +170,8 @@ def target_list(ui: Ui) -> None:
 def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
     """Check each of TARGETS: names or files.
 
-    The exit code is that of the first that is refused. A stack that the target names is looked up too; no host is
-    asked. A shipped template is good as far as it goes; a file of yours must say all.
+    The exit code is that of the first refused one. Looks up the stack that a target names; contacts no host.
+    A shipped template may leave values open; your own file must give them all.
     """
     from envbuild.catalog.loader import is_template
 
@@ -414,7 +414,7 @@ def patch() -> None:
 @patch.command("list")
 @common_options
 def patch_list(ui: Ui) -> None:
-    """Name every patch, and how many commits it was tried at."""
+    """List every patch, and how many commits it was tried on."""
     from envbuild.catalog.patches import digest_of, load_patches
 
     patches = load_patches()
@@ -432,17 +432,19 @@ def _table(patches: list[Patch]) -> str:
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 when the patch is not applied yet.")
 @click.option("--diff", is_flag=True, help="Print the unified diff.")
 @click.option(
-    "--commit", metavar="HASH", help="The commit of DIRECTORY: the expected hits are exact where it was tried."
+    "--commit",
+    metavar="HASH",
+    help="Commit of DIRECTORY; where the patch was tried on it, the number of hits must be exact.",
 )
-@click.option("--digest", metavar="SHA256", help="Refuse a patch that does something else than when it was locked.")
+@click.option("--digest", metavar="SHA256", help="Refuse a patch that changed after it was locked.")
 @common_options
 def patch_apply(
     ui: Ui, /, name: str, directory: Path, check: bool, diff: bool, commit: str | None, digest: str | None
 ) -> int:
     """Apply the patch NAME to the checkout DIRECTORY.
 
-    With --check nothing is changed, and it prints what would be. All files are changed or none. A patch that is
-    applied already is named as applied, and changes nothing.
+    --check changes nothing and prints what would change. Changes all files or none. A patch that is
+    already applied is reported, and changes nothing.
     """
     from envbuild.catalog.patches import digest_of, load_patch
     from envbuild.node.build.patch_sources import apply

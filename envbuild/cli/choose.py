@@ -105,7 +105,7 @@ progress_option = click.option(
     help="Rows on a terminal, else lines (auto); lines; one JSON object a line; or nothing.",
 )
 trust_option = click.option(
-    "--trust", is_flag=True, help="Allow what a target that the folder's envbuild.toml names runs on this machine."
+    "--trust", is_flag=True, help="Allow the commands of a target that this folder's envbuild.toml names."
 )
 # Of a command that asks none of its nodes.
 target_name = click.option(
@@ -117,33 +117,33 @@ target_name = click.option(
 )
 target_option = options(target_name, trust_option)
 profile_option = click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack.")
-prefix_option = click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's.")
+prefix_option = click.option("--prefix", metavar="DIR", help="Folder for environments (default: the target's).")
 lock_option = click.option(
     "--lock",
     "lock_file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The lock file, when it is not the stack's own.",
 )
-variant_option = click.option("--variant", metavar="ID", help="This variant of the lock.")
+variant_option = click.option("--variant", metavar="ID", help="Use this variant of the lock.")
 deadline_option = click.option(
     "--deadline",
     type=Time(0.1),
     metavar="TIME",
-    help="A node that has not answered then is silent; the others do not wait for it.",
+    help="How long to wait for a node's answer; the others do not wait for it.",
 )
 facts_option = click.option(
     "--facts",
     metavar="FILE|NAME",
     shell_complete=names.facts,
-    help="Facts of nodes (JSON file), or a shipped example (recorded or written from public pages); asks no node.",
+    help="Facts of nodes (JSON file), or a shipped example (recorded or from public pages); contacts no node.",
 )
 engine_option = click.option(
     "--engine",
     type=click.Choice(["venv", "conda", "container"]),
-    help="As environments on the nodes, by uv or by conda, or as one image.",
+    help="Install with uv (venv) or conda on the nodes, or as one image (container).",
 )
 installer_option = click.option(
-    "--engine", type=click.Choice(["venv", "conda"]), help="Of what this engine makes: uv, or conda."
+    "--engine", type=click.Choice(["venv", "conda"]), help="Only environments of this engine (uv: venv)."
 )
 node_options = options(
     click.option(
@@ -152,17 +152,21 @@ node_options = options(
         multiple=True,
         metavar="HOSTS",
         shell_complete=names.hosts,
-        help="These hosts instead of the target's: gpu[01-04].",
+        help="Use these hosts instead of the target's: gpu[01-04].",
     ),
     click.option(
         "--limit",
         multiple=True,
         metavar="HOSTS",
         shell_complete=names.hosts,
-        help="Of the target's hosts only these; repeatable.",
+        help="Use only these of the target's hosts; repeatable.",
     ),
     click.option(
-        "--exclude", multiple=True, metavar="HOSTS", shell_complete=names.hosts, help="Without these hosts; repeatable."
+        "--exclude",
+        multiple=True,
+        metavar="HOSTS",
+        shell_complete=names.hosts,
+        help="Leave out these hosts; repeatable.",
     ),
 )
 # Which nodes are asked.
@@ -179,7 +183,9 @@ build_options = options(
     place_options,
     engine_option,
     variant_option,
-    click.option("--base", type=click.Choice(["none", "system", "prefix", "module"]), help="What to stand on."),
+    click.option(
+        "--base", type=click.Choice(["none", "system", "prefix", "module"]), help="Use this base for the environment."
+    ),
     click.option("--python", "interpreter", metavar="PATH", help="Interpreter of the environment."),
     click.option("--cache", metavar="DIR", help="Keep what uv unpacks in this folder on the nodes."),
     trust_environment_option,
@@ -188,7 +194,7 @@ build_options = options(
         "jobs",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Compile N files at once on a node (default: the target's, else by its cores and memory).",
+        help="Compile N files at once on a node (default: the target's, else from cores and memory).",
     ),
     click.option("--wait", metavar="TIME", help="Wait for another envbuild this long: 90s, 10m."),
 )

@@ -17,12 +17,12 @@ def config() -> None:
 
 @config.command("show")
 @click.argument("name", required=False)
-@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--origin", is_flag=True, help="Show where each value comes from.")
 @common_options
 def show(ui: Ui, name: str | None, origin: bool) -> None:
     """Show every setting, and the folders of playbooks and fabfile.
 
-    With NAME only the value of this one: ansible-playbook "$(envbuild config show playbooks)/environment.yml".
+    With NAME, prints only this value: ansible-playbook "$(envbuild config show playbooks)/environment.yml".
     """
     from envbuild import resources
     from envbuild.config import load_config

@@ -48,7 +48,7 @@ _PHASES = {
     "--facts-out",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Read the facts of every node into this JSON file, for --facts of other commands; by a job if need be.",
+    help="Write the facts of every node to this JSON file, for --facts of other commands; by a job if needed.",
 )
 @deadline_option
 @common_options

@@ -32,13 +32,13 @@ _in_use = options(stack_argument(complete=names.used), _nodes)
 
 
 @click.command("status")
-@click.option("-a", "--all", "every", is_flag=True, help="Also those that are not in use.")
+@click.option("-a", "--all", "every", is_flag=True, help="Also list environments that are not in use.")
 @_in_use
 def status(ui: Ui, /, stack: str | None, every: bool, **flags: Any) -> int:
-    """List the environment in use on every node of a target, from its stamp; of STACK alone where it is named.
+    """List the environment in use on every node of a target, from its stamp; with STACK, only its own.
 
-    With size, dates, and how many processes run from it. Only processes of yours are seen, unless envbuild runs there
-    as root. Without --all, exit 1 where a node has none in use.
+    Shows size, dates and the number of processes that run from it. envbuild sees only your processes, unless it runs
+    there as root. Without --all, exit 1 if a node has no environment in use.
     """
     from envbuild.hostlist import fold_hosts
 
@@ -101,7 +101,9 @@ def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
 
 
 @env.command("activate")
-@click.option("--shell", type=click.Choice(["sh", "fish", "csh"]), help="For this shell; else for the one that calls.")
+@click.option(
+    "--shell", type=click.Choice(["sh", "fish", "csh"]), help="Shell to print for (default: the calling one)."
+)
 @_in_use
 def activate(ui: Ui, /, shell: str | None, **flags: Any) -> None:
     """Print shell code that activates the environment of STACK.
@@ -118,13 +120,13 @@ def activate(ui: Ui, /, shell: str | None, **flags: Any) -> None:
 @env.command("run", context_settings={"allow_interspersed_args": False})
 @click.argument("stack", metavar="STACK", shell_complete=names.used)
 @click.argument("command", nargs=-1, metavar="[COMMAND]...", type=click.UNPROCESSED)
-@click.option("--failed", is_flag=True, help="In the newest one whose build or test has failed, as it was left.")
+@click.option("--failed", is_flag=True, help="Use the newest environment whose build or test failed, as it was left.")
 @_nodes
 def run(ui: Ui, /, command: tuple[str, ...], *, failed: bool, **flags: Any) -> None:
     """Run COMMAND in the environment of STACK, or a shell.
 
-    For example: envbuild env run STACK -- python train.py. The exit code of COMMAND is the answer; without it a shell
-    is opened, until `exit`. Options of envbuild stand before STACK.
+    For example: envbuild env run STACK -- python train.py. Exits with the exit code of COMMAND. Without COMMAND, a
+    shell is opened, until `exit`. Options of envbuild stand before STACK.
     """
     words = command[command[:1] == ("--",) :]
     if failed:
@@ -144,7 +146,7 @@ def run(ui: Ui, /, command: tuple[str, ...], *, failed: bool, **flags: Any) -> N
 def kernel(ui: Ui, /, **flags: Any) -> None:
     """Register the environment of STACK with your Jupyter.
 
-    Its own ipykernel does that. The kernel is that of the environment in use, also after another one has become that.
+    The environment's own ipykernel registers it. The kernel always uses the environment in use, also after a switch.
     """
     item = _current(ui, flags)
     prefix = item["path"].rsplit("/", 2)[0]
@@ -169,8 +171,8 @@ def use(ui: Ui, /, environment: str, **flags: Any) -> None:
 
 @env.command("remove")
 @click.argument("environment", shell_complete=names.environments)
-@click.option("--force", is_flag=True, help="Remove it although it is in use.")
-@click.option("--yes", is_flag=True, help="Remove it; without this nothing is changed.")
+@click.option("--force", is_flag=True, help="Remove it even if it is in use.")
+@click.option("--yes", is_flag=True, help="Remove it; without --yes nothing changes.")
 @_nodes
 def remove(ui: Ui, /, environment: str, *, force: bool, yes: bool, **flags: Any) -> None:
     """Remove ENVIRONMENT; only with --yes.

@@ -38,12 +38,16 @@ _FILE = click.Path(path_type=Path)
 @click.option("--run-checks", is_flag=True, help="Run every check against the upstream sources and the package index.")
 @output_option("Write the annotated document (HTML) to this file.")
 @click.option("--document", type=_FILE, help="Take the document's text from this file, not from its pinned source.")
-@click.option("--other-text", is_flag=True, help="Annotate --document though it is another text; the page says so.")
+@click.option(
+    "--other-text",
+    is_flag=True,
+    help="Annotate --document even if its text differs from the pinned one; the page says so.",
+)
 @common_options
 def explain(
     ui: Ui, /, stack: str, run_checks: bool, output: Path | None, document: Path | None, other_text: bool, **flags: Any
 ) -> int:
-    """Explain what the document of STACK gets wrong, and what is done.
+    """Explain what the document of STACK gets wrong, and what envbuild does.
 
     Decisions for nodes need their --facts.
     """

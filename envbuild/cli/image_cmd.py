@@ -38,11 +38,13 @@ recipe_options = options(
         "--python",
         metavar="PATH",
         callback=_program,
-        help="The interpreter in the base; else a standalone build goes in.",
+        help="Interpreter in the base image (default: add a standalone build).",
     ),
-    click.option("--glibc", metavar="VERSION", help="The glibc of the base, which decides between wheels."),
+    click.option("--glibc", metavar="VERSION", help="glibc version of the base image, which decides between wheels."),
 )
-_builder = click.option("--builder", type=click.Choice(["buildah", "podman", "docker"]), help="Use this program.")
+_builder = click.option(
+    "--builder", type=click.Choice(["buildah", "podman", "docker"]), help="Build with this program."
+)
 
 
 @click.group("image", cls=Group)
@@ -66,8 +68,8 @@ def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRec
 @image.command("dockerfile")
 @click.argument("stacks", metavar="[STACK]...", nargs=-1, shell_complete=names.stacks)
 @recipe_options
-@click.option("--apptainer", is_flag=True, help="The same as a definition of Apptainer.")
-@output_option("Write the whole build context there.", folder=True)
+@click.option("--apptainer", is_flag=True, help="Write it as an Apptainer definition file.")
+@output_option("Write the whole build context to this folder.", folder=True)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff where files differ from the lock.")
 @common_options
 def dockerfile(
@@ -134,14 +136,14 @@ def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
 @click.option("--tag", metavar="NAME", help="Name of the image (default: localhost/envbuild/STACK:PROFILE-DIGEST).")
 @click.option(
     "--wheelhouse", "wheelhouses", multiple=True, type=click.Path(path_type=Path, exists=True), metavar="BUNDLE|DIR",
-    help="A bundle, or a folder with wheels and git bundles, that need not be fetched; repeatable.",
+    help="A bundle, or a folder with wheels and git bundles, to use instead of fetching; repeatable.",
 )  # fmt: skip
 @click.option(
     "--gitconfig", type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="git's configuration in the build (mirrors by insteadOf); a build secret.",
 )  # fmt: skip
 @click.option("--no-cache", is_flag=True, help="Use no layer of an earlier build.")
-@click.option("--verify", "verified", is_flag=True, help="Then verify and smoke-test it, in a container.")
+@click.option("--verify", "verified", is_flag=True, help="Then verify and smoke-test the image, in a container.")
 @click.option("--push", metavar="REF", help="Push the image to this reference.")
 @click.option("--insecure", is_flag=True, help="The registry of --push has no TLS.")
 @_builder
@@ -152,7 +154,7 @@ def build(
 ) -> int:  # fmt: skip
     """Build the image of STACK from its Dockerfile.
 
-    This machine's mirrors and credentials are given to the build as secrets.
+    Passes this machine's mirrors and credentials to the build as secrets.
     """
     from envbuild.container.build import Options, build_image
     from envbuild.container.builders import find_builder
@@ -198,11 +200,17 @@ def _look_into(
 @image.command("verify")
 @click.argument("name", metavar="IMAGE")
 @click.option(
-    "-s", "--stack", metavar="STACK", shell_complete=names.stacks, help="Its stack, where that is a file of yours."
+    "-s",
+    "--stack",
+    metavar="STACK",
+    shell_complete=names.stacks,
+    help="Your stack file, if the stack is not a shipped one.",
 )
 @click.option("--smoke", is_flag=True, help="Run the smoke test of the lock too.")
 @click.option("--with-gpus", "gpus", is_flag=True, help="Give the container the GPUs of this machine.")
-@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the checks as JUnit there, too.")
+@click.option(
+    "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Also write the checks to this file as JUnit XML."
+)
 @_builder
 @common_options
 def verify(
@@ -210,7 +218,7 @@ def verify(
 ) -> int:
     """Compare the environment in IMAGE with its lock.
 
-    In a container of it. Packages are compared with the lock, every file with its RECORD, and the root is measured.
+    Starts a container of it. Compares packages with the lock and every file with its RECORD, and measures the root.
     """
     from envbuild.container.builders import find_builder
     from envbuild.container.verify_image import as_junit
@@ -234,7 +242,7 @@ def _verified(answer: dict[str, Any]) -> str:
 @image.command("pods")
 @click.argument("stack", shell_complete=names.stacks)
 @recipe_options
-@click.option("--image", "reference", required=True, metavar="IMAGE", help="The image, where the cluster can pull it.")
+@click.option("--image", "reference", required=True, metavar="IMAGE", help="Image reference that the cluster can pull.")
 @click.option("--name", metavar="NAME", help="Name of the run, its service and pods (default: the stack's).")
 @click.option(
     "--kind", type=click.Choice(["job", "jobset", "pytorchjob"]), help="A Job of Kubernetes, or of an operator."
@@ -254,8 +262,8 @@ def _verified(answer: dict[str, Any]) -> str:
 @click.option("--cpus", type=click.IntRange(min=1), help="CPUs of a pod.")
 @click.option("--memory", metavar="SIZE", help="Memory of a pod, with /dev/shm: 200Gi.")
 @click.option("--rdma", metavar="RESOURCE", help="The cluster's resource of an InfiniBand device.")
-@click.option("--home", metavar="CLAIM", help="Volume claim for home and results, which exists (default: a new one).")
-@click.option("--data", metavar="CLAIM", help="Volume claim for /data, which exists (default: a new one).")
+@click.option("--home", metavar="CLAIM", help="Existing volume claim for home and results (default: a new one).")
+@click.option("--data", metavar="CLAIM", help="Existing volume claim for /data (default: a new one).")
 @click.option("--node-selector", multiple=True, metavar="KEY=VALUE", help="Label that nodes must have. Repeatable.")
 @click.option(
     "--toleration", "tolerations", multiple=True, metavar="KEY[=VALUE][:EFFECT]", help="Taint to tolerate. Repeatable."
@@ -272,8 +280,8 @@ def _verified(answer: dict[str, Any]) -> str:
 def pods(ui: Ui, /, stack: str, command: tuple[str, ...], settings: tuple[str, ...], **flags: Any) -> None:
     """Print STACK's own run as pods of Kubernetes. No cluster has run them.
 
-    Or COMMAND (after `--`). Each pod starts it once the master's port answers, with NODE_RANK, NNODES, GPUS_PER_NODE,
-    MASTER_ADDR and MASTER_PORT.
+    Or runs COMMAND (after `--`). Each pod starts it once the master's port answers, with NODE_RANK, NNODES,
+    GPUS_PER_NODE, MASTER_ADDR and MASTER_PORT.
     """
     from envbuild.catalog.loader import load_stack
     from envbuild.cli.launch_cmd import launch_settings

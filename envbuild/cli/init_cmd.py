@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _flavour = click.option(
-    "--flavour", metavar="FLAVOUR", help="Build of torch instead of the one that is said: cpu, or cu121 for CUDA 12.1."
+    "--flavour", metavar="FLAVOUR", help="Use this build of torch instead: cpu, or cu121 for CUDA 12.1."
 )
 
 
@@ -49,8 +49,8 @@ _flavour = click.option(
     help="Draft a stack from a setup page or a checkout; repeatable.",
 )
 @_flavour
-@click.option("--yes", is_flag=True, help="Take the default of what nothing says, and ask nothing.")
-@click.option("--offline", is_flag=True, help="Ask no index about guesses, and no repository about commits.")
+@click.option("--yes", is_flag=True, help="Take defaults for what the source does not say, and ask nothing.")
+@click.option("--offline", is_flag=True, help="Do not look up guesses in an index or commits in a repository.")
 @click.option("--with-lock", "locks", is_flag=True, help="Also resolve the draft and write its lock.")
 @common_options
 def init(
@@ -65,7 +65,7 @@ def init(
     locks: bool,
     **flags: Any,
 ) -> None:
-    """Write a first file FILE, with comments. A file that is there is never replaced.
+    """Write a first file FILE, with comments. Never replaces a file.
 
     Without --from a target file, from nine answers at most, or from recorded facts of its nodes. With --from a stack,
     by rules and facts alone: nothing of what is read is run. FILE is then NAME.yaml where it is not said.
@@ -189,13 +189,15 @@ def _learned(result: Result, reference: str) -> str:
 @where_options
 @trust_environment_option
 @_flavour
-@click.option("--yes", is_flag=True, help="Take defaults, allow setup code of packages, carry the plan out unasked.")
+@click.option(
+    "--yes", is_flag=True, help="Take defaults, allow setup code of packages, and run the plan without asking."
+)
 @common_options
 def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
     """Build, test and verify what SOURCE describes: `init`, `lock create` and `provision` in one.
 
     SOURCE is a setup page, a folder, a repository (https://HOST/OWNER/NAME@REF) or a stack. Its draft and lock are
-    written into this folder, and used where they are there. The plan is shown and asked about once. A second `up`
+    written into this folder, or used if they exist. The plan is shown, and you confirm it once. A second `up`
     changes nothing.
     """
     from envbuild.cli.provision_cmd import carry_out

@@ -47,10 +47,12 @@ environment_option = click.option(
 )
 # What is run, and on how much: of `launch` and `bench`.
 run_options = options(
-    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the stack, repeatable."),
+    click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a parameter of the stack; repeatable."
+    ),
     click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes (default: 1; of a job, the target's)."),
     click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node (default: the target's)."),
-    click.option("--master", metavar="ADDR", help="Address of the first node (`bench` over SSH: as it is reached)."),
+    click.option("--master", metavar="ADDR", help="Address of the first node (`bench` over SSH: its SSH address)."),
     click.option("--port", type=click.IntRange(1024, 65535), help="Port of the first node (default: the document's)."),
 )
 
@@ -62,16 +64,18 @@ run_options = options(
 @prefix_option
 @run_options
 @click.option("--job", metavar="ID", help="Job id of the scheduler.")
-@click.option("--node", "rank", type=click.IntRange(min=0), help="Only what the node of this rank runs.")
+@click.option("--node", "rank", type=click.IntRange(min=0), help="Print only the commands of the node with this rank.")
 @click.option("--hostfile", metavar="FILE", help="Node file of the MPI launcher.")
-@click.option("--image", metavar="IMAGE", help="Container image to start in: a registry's, or a .sqsh file.")
+@click.option("--image", metavar="IMAGE", help="Container image to start in: an image reference or a .sqsh file.")
 @environment_option
 @click.option("-o", "--output", metavar="DIR", help="Where the run writes (default: here).")
-@click.option("--run", "run_here", is_flag=True, help="Run this node's command here; its exit code is the answer.")
-@click.option("--submit", is_flag=True, help="Run it as a job of the target's scheduler, wait, and end as it ended.")
-@click.option("--print-script", is_flag=True, help="With --submit: print the job's file, and submit nothing.")
+@click.option("--run", "run_here", is_flag=True, help="Run this node's command here, and exit with its exit code.")
+@click.option(
+    "--submit", is_flag=True, help="Run it as a job of the target's scheduler, wait, and exit with its exit code."
+)
+@click.option("--print-script", is_flag=True, help="With --submit: print the job script, and submit nothing.")
 @click.option("--no-wait", is_flag=True, help="With --submit: print the number of the job, and do not wait.")
-@click.option("--cancel-job", is_flag=True, help="With --submit: an interrupt also ends the job.")
+@click.option("--cancel-job", is_flag=True, help="With --submit: Ctrl-C also ends the job.")
 @click.option(
     "--time-limit", type=Time(1, _LONGEST), metavar="TIME", help="How long the job may run (default: the target's)."
 )
@@ -347,25 +351,25 @@ def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
 @stack_argument(required=True)
 @where_options
 @run_options
-@click.option("--trials", type=click.IntRange(min=1, max=100), default=1, help="How often (default: once).")
+@click.option("--trials", type=click.IntRange(min=1, max=100), default=1, help="Number of runs (default: 1).")
 @click.option(
-    "--deadline", type=Time(1, 864000), default="1h", show_default=True, metavar="TIME", help="A run is ended then."
+    "--deadline", type=Time(1, 864000), default="1h", show_default=True, metavar="TIME", help="Longest time of a run."
 )
 @click.option(
     "-o", "--output", metavar="DIR",
-    help="Each trial has a new folder below (default: ./bench, elsewhere below the prefix).",
+    help="Folder for the trials, each in a new subfolder (default: ./bench; on other hosts, below the prefix).",
 )  # fmt: skip
 @click.option(
     "--log", "logs", multiple=True, metavar="FILE", type=click.Path(exists=True, dir_okay=False),
-    help="Read the log of a run that was made elsewhere; nothing is run. Repeatable.",
+    help="Read the log of a run made elsewhere; runs nothing. Repeatable.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Print what a trial runs, and run nothing; needs no GPU.")
+@click.option("--dry-run", is_flag=True, help="Print the commands of a trial, and run nothing; needs no GPU.")
 @common_options
 def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     """Run STACK's own command, and compare its figure with the document's.
 
-    Here, over SSH, or each run as a job. Exit 1 when a run fails or tells no figure, 6 when it is below the claim on
-    the GPUs that the claim is about. An interrupt ends the job too.
+    Runs here, over SSH, or each run as a job. Exit 1 if a run fails or prints no figure, 6 if it is below the claim on
+    the GPUs of the claim. Ctrl-C ends the job too.
     """
     from envbuild.catalog.loader import load_stack
     from envbuild.cli.progress import RunProgress
@@ -430,7 +434,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
 def data(ui: Ui, /, stack: str, real: bool, folders: tuple[Path, ...], **flags: Any) -> int:
     """Make small synthetic data for STACK's own run, or its document's data.
 
-    A corpus and a tokenizer, preprocessed by the stack's own tool. The same environment makes the same bytes; a second
+    Makes a corpus and a tokenizer with the stack's own tool. The same environment makes the same bytes; a second
     call replaces them. With --real the document's own files instead: the sha256 of each is recorded in your lock of
     the stack when it is first fetched, and compared from then on.
     """

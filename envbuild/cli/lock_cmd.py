@@ -33,9 +33,15 @@ if TYPE_CHECKING:
     from envbuild.model.lock import Lock, Variant
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_index = click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
+_index = click.option(
+    "--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address for a named index."
+)
 _find_links = click.option(
-    "--find-links", "-f", multiple=True, metavar="DIR_OR_URL", help="More places with wheels; pip's own are known."
+    "--find-links",
+    "-f",
+    multiple=True,
+    metavar="DIR_OR_URL",
+    help="Another folder or page with wheels, besides pip's own.",
 )
 
 
@@ -48,16 +54,16 @@ def lock() -> None:
 @stack_argument(required=True)
 @profile_option
 @click.option("--as-of", type=click.DateTime(["%Y-%m-%d"]), help="Take nothing that was published after this date.")
-@click.option("--upgrade", is_flag=True, help="Forget the versions of the lock that is there.")
+@click.option("--upgrade", is_flag=True, help="Forget the versions of the existing lock.")
 @click.option("--base-python", type=_FILE, help="Interpreter of the base, to record what it provides.")
 @_find_links
 @_index
 @click.option("--allow-build", multiple=True, metavar="NAME", help="Run setup code of this package's sdist here.")
 @facts_option
-@click.option("--conda-unrecorded", is_flag=True, help="Ask no conda channel: its packages stay unrecorded.")
+@click.option("--conda-unrecorded", is_flag=True, help="Contact no conda channel; its packages stay unrecorded.")
 @click.option(
     "--image", "images", multiple=True, metavar="IMAGE",
-    help="Ask registries for the digest of this image, or with `all` of those it is built on; repeatable.",
+    help="Look up the digest of this image in its registry (`all`: of every base image); repeatable.",
 )  # fmt: skip
 @output_option("Where to write (default: the stack's own lock file).")
 @common_options
@@ -67,9 +73,9 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     A requirements.txt, pyproject.toml, setup.py, Pipfile, Dockerfile or another tool's lock stands for the stack that
     `init --from` drafts of it, written beside it.
 
-    Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest. Where the stack has
-    changed only in what is run with the environment (variables, imports, smoke items, deviations), or patches of the
-    catalog have changed, nothing is resolved.
+    Keeps versions of an existing lock that still fit; `--upgrade` takes the newest. Resolves nothing if the stack has
+    changed only in what is run with the environment (variables, imports, smoke items, deviations), or if patches of the
+    catalog have changed.
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
     from envbuild.lock.diff import diff_locks
@@ -198,7 +204,7 @@ def _drafted(ui: Ui, reference: str) -> str:
 @profile_option
 @click.option(
     "--from", "folders", multiple=True, metavar="DIR", type=click.Path(exists=True, file_okay=False),
-    help="Take the files from this folder, and ask no index. Repeatable.",
+    help="Take the files from this folder, and contact no index. Repeatable.",
 )  # fmt: skip
 @_index
 @output_option("Where to write (default: your lock of this stack).")
@@ -208,8 +214,8 @@ def record(
 ) -> None:
     """Record the sha256 of files of STACK whose hash its lock lacks.
 
-    They are fetched once for that. Of a shipped stack this writes your own copy of the lock, which every verb then
-    takes; of a stack file, the lock beside it. Files come from find-links folders of pip, else from the index that the
+    Fetches these files once. For a shipped stack it writes your own copy of the lock, which every command then
+    uses; for a stack file, the lock beside it. Files come from find-links folders of pip, else from the index that the
     lock names.
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile, shipped_lock
@@ -309,7 +315,7 @@ def _check_one(
 @click.argument("after", type=_FILE)
 @common_options
 def diff(ui: Ui, before: Path, after: Path) -> None:
-    """Say what changed from the lock file BEFORE to AFTER."""
+    """Show what changed from the lock file BEFORE to AFTER."""
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.files import read_lock
 
@@ -341,8 +347,8 @@ def export(
 ) -> None:
     """Write a variant of the lock of STACK for other tools.
 
-    --variant is needed when the lock has several. All but requirements hold addresses: paths in the wheelhouse, or what
-    the configuration says now. Do not commit it.
+    Needs --variant if the lock has several. All formats but requirements hold addresses: paths in the wheelhouse, or
+    what the configuration says now. Do not commit it.
     """
     from envbuild.export.lock_formats import Places, export_lock, find_variant
 

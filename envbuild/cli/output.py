@@ -109,7 +109,7 @@ def common_options(function: Callable[Concatenate[Ui, P], R]) -> Callable[P, R]:
     """Add `--json`, `--quiet` and `--verbose`, and hand the command a `Ui`."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
-    @click.option("-q", "--quiet", is_flag=True, help="Say nothing but results, warnings and errors.")
+    @click.option("-q", "--quiet", is_flag=True, help="Print only results, warnings and errors.")
     @click.option("-v", "--verbose", is_flag=True, help="Show reasons, what the tools print, and tracebacks.")
     @functools.wraps(function)
     def wrapper(*args: Any, as_json: bool, quiet: bool, verbose: bool, **kwargs: Any) -> R:
@@ -260,7 +260,7 @@ def columns(lines: Sequence[Sequence[str]], *, right: bool = False) -> str:
 def each_checked(ui: Ui, noun: str, references: Sequence[str], load: Callable[[str], dict[str, Any]]) -> int:
     """Load each manifest: its name, and whether it is a template. `load` raises EnvbuildError.
 
-    The exit code is that of the first that is refused.
+    The exit code is that of the first refused one.
     """
     rows: list[dict[str, Any]] = []
     failed: EnvbuildError | None = None

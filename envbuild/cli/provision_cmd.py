@@ -39,27 +39,29 @@ if TYPE_CHECKING:
 @build_options
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--print-script", is_flag=True, help="Print a bash file that does the same with uv and git, and stop.")
-@click.option("--print-prolog", is_flag=True, help="Print what later jobs begin with (node-local), and stop.")
+@click.option(
+    "--print-prolog", is_flag=True, help="Print the prolog for later jobs (node-local environments), and stop."
+)
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path, exists=True),
     metavar="FILE",
-    help="Install from this bundle; nothing is fetched from any network.",
+    help="Install from this bundle, without a network.",
 )
-@click.option("--cancel-job", is_flag=True, help="An interrupt also ends the job that is waited for.")
-@click.option("--batch", metavar="N|P%", help="Change so many nodes at a time; the next ones when these are done.")
-@click.option("--max-fail", metavar="N|P%", help="Begin no more nodes once more than these have failed.")
+@click.option("--cancel-job", is_flag=True, help="Ctrl-C also ends the job that envbuild waits for.")
+@click.option("--batch", metavar="N|P%", help="Change this many nodes at a time, as 4 or 25%.")
+@click.option("--max-fail", metavar="N|P%", help="Begin no more nodes once more than this many have failed.")
 @click.option(
     "--deadline",
     type=Time(1),
     metavar="TIME",
-    help="Nodes of a wave that are not done then have failed; 6 hours without it. Jobs have a time limit instead.",
+    help="How long a wave of nodes may take (default: 6 hours). Jobs have a time limit instead.",
 )
 @click.option(
     "--ansible", is_flag=True, help="Run the playbook on this machine too, instead of calling its steps directly."
 )
-@click.option("--repair", is_flag=True, help="Build again although a finished environment is there.")
-@click.option("--check-rebuild", is_flag=True, help="Build what is compiled twice and say whether both are equal.")
+@click.option("--repair", is_flag=True, help="Build again although a finished environment exists.")
+@click.option("--check-rebuild", is_flag=True, help="Compile everything twice and report whether both are equal.")
 @click.option("--frozen", is_flag=True, help="Use the lock as it is, although the stack file has changed.")
 @facts_option
 @common_options
@@ -138,7 +140,7 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
 @facts_option
 @common_options
 def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
-    """Say what would run where, and why; as `provision --dry-run`."""
+    """Show what would run where, and why; same as `provision --dry-run`."""
     config, asks = configured(flags), facts is None
     prepared = prepared_of(ui, flags, config, recorded=not asks, jobs=asks, ahead=asks)
     return _plan(ui, prepared, replace(settings_of(config), jobs=flags["jobs"]), facts)
@@ -281,19 +283,21 @@ def _total(node: NodePlan) -> list[str]:
 @click.command("verify")
 @place_options
 @engine_option
-@click.option("--quick", is_flag=True, help="Read no contents: stamp, names and versions of packages, link.")
+@click.option(
+    "--quick", is_flag=True, help="Read no contents; compare stamp, names and versions of packages, and link."
+)
 @click.option(
     "--since",
     metavar="RUN",
     shell_complete=names.runs,
-    help="Say what is other than in that run, and nothing else: for cron.",
+    help="Print only what differs from that run; for cron.",
 )
 @deadline_option
 @common_options
 def verify(ui: Ui, /, quick: bool, since: str | None, deadline: float | None, **flags: Any) -> int:
     """Compare every file of an environment with its lock and stamp.
 
-    Exit 1 on drift. With --quick no file is read.
+    Exit 1 on drift. --quick reads no file.
     """
     from envbuild.cli.progress import RunProgress
     from envbuild.container.run_options import runs_in_jobs_alone
@@ -345,14 +349,14 @@ def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
 @place_options
 @engine_option
 @click.option(
-    "--only", multiple=True, metavar="ITEM[/CHECK]", help="Run this part alone, e.g. machine/gemm; repeatable."
+    "--only", multiple=True, metavar="ITEM[/CHECK]", help="Run only this part, for example machine/gemm; repeatable."
 )
-@click.option("--full", is_flag=True, help="Also torch.compile and a GPT of 125 M parameters, on a GPU.")
+@click.option("--full", is_flag=True, help="Also run torch.compile and a GPT of 125 M parameters, on a GPU.")
 @common_options
 def smoke(ui: Ui, /, *, only: tuple[str, ...], full: bool, **flags: Any) -> int:
     """Run the smoke tests in the environment in use.
 
-    Exit 1 when one fails, 6 below a floor. What --only leaves out is named as not checked.
+    Exit 1 if one fails, 6 below a floor. Tests left out by --only are reported as not checked.
     """
     from envbuild.cli.progress import RunProgress
     from envbuild.provision import provision

@@ -20,13 +20,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _publish(default: bool) -> Callable[[F], F]:
     return click.option(
         "--publish/--no-publish", default=default, show_default=True,
-        help="Only the fields that the schema marks as public; nodes are numbered.",
+        help="Keep only fields that the schema marks as public; number the nodes.",
     )  # fmt: skip
 
 
 _key = click.option(
     "--key", type=click.Path(path_type=Path, dir_okay=False),
-    help="Sign with this private SSH key, or the public one of a key that the agent has.",
+    help="Sign with this private SSH key, or the public key of one in the agent.",
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def report() -> None:
     "--format", "form", type=click.Choice(["summary", "md", "html", "junit", "cyclonedx"]), default="summary",
     show_default=True, help="junit: JUnit XML; cyclonedx: a bill of materials (1.6, JSON).",
 )  # fmt: skip
-@output_option("Write all forms, and what belongs to them, into a folder.", folder=True)
+@output_option("Write all formats and their attachments into a folder.", folder=True)
 @_publish(False)
 @common_options
 def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> None:
@@ -84,18 +84,18 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> Non
 
 @report.command("verify")
 @click.argument("path", metavar="REPORT|KIT", default="last", shell_complete=names.runs)
-@click.option("--run-id", "run", metavar="RUN", help="The run that the report has to be of.")
+@click.option("--run-id", "run", metavar="RUN", help="Demand a report of this run.")
 @click.option(
     "--signers", type=click.Path(path_type=Path, dir_okay=False),
-    help="The keys that you trust, as ssh-keygen's allowed_signers has them: demands a signature of one of them.",
+    help="File of trusted keys (allowed_signers of ssh-keygen); demands a signature by one of them.",
 )  # fmt: skip
 @common_options
 def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
     """Check REPORT again without trusting it, or a KIT.
 
     REPORT is a run (as `report show` takes it), its evidence.json or its report.html. A KIT of `report kit` (its
-    folder, or a tar file) is checked with all that lies in it. Asks no network and no node. Exit 5 where something does
-    not hold; what could not be checked is listed.
+    folder, or a tar file) is checked with all its files. Uses no network and no node. Exit 5 if something does
+    not hold. Lists what could not be checked.
     """
     from envbuild.kit.manifest import is_kit
     from envbuild.report.recheck.opened import as_dict, lines
@@ -121,9 +121,9 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
 )  # fmt: skip
 @common_options
 def diff(ui: Ui, before: str, after: str, form: str) -> int:
-    """Say what changed from the run BEFORE to the run AFTER.
+    """Show what changed from the run BEFORE to the run AFTER.
 
-    Two runs, two sites, or before and after an update. Exit 1 where something fails or drifted that did not, 6 where a
+    Compares two runs, two sites, or before and after an update. Exit 1 if something newly fails or drifted, 6 if a
     figure is worse than the worst of BEFORE, else 0.
     """
     from envbuild.report import diff
@@ -159,17 +159,17 @@ def sign(ui: Ui, run: str, key: Path | None) -> None:
 @click.argument("run", default="last", shell_complete=names.runs)
 @click.option(
     "-o", "--output", metavar="DIR|FILE.tar", type=click.Path(path_type=Path),
-    help="Where to write it (default: kit-STACK-RUN here); of a tar file, the same report gives the same bytes.",
+    help="File or folder to write (default: kit-STACK-RUN here). A tar file has the same bytes for the same report.",
 )  # fmt: skip
 @_publish(True)
 @_key
-@click.option("-s", "--stack", metavar="STACK", help="The file of your own stack (default: what the run kept of it).")
+@click.option("-s", "--stack", metavar="STACK", help="File of your own stack (default: the run's copy).")
 @common_options
 def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, stack: str | None) -> None:
     """Make the reviewer's kit of RUN.
 
-    Its report and lock, how to repeat it, what to expect, everything by sha256. Without --no-publish it has the public
-    fields of the report alone.
+    It holds the report, the lock, how to repeat the run and what to expect, all with sha256. By default it has only the
+    public fields of the report.
     """
     from envbuild.kit.make import default_name, make_kit
 

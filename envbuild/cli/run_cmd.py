@@ -47,13 +47,13 @@ def list_command(ui: Ui, count: int) -> None:
 
 @run.command("show")
 @click.argument("run_id", metavar="RUN", default="last", shell_complete=names.runs)
-@click.option("--follow", is_flag=True, help="Show what it does until it ends; its exit code is the answer.")
+@click.option("--follow", is_flag=True, help="Follow the run until it ends, and exit with its exit code.")
 @progress_option
 @common_options
 def show(ui: Ui, run_id: str, *, follow: bool) -> int:
     """Show the journal of RUN: an id, its beginning or end, or `last`.
 
-    A run that goes on on another machine cannot be followed. Ctrl-C ends the following, not the run.
+    A run on another machine cannot be followed. Ctrl-C stops following; the run continues.
     """
     from envbuild.config import load_config
     from envbuild.provision.run.run_dir import open_run

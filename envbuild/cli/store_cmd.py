@@ -23,24 +23,24 @@ _DAY = 86400.0
 _MOST = 36525 * _DAY  # a date that many days before today exists
 _nodes = options(nodes_of_target, common_options)
 _kinds = click.option(
-    "--only", "kinds", multiple=True, type=click.Choice(KINDS), help="This kind alone; repeatable.", default=KINDS,
+    "--only", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this kind; repeatable.", default=KINDS,
     show_default=False,
 )  # fmt: skip
 
 
 @click.group("store", cls=Group)
 def store() -> None:
-    """Wheels, caches, environments and runs that are kept, here and on nodes."""
+    """Stored wheels, caches, environments and runs, here and on nodes."""
 
 
 @store.command("list")
 @_kinds
 @_nodes
 def list_(ui: Ui, /, kinds: tuple[str, ...], **flags: Any) -> int:
-    """Say what is kept where, by kind; and every built wheel.
+    """List what is stored where, by kind, and every built wheel.
 
-    On this machine these are caches and runs, on the nodes of the target the others. A remark says why `clean` leaves
-    something alone.
+    Lists caches and runs of this machine, and wheels and environments on the nodes. A remark says why `clean` leaves
+    an item alone.
     """
     answers = _kept(ui, flags, kinds, 0.0, remove=False)
     good, errors = sort_out(answers)
@@ -63,7 +63,7 @@ def list_(ui: Ui, /, kinds: tuple[str, ...], **flags: Any) -> int:
 def verify(ui: Ui, /, **flags: Any) -> int:
     """Check every byte of every built wheel; exit 1 for a damaged one.
 
-    Changes nothing: a damaged wheel is put aside when it is next wanted, and built again.
+    Changes nothing. The next build that needs a damaged wheel sets it aside and builds it again.
     """
     from envbuild.provision.contact.first_contact import ask_each
 
@@ -84,16 +84,16 @@ def verify(ui: Ui, /, **flags: Any) -> int:
 @_kinds
 @click.option(
     "--keep", type=Time(0, _MOST), default="30d", show_default=True, metavar="TIME",
-    help="Keep what is younger, or was used since.",
+    help="Keep items younger than this, or used within this time.",
 )  # fmt: skip
-@click.option("--yes", is_flag=True, help="Remove it; without this nothing is changed.")
+@click.option("--yes", is_flag=True, help="Remove it; without --yes nothing changes.")
 @_nodes
 def clean(ui: Ui, /, kinds: tuple[str, ...], keep: float, *, yes: bool, **flags: Any) -> int:
-    """Remove what is old, here and on the nodes; only with --yes.
+    """Remove old items here and on the nodes; only with --yes.
 
-    Environments in use stay, and those that a process of their node runs from; only processes of yours are seen, unless
-    envbuild runs there as root. Files in environments that envbuild did not make are moved to PREFIX/kept. The newest
-    run stays, and any that still runs. Caches can be had again.
+    Keeps environments in use and those that a process runs from; envbuild sees only your processes, unless it
+    runs there as root. Moves files that envbuild did not make to PREFIX/kept. Keeps the newest run and any run in
+    progress. Caches are fetched again when needed.
     """
     answers = _kept(ui, flags, kinds, keep / _DAY, remove=yes)
     good, errors = sort_out(answers)

@@ -54,23 +54,23 @@ _MEASURED = (
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), help="GPUs of a node (default: N, at most 8).")
 @click.option("--model", metavar="NAME", help="Row of the stack's model table (default: the document's for N GPUs).")
 @click.option("--global-batch", type=click.IntRange(min=1), help="Sequences a step (default: the document's).")
-@click.option("--gpu", metavar="MODEL", help="GPU to estimate for (default: the one that is here or expected).")
+@click.option("--gpu", metavar="MODEL", help="GPU to estimate for (default: this machine's, else the target's).")
 @click.option(
     "--network", type=Amount(min=0.01), default=3.1, metavar="GB/S",
     help="Network of a node (default: 3.1, the 25 Gbit/s of a p3.16xlarge).",
 )  # fmt: skip
-@click.option("--deadline", type=Time(1), default="5m", show_default=True, metavar="TIME", help="No trial runs longer.")
 @click.option(
-    "-o", "--output", metavar="DIR", default="strategy", help="Each trial has a folder below (default: ./strategy)."
+    "--deadline", type=Time(1), default="5m", show_default=True, metavar="TIME", help="Longest time of a trial."
 )
+@click.option("-o", "--output", metavar="DIR", default="strategy", help="Folder for the trials (default: ./strategy).")
 @click.option("--dry-run", is_flag=True, help="Rank only; compare with the best cases that the document published.")
 @common_options
 def strategy(ui: Ui, /, deadline: float, **flags: Any) -> int:
     """Search the parallel degrees that train STACK's model fastest.
 
-    Data, tensor and pipeline parallel, and microbatches. Memory decides what fits and an estimate of time what is tried
-    first; then the stack's own command runs on this machine, case after case, as `bench` runs it. To run out of memory
-    is an answer. Exit 1 when a run fails otherwise.
+    Varies data, tensor and pipeline parallel, and microbatches. Memory decides what fits; an estimate of time decides
+    what runs first. The stack's own command then runs on this machine, case after case, as `bench` runs it. Out of
+    memory counts as a result. Exit 1 if a run fails for another reason.
     """
     flags["gpus_per_node"] = flags["gpus_per_node"] or min(flags["gpus"], 8)
     if flags["dry_run"]:

@@ -20,17 +20,23 @@ _ENDINGS = {"chrome": ".json", "svg": ".svg", "xlsx": ".xlsx"}
 
 @click.command("trace")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True, dir_okay=False))
-@click.option("--pipeline", "stages", type=click.IntRange(min=1), help="Pipeline stages (default: of the file's name).")
-@click.option("--chunks", type=click.IntRange(min=1), help="Chunks of the model a stage (default: of the file's name).")
-@click.option("--iteration", type=click.IntRange(min=0), help="Which one to draw (default: the last whole one).")
-@click.option("--format", "formats", multiple=True, type=click.Choice(sorted(_ENDINGS)), help="Only these; repeatable.")
+@click.option("--pipeline", "stages", type=click.IntRange(min=1), help="Pipeline stages (default: from the file name).")
+@click.option("--chunks", type=click.IntRange(min=1), help="Model chunks per stage (default: from the file name).")
+@click.option("--iteration", type=click.IntRange(min=0), help="Iteration to draw (default: the last complete one).")
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(sorted(_ENDINGS)),
+    help="Write only this format; repeatable.",
+)
 @click.option("-o", "--output", metavar="DIR", default=".", help="Where to write (default: here).")
 @common_options
 def trace(ui: Ui, /, **flags: Any) -> int:
     """Show traces of MegatronAPP, one FILE for each node of a run.
 
-    Written are a Chrome trace (all iterations), an SVG and the document's xlsx (one iteration), named after the first
-    FILE. The share of the bubble is measured; broken lines are counted and named, and the rest is shown.
+    Writes a Chrome trace (all iterations), an SVG and the document's xlsx (one iteration), named after the first
+    FILE. Measures the share of the pipeline bubble. Counts and names broken lines, and shows the rest.
     """
     from envbuild.trace.pipeline import bubble, iterations, pipeline_of
     from envbuild.trace.records import read

@@ -333,7 +333,7 @@ def test_d110_what_removes_says_so_first_and_does_it_with_yes() -> None:
     for name, command in leaves(cli, click.Context(cli, info_name="envbuild")):
         option = next((each for each in command.params if "--yes" in each.opts), None)
         said = option.help if isinstance(option, click.Option) else ""
-        assert (said == "Remove it; without this nothing is changed.") == (name in removing), name
+        assert (said == "Remove it; without --yes nothing changes.") == (name in removing), name
 
 
 def test_d110_the_error_is_the_last_that_is_said_where_both_streams_go_into_one_file(tmp_path: Path) -> None:
