@@ -24,7 +24,10 @@ _VARIABLES = {"UV_LINK_MODE": "copy", "UV_PYTHON_DOWNLOADS": "never", "PYTHONDON
 _AT_RUN = ("CUDA_DEVICE_", "FI_", "GLOO_", "NCCL_", "OMPI_", "UCX_", "WANDB_")
 # An older setuptools cannot make an editable wheel.
 _EDITABLE_WHEELS = Version("64")
-_KEY = "rm: NVIDIA changed its apt key in April 2022, so its list in older images fails, and nothing is wanted from it."
+_KEY = (
+    "rm removes NVIDIA's apt list: its key changed in April 2022, so the list fails in older images. Nothing is "
+    "installed from it."
+)
 # As sed wants them: each package of the base, to be deleted from a requirements file.
 _OF_BASE = (
     "import re; from importlib.metadata import distributions; "
@@ -44,24 +47,26 @@ def requirements(inside: Inside) -> dict[str, tuple[LockedPackage, ...]]:
 
 def for_building(place: Place) -> Iterator[Instruction]:
     """What the build image lacks of its distribution."""
-    lacks = "".join(f"{name} is not in this image, and {why}. " for name, why in place.lacks.items())
+    lacks = "".join(f"The image lacks {name}: {why}. " for name, why in place.lacks.items())
     if place.system is not None:
         names = (*place.system.packages, *place.lacks)
-        return _system(place.system.model_copy(update={"packages": names}), f"Needed to compile against. {lacks}")
-    return _of_today(tuple(place.lacks), f"{lacks}Its version is what the archive has today, not pinned.")
+        return _system(place.system.model_copy(update={"packages": names}), f"Packages to compile against. {lacks}")
+    return _of_today(tuple(place.lacks), f"{lacks}The version is not pinned: apt installs what the archive has today.")
 
 
 def for_running(place: Place) -> Iterator[Instruction]:
     """What the runtime image lacks of its distribution."""
     network, system = place.network, place.system
     if network is None:
-        return _system(system, "Needed at run time. ") if system is not None else iter(())
-    why = f"{' and '.join(network.packages)} are not in this image, and {network.why}. "
+        return _system(system, "Packages needed at run time. ") if system is not None else iter(())
+    why = f"The image lacks {' and '.join(network.packages)}: {network.why}. "
     if system is not None:
         names = (*system.packages, *network.packages)
-        return _system(system.model_copy(update={"packages": names}), f"Needed at run time. {why}")
-    devices = "A container needs the host's devices, too: `--device /dev/infiniband --ulimit memlock=-1`."
-    return _of_today(network.packages, f"{why}Their versions are what the archive has today, not pinned. {devices}")
+        return _system(system.model_copy(update={"packages": names}), f"Packages needed at run time. {why}")
+    devices = "A container also needs the host's devices: `--device /dev/infiniband --ulimit memlock=-1`."
+    return _of_today(
+        network.packages, f"{why}The versions are not pinned: apt installs what the archive has today. {devices}"
+    )
 
 
 def _of_today(packages: Sequence[str], why: str) -> Iterator[Instruction]:
@@ -70,7 +75,7 @@ def _of_today(packages: Sequence[str], why: str) -> Iterator[Instruction]:
 
 
 def _system(system: SystemPackages, why: str) -> Iterator[Instruction]:
-    yield Comment(f"{why}Versions are those of the archive's snapshot of that day. {_KEY}")
+    yield Comment(f"{why}The versions are those of the archive's snapshot of that day. {_KEY}")
     marked = "sed -i 's/^deb /deb [snapshot=yes] /' /etc/apt/sources.list"
     yield _apt(marked, f" --snapshot {system.snapshot}", system.packages)
 
@@ -98,9 +103,13 @@ def packages(inside: Inside) -> Iterator[Instruction]:
     yield Env(_VARIABLES)
     python = shlex.quote(inside.python)
     if inside.on_base:
-        yield Comment("What the base has stays as it is, its torch above all: it is taken out of the requirements.")
+        yield Comment(
+            "Packages of the base stay as they are, above all its torch. These lines remove them from the requirements."
+        )
         yield Run((f'{python} -c "{_OF_BASE}" > /base.sed', "sed -i -f /base.sed /requirements/*.txt"))
-    yield Comment("The environment, in a folder named by a hash of its packages; the `python` below is its own.")
+    yield Comment(
+        "The environment. The folder name has a hash of its packages. `python` below is the environment's own."
+    )
     yield Env({"VIRTUAL_ENV": inside.environment})
     yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
     site_packages = " --system-site-packages" if inside.on_base else ""
@@ -108,13 +117,13 @@ def packages(inside: Inside) -> Iterator[Instruction]:
     every = tuple(_installed(inside, name, packages) for name, packages in lists.items())
     if every:
         yield Comment(
-            "The lists are complete, so uv looks for no dependencies. A list that the wheelhouse has whole is "
-            "installed from it, and no index is asked."
+            "The lists are complete, so uv resolves no dependencies. If the wheelhouse has all files of a list, uv "
+            "installs from it and contacts no index."
         )
     if len(every) > 1 and ARCHIVES in lists:
-        yield Comment("Wheels first. Archives of source last: they are built with what is installed by then.")
+        yield Comment("Wheels come first. Source archives come last, because the installed packages build them.")
     if any("--torch-backend" in instruction for instruction in every):
-        yield Comment(f"--torch-backend: PyTorch's own index of wheels for {inside.variant.flavour}.")
+        yield Comment(f"--torch-backend selects PyTorch's own index of wheels for {inside.variant.flavour}.")
     if every:
         yield Run(every, (WHEELHOUSE_MOUNT, _CACHE, UV_TOML, *SECRETS))
 
@@ -141,13 +150,13 @@ def build(inside: Inside) -> Iterator[Instruction]:
     if inside.variant.sources:
         seen = {name: value for name, value in inside.build.items() if not name.startswith(_AT_RUN)}
         gpus = (
-            " TORCH_CUDA_ARCH_LIST: the GPUs that kernels are compiled for, by compute capability. A setup.py may "
-            "name others, as Apex's does for a few kernels."
+            " TORCH_CUDA_ARCH_LIST lists the compute capabilities that kernels are compiled for. A setup.py may add "
+            "others; Apex's does for a few kernels."
         )
         yield Comment(
-            "Each source is built by its own setup.py or pyproject.toml, against the packages above (no build "
-            "isolation), and what it compiled is imported. A fixed date (1980-01-01) and hash seed keep the time "
-            "and chance of a build out of what these write." + gpus * ("TORCH_CUDA_ARCH_LIST" in seen)
+            "Each source is built by its own setup.py or pyproject.toml against the packages above, without build "
+            "isolation. Then its compiled modules are imported. A fixed date (1980-01-01) and hash seed make builds "
+            "repeatable." + gpus * ("TORCH_CUDA_ARCH_LIST" in seen)
         )
         yield Env(seen)
         if "CUDA_HOME" in seen:
@@ -156,21 +165,21 @@ def build(inside: Inside) -> Iterator[Instruction]:
         yield from _built(inside, source)
     last = (f"sed -i '/uv_cache.json,/d' {site}/*.dist-info/RECORD",
             f"rm -f {site}/*.dist-info/uv_cache.json")  # fmt: skip
-    yield Comment("uv_cache.json has the time of installing, so two builds differ.")
+    yield Comment("uv_cache.json holds the time of the installation, so two builds would differ.")
     yield Run(last, ignore=("DL3059",) if inside.variant.sources else ())
 
 
 def _built(inside: Inside, source: LockedSource) -> Iterator[Instruction]:
     if source.install == "editable" and _old(inside.variant):
         yield Comment(
-            f"{source.name} is installed editable, so its tree is in the environment. `develop`, as this "
-            f"setuptools is older than {_EDITABLE_WHEELS} and cannot make the wheel that `pip install -e` needs."
+            f"{source.name} is installed editable, so its files are in the environment. `develop` is used because "
+            f"setuptools before {_EDITABLE_WHEELS} cannot make the wheel that `pip install -e` needs."
         )
     elif source.install != "wheel":
         word = "installed editable" if source.install == "editable" else "put on Python's path"
-        yield Comment(f"{source.name} is {word}, so its tree is in the environment.")
+        yield Comment(f"{source.name} is {word}, so its files are in the environment.")
     if modules := ", ".join(steps.kernels(source)):
-        yield Comment(f"{modules}: compiled at the first start, so the runtime image has the compilers.")
+        yield Comment(f"{modules}: compiled at the first start. The runtime image therefore has compilers.")
     below = "" if source.install == "wheel" else "$VIRTUAL_ENV"
     yield Copy((f"/src/{source.name}",), f"{below}/src/{source.name}", "sources")
     yield Run(tuple(command for step in steps.source_steps(source) for command in _commands(inside, source, step)))

@@ -43,14 +43,13 @@ def wheelhouse() -> Iterator[Instruction]:
 
 def tools(inside: Inside, *, archives: bool) -> Iterator[Instruction]:
     """uv, and a Python where the images lack it; `archives`: source archives are among the packages."""
-    yield Comment(f"uv, which makes the environment and installs into it. {UV}: its version and sha256.")
+    yield Comment(f"uv creates the environment and installs packages. {UV} has its version and sha256.")
     yield Copy((UV,), "/")
     gitconfig = ", gitconfig for git" * bool(inside.variant.sources)
-    seen = " While a source archive (sdist) is built, its setup.py can read them." * archives
+    seen = " While uv builds a source archive (sdist), its setup.py can read them." * archives
     yield Comment(
-        f"Optional secrets, here and below: pip.conf and uv.toml for mirrors of indexes{gitconfig}, netrc for "
-        "credentials, certificates of a company's network (`--secret id=netrc,src=FILE`). No layer keeps "
-        f"them.{seen}"
+        f"Optional secrets, here and below (`--secret id=netrc,src=FILE`): pip.conf and uv.toml for index "
+        f"mirrors{gitconfig}, netrc for credentials, certificates for a company's network. No layer keeps them.{seen}"
     )
     words = f"pip install --no-cache-dir --no-deps --require-hashes --find-links /{WHEELHOUSE}/tools"
     yield Run((f"{words} -r /{UV}",), (WHEELHOUSE_MOUNT, _PIP, *SECRETS))
@@ -58,8 +57,8 @@ def tools(inside: Inside, *, archives: bool) -> Iterator[Instruction]:
     if folder is None or build is None:
         return
     yield Comment(
-        f"Python {inside.variant.python}, which the images below do not have: CPython of python-build-standalone, in "
-        "a folder named by the first digits of its sha256."
+        f"The images below lack Python {inside.variant.python}. This is CPython of python-build-standalone. The folder "
+        "name has the first digits of its sha256."
     )
     here = f"/{WHEELHOUSE}/tools/{shlex.quote(python_name(build.name, build.sha256))}"
     yield Run(
@@ -78,12 +77,12 @@ def tools(inside: Inside, *, archives: bool) -> Iterator[Instruction]:
 def sources(inside: Inside, place: Place) -> Iterator[Instruction]:
     """Each source, edited where it is."""
     yield Comment(
-        "Each source is one commit, of its repository or of a git bundle in the wheelhouse. Its tree, git's hash "
-        "over all its files, must be the one that is written here; after our edits once more. .git is removed, "
-        "since two fetches differ in it."
+        "Each source is one commit, fetched from its repository or from a git bundle in the wheelhouse. `test` "
+        "compares its tree (git's hash over all files) with the locked one, and again after the edits. .git is "
+        "removed, because two fetches differ in it."
     )
     if any(source.patches for source in inside.variant.sources):
-        yield Comment(f"The program in {_PATCHES} makes edits, which are described below.")
+        yield Comment(f"The program in {_PATCHES} makes the edits that are described below.")
         yield Copy((_PATCHES,), f"/{_PATCHES}")
     for source in inside.variant.sources:
         yield from _source(source, inside, place)
@@ -112,7 +111,7 @@ def _source(source: LockedSource, inside: Inside, place: Place) -> Iterator[Inst
             commands += [_edit_command(source), "git add --update", f'test "$(git write-tree)" = {after}']
         yield Run((*commands, "rm -rf .git"), mounts)
     if source.patches and not after:
-        yield Comment("Which tree it has to give is not recorded, so that is not compared.")
+        yield Comment("The tree after the edits is not recorded, so it is not compared.")
         if source.submodules:
             yield Folder(top)
         yield Run((_edit_command(source),))
@@ -123,7 +122,7 @@ def _about_patches(source: LockedSource, same: str | None) -> Iterator[Instructi
     for name in source.patches:
         patch = load_patch(name)
         files = ", ".join(patch.files)
-        idle = f" nvcc and torch are both of CUDA {same} here, so it changes nothing in this image."
+        idle = f" In this image nvcc and torch both have CUDA {same}, so the edit has no effect."
         changes_nothing = same is not None and patch.idle == "same-cuda"
         yield Comment(f"Edit {name}, in {files}: {patch.summary}. {patch.why}{idle * changes_nothing}")
 

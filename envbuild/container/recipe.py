@@ -135,20 +135,20 @@ class _Maker:
         """What the head says; a string a paragraph."""
         names = [stage.name for stage in stages]
         sources = "sources" in names
-        compiles = "compiles the sources" if sources else "removes what differs between two builds"
+        compiles = "compiles the sources" if sources else "removes files that differ between two builds"
         system = [name for name in ("compilers", "libraries") if name in names]
         verb = "adds" if len(system) == 1 else "add"
-        added = f"{' and '.join(f'`{name}`' for name in system)} {verb} packages of the system, " if system else ""
+        added = f"{' and '.join(f'`{name}`' for name in system)} {verb} system packages, " if system else ""
         images = {stage.name: stage.image for stage in stages}
         lacks = ", without compilers" * (images["runtime"] != images["packages"])
         yield (
-            f"To build it, for {self.variant.machine}, with BuildKit, podman or buildah: `docker build .` in this "
-            "folder. It needs no envbuild. `envbuild image verify IMAGE` compares what was built with the lock."
+            f"Build it for {self.variant.machine} with `docker build .` in this folder (BuildKit, podman or buildah). "
+            "The build needs no envbuild. `envbuild image verify IMAGE` compares the image with the lock."
         )
         yield (
-            f"Stages: `tools` downloads what the rest needs to install, {'`sources` the sources, ' * sources}{added}"
-            f"`packages` downloads and installs the packages, `build` {compiles}, `runtime` is the image{lacks}, in "
-            "which what the stack imports is imported once as a test."
+            f"Stages: `tools` downloads the installers, {'`sources` the sources, ' * sources}{added}"
+            f"`packages` downloads and installs the packages, `build` {compiles}, and `runtime` is the image{lacks}. "
+            "As a test, `runtime` imports the modules of the stack once."
         )
 
     def warnings(self, stages: Sequence[Stage]) -> Iterator[str]:
@@ -156,7 +156,7 @@ class _Maker:
         for image in dict.fromkeys(stage.image for stage in stages if not stage.digest and _is_of_registry(stage)):
             yield (
                 f"the digest of {image} is not recorded, so its registry decides what the tag is today "
-                "(`envbuild lock create STACK --image all` asks)"
+                "(`envbuild lock create STACK --image all` records it)"
             )
         if self.variant.arch_list == ():
             yield (

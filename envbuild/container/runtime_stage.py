@@ -14,10 +14,10 @@ from envbuild.model.target import Target
 
 USER = 10001
 HOME = "/home/envbuild"
-_GIVEN = "For the labels, given by whoever builds: `--build-arg REVISION=...`."
+_GIVEN = "Values for the labels; set them with `--build-arg REVISION=...`."
 _WHO = (
-    "The image runs as this user, not as root; this is its home. Others may write there too, for a container may run "
-    "as the user who starts it: `--user`, Apptainer, enroot."
+    "The image runs as this user, not as root. Every user may write to this home, because a container may run as the "
+    "user who starts it (`--user`, Apptainer, enroot)."
 )
 
 
@@ -25,10 +25,10 @@ def runtime(given: ImageInputs, inside: Inside, image: str, digest: str | None) 
     """What is done on `image`."""
     prefix, variant = given.prefix, inside.variant
     if inside.python_folder:
-        yield Comment("Python itself, of which the environment has only a symlink, and the finished environment.")
+        yield Comment("Python itself (the environment has only a symlink to it) and the finished environment.")
         yield Copy((inside.python_folder,), inside.python_folder, "packages")
     else:
-        yield Comment("The finished environment. Its Python is that of this image, as it was in `packages`.")
+        yield Comment("The finished environment. Its Python is the one of this image, as in `packages`.")
     yield Copy((f"{prefix}/envs",), f"{prefix}/envs", "build")
     yield Comment(_WHO)
     yield Run(
@@ -49,8 +49,8 @@ def runtime(given: ImageInputs, inside: Inside, image: str, digest: str | None) 
     yield Start(USER, HOME, ("python",))
     if variant.imports:
         yield Comment(
-            "The test, in the runtime image and as its user: what the stack imports is imported; no kernel runs, "
-            "no GPU is needed. It leaves nothing behind."
+            "The test runs in the runtime image, as its user. It imports the modules of the stack. It runs no kernel, "
+            "needs no GPU and leaves no file behind."
         )
         # No mount of a tmpfs: buildah 1.28 removes every file of the stage when that ends.
         home = "HOME=/tmp/test TMPDIR=/tmp/test PYTHONDONTWRITEBYTECODE=1"
@@ -64,7 +64,7 @@ def _environment(given: ImageInputs, inside: Inside) -> Iterator[Instruction]:
         if not isinstance(value, str):
             path = value["path"]
             yield Comment(
-                f"Not set here: {name}. On a host that has {path}, run with `-v {path}:{path}:ro -e {name}={path}`."
+                f"{name} is not set here. On a host that has {path}, run with `-v {path}:{path}:ro -e {name}={path}`."
             )
     values = {name: value for name, value in inside.variables.items() if isinstance(value, str)}
     mine = {"VIRTUAL_ENV": inside.environment, "PYTHONNOUSERSITE": "1"}
@@ -105,19 +105,19 @@ def _labels(given: ImageInputs, inside: Inside, image: str, digest: str | None) 
 def _about(values: Mapping[str, str], target: Target) -> str:
     """Whose variables the image sets, and what a container needs beside them."""
     machines = (target.summary.partition(";")[0] or target.name) if target.environment else ""
-    own = f", and of the machines that it is for: {machines}" if machines else ""
-    words = f"Variables of the environment{own}. To change one: `docker run -e NAME=VALUE`."
+    own = f" and of its machines: {machines}" if machines else ""
+    words = f"Variables of the environment{own}. Change one with `docker run -e NAME=VALUE`."
     if "NVIDIA_VISIBLE_DEVICES" in values:
         words += (
-            " NVIDIA_*: with `docker run --gpus all` the container has the GPUs and their driver; `--ipc host` gives "
-            "its ranks more shared memory than the 64 MB of a container."
+            " NVIDIA_* give a container the GPUs and their driver with `docker run --gpus all`. `--ipc host` gives its "
+            "ranks more shared memory than the default 64 MB."
         )
     if "TORCH_CUDA_ARCH_LIST" in values:
-        words += " TORCH_CUDA_ARCH_LIST: for code compiled later, as by an image built on this one."
+        words += " TORCH_CUDA_ARCH_LIST is for code compiled later, for example by an image built on this one."
     if any(name.startswith(("OMPI_", "UCX_")) for name in values):
-        words += " OMPI_* and UCX_*: read by Open MPI and UCX, where these are there."
+        words += " Open MPI and UCX, if installed, read OMPI_* and UCX_*."
     if any(name.endswith(("_IFNAME", "NET_DEVICES")) for name in values):
-        words += " On several nodes also `--network host`: the interfaces named here are the host's."
+        words += " On several nodes add `--network host`, because the interfaces named here are the host's."
     return words
 
 
@@ -150,9 +150,9 @@ def owned(paths: Sequence[tuple[str, str]]) -> tuple[Instruction, ...]:
     names = ", ".join(f"{name}/{path}" for name, path in paths)
     return (
         Comment(
-            f"What a source writes when it is built in place or started, {names}, is the user's, as are the folders it "
-            "is in, in which any file may be replaced: a start may write it, or a build in an image built on this one. "
-            "Other users may write it too. Elsewhere only the user's home and /tmp can be written."
+            f"Sources write these files when they are built in place or started: {names}. The files and their folders "
+            "belong to the user of the image, and other users may write them too. Elsewhere only the home and /tmp "
+            "can be written."
         ),
         Run(
             (

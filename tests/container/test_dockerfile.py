@@ -124,10 +124,8 @@ def test_the_text_of_every_kind_of_instruction() -> None:
     lines = render(made).splitlines()
     head = " ".join(line.removeprefix("# ") for line in lines[: lines.index("# A note.")])
     assert head.startswith("s: Python 3.11, 10 packages, torch ")
-    assert "`envbuild image dockerfile s`; an edit is lost" in head
-    assert head.endswith(
-        f"for s (profile exact, variant {recipe.variant.id}, whose `digest` is {recipe.variant.digest})."
-    )
+    assert "`envbuild image dockerfile s`, which overwrites your edits" in head
+    assert head.endswith(f"for s: profile exact, variant {recipe.variant.id}, `digest` {recipe.variant.digest}.")
     assert lines[lines.index("# A note.") :] == [
         "# A note.",
         "",
@@ -139,7 +137,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         "COPY a b /x/",
         "RUN --mount=type=cache,target=/c true",
         "",
-        "# digest: not recorded; a later build may get another image under this tag",
+        "# The digest is not recorded: a later build may get another image under this tag.",
         "FROM base:2 AS packages",
         'ARG A="1"',
         'ARG B=""',
@@ -254,7 +252,7 @@ def test_an_image_for_several_nodes_gets_what_nccl_loads_for_infiniband(recipes:
 
 
 def test_an_edit_that_changes_nothing_here_is_said_where_the_data_say_so(recipes: dict[str, ImageRecipe]) -> None:
-    idle = re.compile(r"nvcc and torch are both of CUDA ([0-9.]+) here, so it changes nothing in this image\.")
+    idle = re.compile(r"In this image nvcc and torch both have CUDA ([0-9.]+), so the edit has no effect\.")
     assert load_patch("apex-cuda-check").idle == "same-cuda"
     said = {
         name: idle.findall(" ".join(render(recipe).replace("\n# ", " ").split())) for name, recipe in recipes.items()
