@@ -59,18 +59,18 @@ def of_facts(nodes: Mapping[str, NodeFacts]) -> Answers:
 
 def text(name: str, answers: Answers) -> str:
     """The file of the target `name`."""
-    expects = {"gpu": said.gpu, "gpus_per_node": said.gpus_per_node, "driver": said.driver}
-    login = _said({"host": said.login, "user": said.user}) if said.login else None
-    connection = {"kind": "job", "login": login} if login or said.here else _said({"user": said.user})
+    expects = {"gpu": answers.gpu, "gpus_per_node": answers.gpus_per_node, "driver": answers.driver}
+    login = _given({"host": answers.login, "user": answers.user}) if answers.login else None
+    connection = {"kind": "job", "login": login} if login or answers.here else _given({"user": answers.user})
     keys: list[tuple[str, str, object]] = [
         ("", "name", name),
-        ("what is not said here is as in this shipped target", "extends", said.extends or said.kind),
-        ("what is built when no stack is named", "stack", said.stack),
-        (said.why, "profile", said.profile),
-        *_hosts(said),
-        (_WHO if said.user or said.login else "jobs are submitted on this machine", "connection", connection),
-        ("where environments live; {user}, {home}, {data} are filled in on the node", "prefix", said.prefix),
-        ("the hardware; what differs is a warning in plan and report", "expects", _said(expects)),
+        ("what is not said here is as in this shipped target", "extends", answers.extends or answers.kind),
+        ("what is built when no stack is named", "stack", answers.stack),
+        (answers.why, "profile", answers.profile),
+        *_hosts(answers),
+        (_WHO if answers.user or answers.login else "jobs are submitted on this machine", "connection", connection),
+        ("where environments live; {user}, {home}, {data} are filled in on the node", "prefix", answers.prefix),
+        ("the hardware; what differs is a warning in plan and report", "expects", _given(expects)),
     ]
     lines = ["---", "# Written by `envbuild init`; docs/targets.md has every key."]
     for comment, key, value in keys:

@@ -178,8 +178,8 @@ def remove(ui: Ui, /, environment: str, *, force: bool, yes: bool, **flags: Any)
     """Remove ENVIRONMENT; only with --yes.
 
     It is a path, the name of a folder, or its beginning. Files in it that envbuild did not make are moved to
-    PREFIX/kept. An environment that a process runs from stays. Only processes of yours are seen, unless envbuild runs
-    as root.
+    PREFIX/kept. An environment that a process runs from stays. envbuild sees only your processes, unless it runs
+    there as root.
     """
     target = prefix_target(ui, flags)
     item = _named(target, flags["engine"], environment)

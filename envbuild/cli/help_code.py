@@ -29,7 +29,7 @@ def explanation(code: str) -> str:
         return rule
     lines = [f"{code}: {_ending({row[1] for row in rows})}", *([f"  {_MEANS[code]}"] if code in _MEANS else ())]
     for _, _, what, why, hint in rows:
-        said = [
+        labelled = [
             (label, text)
             for label, text in (("", what), ("  why:  ", why), ("  hint: ", hint))
             if re.search("[a-z]{2}", text)

@@ -394,7 +394,7 @@ def _retry_after(response: requests.Response) -> float | None:
     if header.isascii() and header.isdigit():
         return float(header[:9])
     try:
-        when = parsedate_to_datetime(said)
+        when = parsedate_to_datetime(header)
     except (TypeError, ValueError, OverflowError):
         return None
     if when.tzinfo is None:

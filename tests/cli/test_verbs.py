@@ -199,7 +199,7 @@ def test_two_stacks_that_differ_are_a_mistake_and_the_same_twice_is_none(capsys:
 def test_the_help_says_whose_processes_are_seen(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "Only processes of yours are seen, unless envbuild runs" in told
+    assert "envbuild sees only your processes, unless it runs there as root" in told
 
 
 @pytest.mark.parametrize(("typed", "command"), NAMES.items())

@@ -415,7 +415,7 @@ def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise
     add(kit / "report" / "junit.xml")
     relist(kit)
     assert problems(kit) == []
-    for says in ("README.md: envbuild 9.9 made the kit, and this is", "junit.xml: envbuild 9.9 made it, and this is"):
+    for says in ("README.md: envbuild 9.9 made the kit; envbuild", "junit.xml: envbuild 9.9 made it; envbuild"):
         assert says in unchecked(kit)
     assert "trust no command or figure in it" in unchecked(kit)
 

@@ -264,7 +264,7 @@ def test_of_a_statement_of_another_envbuild_is_said_that_it_was_not_compared(
     sealed = Sealed(tmp_path)
     sealed.forge(lambda data: data.update(envbuild="0.0.9"))
     sign_report(sealed.folder, keys.own)
-    says = "what its statement says: envbuild 0.0.9 made it, and this is"
+    says = "the contents of its statement: envbuild 0.0.9 made it; envbuild"
     assert not any(says in each.says for each in verify_report(sealed.folder)[1])
     resign(sealed.folder, old, new, keys.own)
     found = [each for each in verify_report(sealed.folder)[1] if each.topic == "signature"]

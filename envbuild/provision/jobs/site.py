@@ -54,7 +54,7 @@ class JobSite:
     def unasked(cls, target: Target) -> JobSite:
         """The same for what is only printed: no program runs, and the pool is as the target says."""
         runner = submit_host(target)
-        pool = _AsTold(target.partition or target.scheduler.queue)
+        pool = _UnaskedPool(target.partition or target.scheduler.queue)
         return cls(target, runner, _SCHEDULERS[target.scheduler.kind](runner), pool, Connection(kind="local"))
 
     @property
@@ -111,14 +111,14 @@ class JobSite:
 
 
 @dataclass(frozen=True)
-class _AsTold:
+class _UnaskedPool:
     """A pool of which nobody was asked anything."""
 
     name: str | None
     gpus_per_node: int = 0
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         return f"the queue {self.name}" if self.name else "the default queue"
 
     def gres(self) -> Gres | None:
@@ -199,8 +199,8 @@ def run_to_end(
         return work.settings.cancel()
 
     def changed(state: JobState) -> None:
-        work.journal.append(EventKind.JOB_STATE, job=number, state=state.told(), nodes=list(state.nodes))
-        work.journal.stage(f"job {number}: {state.told()}")
+        work.journal.append(EventKind.JOB_STATE, job=number, state=state.summary(), nodes=list(state.nodes))
+        work.journal.stage(f"job {number}: {state.summary()}")
         on_state(state)
 
     try:

@@ -150,7 +150,7 @@ def test_a_failed_run_without_a_figure_is_compared_with_nothing() -> None:
 def test_of_a_stack_that_is_not_known_here_the_arithmetic_alone_is_checked_and_that_is_said() -> None:
     check = ran(196_000.0)
     assert codes(check, stack="mine") == set()
-    assert "envbuild does not ship the stack" in said(check, stack="mine")
+    assert "envbuild does not ship this stack" in said(check, stack="mine")
     check["comparison"]["percent"] = 100.0
     assert codes(check, stack="mine") == {"report-claim-differs"}
     assert "percent is 98.0, not 100.0" in said(check, stack="mine")
