@@ -22,6 +22,15 @@ def test_d77_each_line_of_the_threat_model_names_a_test_that_is_there() -> None:
     assert lost == []
 
 
+def test_d70_both_pages_say_that_a_target_is_code_on_the_controller() -> None:
+    (row,) = [line for line in PAGE.splitlines() if line.startswith("| author of a target")]
+    assert (
+        "**run code as you on this machine**: `hosts: {command}`, ssh configuration" in row
+        and "shows the command" in row
+    )
+    assert "**A target file is code on your machine.**" in (TOP / "docs/targets.md").read_text(encoding="utf-8")
+
+
 def pins(name: str) -> dict[str, set[str]]:
     """`name==version` of each requirement of a listing, with its hashes."""
     text = (TOP / name).read_text(encoding="utf-8")
