@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from envbuild.init.assemble import Result
+    from envbuild.model.lock import Lock
 
 
 _flavour = click.option(
@@ -254,6 +255,7 @@ def _lock(ui: Ui, stack: str, profile: str | None, ask: Callable[[str], bool]) -
     """The lock of a stack file, made where it is needed; requirements of a draft that exclude each other give way."""
     from envbuild.catalog.loader import load_stack, pick_profile
     from envbuild.cli.lock_cmd import ensure_lock
+    from envbuild.lock.files import read_lock
     from envbuild.regular_file import read_file
 
     def allow(packages: Sequence[str]) -> bool:
@@ -261,7 +263,8 @@ def _lock(ui: Ui, stack: str, profile: str | None, ask: Callable[[str], bool]) -
 
     while not (loaded := load_stack(stack)).shipped:
         try:
-            ensure_lock(ui, loaded, pick_profile(loaded, profile), allow)
+            path = ensure_lock(ui, loaded, pick_profile(loaded, profile), allow)
+            refuse_unrecorded_torch(read_lock(path), read_file(loaded.path).decode())
         except EnvbuildError as error:
             changed, says = _given_way(read_file(loaded.path).decode(), error)
             if not says or not ask(f"{error.what}. {says}?"):
@@ -270,6 +273,26 @@ def _lock(ui: Ui, stack: str, profile: str | None, ask: Callable[[str], bool]) -
             ui.warn(f"{error.what}. {says}: {loaded.path.name} was changed")
         else:
             break
+
+
+def refuse_unrecorded_torch(lock: Lock, draft: str) -> None:
+    """Raise `index-unreachable` where a draft's torch is of an index out of reach, and the default one has another."""
+    from envbuild.init.write import relaxed
+    from envbuild.lock.record import unrecorded
+    from envbuild.resolve.compat_read import load_compat
+
+    for package, _ in unrecorded(lock):
+        version, _, flavour = package.version.partition("+")
+        release = load_compat().torch.get(version) if package.name == "torch" else None
+        instead = release.pypi_flavour if release else None
+        if instead and relaxed(draft, flavour, instead) != draft:
+            raise EnvbuildError(
+                "index-unreachable",
+                f"no hash of torch {package.version} is known, because `{package.index}` cannot be reached",
+                why="what has no recorded hash is not installed",
+                hint=f"`envbuild lock record` where the index can be reached, or take {instead} of the default index",
+                details={"relaxations": [{"was": flavour, "becomes": instead}]},
+            )
 
 
 def _given_way(text: str, error: EnvbuildError) -> tuple[str, str]:

@@ -6,11 +6,14 @@ from datetime import date
 
 import pytest
 
+from envbuild.cli.init_cmd import refuse_unrecorded_torch
 from envbuild.init import write
 from envbuild.init.draft import Draft, Origin, default_python, make_draft
 from envbuild.init.findings import find
 from envbuild.init.known import load_known
 from envbuild.init.read import read
+from tests.resolve.builders import make_lock, package
+from tests.support.fails import fails
 
 OWN = Origin("own", "https://git.example.org/lab/own", "0" * 40, date(2022, 6, 1))
 
@@ -171,5 +174,11 @@ def test_a_draft_gives_way_where_its_requirements_exclude_each_other() -> None:
     assert write.relaxed(lines, "swarms==4.1.1", "swarms") == lines
     torch = "    torch: {version: 2.2.0, flavours: [cu118]}  # setup.sh:1\n"
     assert "[cu121]}  # relaxed from cu118, out of reach; setup.sh:1" in write.relaxed(head + torch, "cu118", "cu121")
+    unrecorded = package("torch", "2.1.1+cu118", index="pytorch-cu118", sha256="unrecorded", reason="away")
+    locked = make_lock({"id": "v", "python": "3.10", "packages": [unrecorded]})
+    with fails("index-unreachable") as caught:
+        refuse_unrecorded_torch(locked, head + torch)
+    assert caught.value.details["relaxations"] == [{"was": "cu118", "becomes": "cu121"}]
+    refuse_unrecorded_torch(locked, torch)  # no draft
     asked = head + torch.replace("setup.sh:1", f"setup.sh:1; cu118 {write.AS_ASKED}")
     assert write.relaxed(asked, "cu118", "cu121") == asked
