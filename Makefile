@@ -8,7 +8,7 @@ test: WORKERS ?= 5
 test-slow: WORKERS ?= 4
 PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal --timeout=600 --durations=25 -rfEs
 
-.PHONY: provision test test-slow fuzz lint generated containers docs bench locks clean
+.PHONY: provision test test-slow fuzz lint lint-style lint-types lint-playbooks generated containers docs bench locks clean
 
 provision: .venv/.ready  ## build torch-smoke on this machine
 	.venv/bin/envbuild provision --target local
@@ -22,13 +22,19 @@ test-slow: .venv/.ready system-packages  ## real torch environments, real nodes,
 fuzz: .venv/.ready  ## hostile input for every parser, two minutes at low priority
 	.venv/bin/python -m tests.fuzz
 
-lint: .venv/.ready
+lint: lint-style lint-types lint-playbooks  ## with -j2 in half the time
+
+lint-style: .venv/.ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy
 	.venv/bin/yamllint --strict .
-	ANSIBLE_HOME="$(CURDIR)/.cache/ansible" PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/ansible-lint --offline --strict playbooks
 	git ls-files 'containers/**Dockerfile*' | xargs -r .venv/bin/hadolint
+
+lint-types: .venv/.ready
+	.venv/bin/mypy
+
+lint-playbooks: .venv/.ready
+	ANSIBLE_HOME="$(CURDIR)/.cache/ansible" PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/ansible-lint --offline --strict playbooks
 
 generated: .venv/.ready  ## schemas, error codes, shipped locks and containers/ agree with what makes them
 	.venv/bin/python docs/make_schemas.py
