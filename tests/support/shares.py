@@ -11,9 +11,13 @@ LONG = (
     "tests/fleet/test_together.py",
     "tests/fleet/test_containers.py",
     "tests/fleet/test_build_once.py",
+    "tests/slurm/test_bench.py",
     "tests/slurm/test_image_build_job.py",
     "tests/container/test_images.py",
     "tests/slurm/test_together.py",
+    "tests/e2e/test_packaging.py",
+    "tests/fleet/test_done_when.py",
+    "tests/e2e/test_torch_smoke.py",
     "tests/fleet/test_overdue.py",
     "tests/fleet/test_provision_many.py",
 )
