@@ -74,11 +74,13 @@ class Result:
     def understood(self) -> tuple[int, int]:
         """Statements that a rule understands, and all."""
         every = self.draft.statements
-        return sum(each.kind != "unknown" for each in every), len(every)
+        return sum(statement.kind != "unknown" for statement in every), len(every)
 
     def optional(self) -> tuple[Closed, ...]:
         """Imports that can be done without and have something that brings them."""
-        return tuple(each for each in self.closed if each.wanted is not None and each.imported.firmness != "required")
+        return tuple(
+            closing for closing in self.closed if closing.wanted is not None and closing.imported.firmness != "required"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +101,12 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
     projects: tuple[LocalProject, ...] = ()
     if folder:
         local = roots(tree)
-        built = {each.value for each in collected.statements if each.kind == "extension"}
+        built = {statement.value for statement in collected.statements if statement.kind == "extension"}
         imports = scan(tree, local, built)
         closed = ask.index(close(imports, draft, known, _lone_folders(tree)), draft)
         draft = _with_imports(draft, closed)
         projects = _with_folders(_projects(tree, local, collected, draft), closed)
-        if draft.torch is None and any(each.module == "torch" for each in imports):
+        if draft.torch is None and any(imported.module == "torch" for imported in imports):
             draft = _with_torch(draft, known)
         draft = _with_setuptools(draft)
     draft = _with_undeclared(draft, known)
@@ -117,7 +119,7 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
         closed,
         projects,
         _missing(draft),
-        {path: why for each in (tree, *also) for path, why in each.left_out.items()},
+        {path: why for part in (tree, *also) for path, why in part.left_out.items()},
         compiled,
         _blocked(tree, projects, _lost(closed, draft, compiled)),
         _page(tree, collected),
@@ -127,27 +129,29 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
 def _page(tree: Tree, collected: Collected) -> tuple[str, str]:
     """The first page of prose that was read, else the first file."""
     pages = [path for path, noun in collected.used.items() if noun in ("Markdown", "reStructuredText")]
-    path = next((each for each in (*pages, *collected.used) if each in tree.files), "")
+    path = next((page for page in (*pages, *collected.used) if page in tree.files), "")
     return path, (tree.text(path) or "") if path else ""
 
 
 def _lost(closed: Iterable[Closed], draft: Draft, compiled: Collection[str]) -> set[str]:
     """Modules that the drafted environment will not have."""
-    there = {each.name for each in draft.packages}
+    named = {package.name for package in draft.packages}
     lost = set()
-    for each in closed:
-        module = each.imported.module
+    for closing in closed:
+        module = closing.imported.module
         names = set(distributions(module))
-        optional = each.imported.firmness != "required" and each.wanted is not None and each.wanted.name not in there
-        if each.how in ("open", "vendor") or not names.isdisjoint(compiled) or optional:
+        optional = (
+            closing.imported.firmness != "required" and closing.wanted is not None and closing.wanted.name not in named
+        )
+        if closing.how in ("open", "vendor") or not names.isdisjoint(compiled) or optional:
             lost.add(module)
     return lost
 
 
 def _blocked(tree: Tree, projects: Iterable[LocalProject], lost: set[str]) -> dict[str, str]:
-    named = [(each.code, module) for each in projects for module in each.modules]
-    found = {module: blocked(tree, base, module, lost) for base, module in named}
-    return {module: needs for module, needs in found.items() if needs}
+    named = [(project.code, module) for project in projects for module in project.modules]
+    needs_of = {module: blocked(tree, base, module, lost) for base, module in named}
+    return {module: needs for module, needs in needs_of.items() if needs}
 
 
 def _compiled(draft: Draft, known: Known) -> dict[str, str]:
@@ -157,16 +161,18 @@ def _compiled(draft: Draft, known: Known) -> dict[str, str]:
     for holds the same files.
     """
     nvcc = {
-        each.name: "compiled with nvcc, no wheel on the index"
-        for each in draft.packages
-        if (row := known.compiled_package(each.requirement)) is not None
+        package.name: "compiled with nvcc, no wheel on the index"
+        for package in draft.packages
+        if (row := known.compiled_package(package.requirement)) is not None
         and row.cuda == "build"
         and not row.wheel
-        and not any(said.get("wheel") for said in each.statements)
+        and not any(statement.get("wheel") for statement in package.statements)
     }
-    asked = {str(canonicalize_name(name)) for each in draft.packages for name in each.requirement.extras}
-    asked |= {each.name for each in draft.packages}
-    pairs = {each.name: each.name.removesuffix("-gpu") for each in draft.packages if each.name.endswith("-gpu")}
+    asked = {str(canonicalize_name(name)) for package in draft.packages for name in package.requirement.extras}
+    asked |= {package.name for package in draft.packages}
+    pairs = {
+        package.name: package.name.removesuffix("-gpu") for package in draft.packages if package.name.endswith("-gpu")
+    }
     return nvcc | {gpu: f"{cpu} holds the same files" for gpu, cpu in pairs.items() if cpu in asked}
 
 
@@ -176,21 +182,21 @@ def _own_address(statements: Sequence[Statement], tree: Tree) -> list[Statement]
         return list(statements)
     name = tree.origin.name.lower()
     own = {
-        each.value
-        for each in statements
-        if each.kind == "source"
+        statement.value
+        for statement in statements
+        if statement.kind == "source"
         and (
-            each.value.rpartition("/")[2].lower() == name
-            or (tree.origin.url and same_repository(each.value, tree.origin.url))
+            statement.value.rpartition("/")[2].lower() == name
+            or (tree.origin.url and same_repository(statement.value, tree.origin.url))
         )
     }
     out = []
-    for each in statements:
-        if each.kind == "source" and each.value in own:
+    for statement in statements:
+        if statement.kind == "source" and statement.value in own:
             continue
-        if each.get("source") in own:
-            each = replace(each, options={k: v for k, v in each.options.items() if k != "source"})
-        out.append(each)
+        if statement.get("source") in own:
+            statement = replace(statement, options={k: v for k, v in statement.options.items() if k != "source"})
+        out.append(statement)
     return out
 
 
@@ -198,18 +204,20 @@ def _with_imports(draft: Draft, closed: Iterable[Closed]) -> Draft:
     added: dict[str, Wanted] = {}
     origins: dict[str, Statement] = dict(draft.from_imports)
     sources: list[DraftSource] = []
-    for each in closed:
-        place = each.imported.place
-        said = Statement("import", each.imported.module, place, f"import {each.imported.module}", "imports")
-        if each.imported.firmness != "required":
+    for closing in closed:
+        place = closing.imported.place
+        statement = Statement("import", closing.imported.module, place, f"import {closing.imported.module}", "imports")
+        if closing.imported.firmness != "required":
             continue
-        if each.wanted is not None:
-            added[each.wanted.name] = replace(each.wanted, statements=(*each.wanted.statements, said), optional=False)
-            origins[each.wanted.name] = said
-        elif each.source and each.how == "source":
-            name = each.source.rpartition("/")[2].lower()
-            sources.append(DraftSource(each.source, "", name, (said,), install="wheel"))
-    packages = (*draft.packages, *(each for name, each in added.items() if draft.package(name) is None))
+        if closing.wanted is not None:
+            added[closing.wanted.name] = replace(
+                closing.wanted, statements=(*closing.wanted.statements, statement), optional=False
+            )
+            origins[closing.wanted.name] = statement
+        elif closing.source and closing.how == "source":
+            name = closing.source.rpartition("/")[2].lower()
+            sources.append(DraftSource(closing.source, "", name, (statement,), install="wheel"))
+    packages = (*draft.packages, *(package for name, package in added.items() if draft.package(name) is None))
     return replace(draft, packages=packages, sources=(*draft.sources, *sources), from_imports=origins)
 
 
@@ -228,8 +236,8 @@ def _with_setuptools(draft: Draft) -> Draft:
 
 def _with_undeclared(draft: Draft, known: Known) -> Draft:
     """What packages import at once, and do not declare."""
-    there = {f"{each.name}=={exact_version(each.requirement.specifier)}" for each in draft.packages}
-    rows = ((name, owner) for owner, names in known.undeclared.items() if owner in there for name in names)
+    pins = {f"{package.name}=={exact_version(package.requirement.specifier)}" for package in draft.packages}
+    rows = ((name, owner) for owner, names in known.undeclared.items() if owner in pins for name in names)
     return _with_unasked(draft, ((name, f"{owner} imports it and does not declare it") for name, owner in rows))
 
 
@@ -240,10 +248,10 @@ def _with_unasked(draft: Draft, reasons: Iterable[tuple[str, str]]) -> Draft:
 
 
 def _without_brought(draft: Draft) -> Draft:
-    brought = [each for each in draft.packages if _BROUGHT.fullmatch(each.name)]
-    if draft.torch is None or sum(each.name.startswith("nvidia-") for each in brought) < _LEAST_FROZEN:
+    brought = [package for package in draft.packages if _BROUGHT.fullmatch(package.name)]
+    if draft.torch is None or sum(package.name.startswith("nvidia-") for package in brought) < _LEAST_FROZEN:
         return draft
-    return replace(draft, packages=tuple(each for each in draft.packages if each not in brought))
+    return replace(draft, packages=tuple(package for package in draft.packages if package not in brought))
 
 
 def _projects(tree: Tree, local: Roots, collected: Collected, draft: Draft) -> tuple[LocalProject, ...]:
@@ -252,14 +260,18 @@ def _projects(tree: Tree, local: Roots, collected: Collected, draft: Draft) -> t
     for module, folder in local.names.items():
         if _inside(folder, module) in files:
             names.setdefault(folder, []).append(module)
-    compiled = {each.place.file.rpartition("/")[0] for each in collected.statements if each.value == "compiles-cuda"}
+    compiled = {
+        statement.place.file.rpartition("/")[0]
+        for statement in collected.statements
+        if statement.value == "compiles-cuda"
+    }
     out = []
     for folder in local.folders:
         has = {path[len(folder) :].lstrip("/") for path in tree.files if path.startswith(folder)}
         installable = bool({"setup.py", "pyproject.toml"} & has)
         if folder and not (names.get(folder) and installable):
             continue
-        modules = tuple(each for each in names.get(folder, ()) if each not in _NOT_OURS)
+        modules = tuple(module for module in names.get(folder, ()) if module not in _NOT_OURS)
         name = (folder.rpartition("/")[2] if folder else draft.origin.name).lower()
         clean = re.sub(r"[^a-z0-9._-]+", "-", name).strip("-._") or "code"
         install = "editable" if installable and _packaged(tree, folder) and _asks_its_metadata(tree, folder) else "path"
@@ -280,14 +292,14 @@ def _lone_folders(tree: Tree) -> dict[str, str]:
 
 def _with_folders(projects: tuple[LocalProject, ...], closed: Iterable[Closed]) -> tuple[LocalProject, ...]:
     """The same with the folders whose modules other folders import by name."""
-    there = {each.code for each in projects}
+    folders = {project.code for project in projects}
     added: dict[str, LocalProject] = {}
-    for each in closed:
-        if each.how == "local" and each.source not in there:
-            name = re.sub(r"[^a-z0-9._-]+", "-", each.source.lower()).strip("-._") or "folder"
-            added[each.source] = LocalProject(each.source, name[:63], "path")
+    for closing in closed:
+        if closing.how == "local" and closing.source not in folders:
+            name = re.sub(r"[^a-z0-9._-]+", "-", closing.source.lower()).strip("-._") or "folder"
+            added[closing.source] = LocalProject(closing.source, name[:63], "path")
     used: set[str] = set()
-    return tuple(_renamed(each, used) for each in (*projects, *added.values()))
+    return tuple(_renamed(project, used) for project in (*projects, *added.values()))
 
 
 Named = TypeVar("Named", LocalProject, DraftSource)
@@ -296,14 +308,14 @@ Named = TypeVar("Named", LocalProject, DraftSource)
 def _renamed(source: Named, used: set[str]) -> Named:
     """The same under a name that no other has."""
     numbers = (f"{source.name[:58]}-{number}" for number in itertools.count(2))
-    name = next(each for each in itertools.chain([source.name], numbers) if each not in used)
+    name = next(candidate for candidate in itertools.chain([source.name], numbers) if candidate not in used)
     used.add(name)
     return replace(source, name=name)
 
 
 def _distinct(draft: Draft, projects: Sequence[LocalProject]) -> Draft:
-    used = {each.name for each in projects}
-    return replace(draft, sources=tuple(_renamed(each, used) for each in draft.sources))
+    used = {project.name for project in projects}
+    return replace(draft, sources=tuple(_renamed(source, used) for source in draft.sources))
 
 
 def _layout(paths: Iterable[str]) -> str:
@@ -311,7 +323,7 @@ def _layout(paths: Iterable[str]) -> str:
     packages = [path.split("/") for path in paths if path.endswith("/__init__.py")]
     if any(len(parts) == 2 for parts in packages):
         return ""
-    return next((each for each in ("src", "python") if any(parts[0] == each for parts in packages)), "")
+    return next((name for name in ("src", "python") if any(parts[0] == name for parts in packages)), "")
 
 
 def _inside(folder: str, module: str) -> str:
@@ -342,8 +354,8 @@ def _missing(draft: Draft) -> tuple[Missing, ...]:
     if draft.torch is not None and (draft.flavour is None or draft.flavour.default):
         flavour = draft.flavour
         out.append(Missing("flavour", flavour.value if flavour else "", flavour.why if flavour else "nothing names it"))
-    for each in draft.sources:
-        if not each.own and not each.optional and not each.pinned and each.install:
-            moves = f"`{each.ref or 'the default branch'}` moves"
-            out.append(Missing(f"commit of {each.name}", each.commit[:12], moves))
+    for source in draft.sources:
+        if not source.own and not source.optional and not source.pinned and source.install:
+            moves = f"`{source.ref or 'the default branch'}` moves"
+            out.append(Missing(f"commit of {source.name}", source.commit[:12], moves))
     return tuple(out)

@@ -47,26 +47,26 @@ class Closed:
 
 def close(imports: Sequence[Import], draft: Draft, known: Known, folders: Mapping[str, str]) -> tuple[Closed, ...]:
     """What becomes of each import. `folders`: modules that lie in one folder of the tree alone, by name."""
-    there = {each.name for each in draft.packages} | {each.name for each in draft.sources if each.install}
-    there |= {brought for name in tuple(there) for brought in _BRINGS.get(name, ())}
+    present = {package.name for package in draft.packages} | {source.name for source in draft.sources if source.install}
+    present |= {brought for name in tuple(present) for brought in _BRINGS.get(name, ())}
     if draft.torch is not None:
-        there.add("torch")
+        present.add("torch")
     offered: dict[str, Wanted] = {}
     for group in draft.extras.values():
-        for each in group:
-            if each.name in known.compat.homonyms:
+        for package in group:
+            if package.name in known.compat.homonyms:
                 continue
-            before = offered.get(each.name)
+            before = offered.get(package.name)
             if before is None or not str(before.requirement.specifier):
-                offered[each.name] = each
-    return tuple(_closed(each, there, offered, folders, known) for each in imports)
+                offered[package.name] = package
+    return tuple(_closed(imported, present, offered, folders, known) for imported in imports)
 
 
 def _closed(
-    imported: Import, there: Iterable[str], offered: Mapping[str, Wanted], folders: Mapping[str, str], known: Known
+    imported: Import, present: Iterable[str], offered: Mapping[str, Wanted], folders: Mapping[str, str], known: Known
 ) -> Closed:
     names = distributions(imported.module)
-    if any(name in there for name in names):
+    if any(name in present for name in names):
         return Closed(imported, "declared")
     if imported.module in known.vendors:
         return Closed(imported, "vendor")
@@ -112,11 +112,11 @@ def blocked(tree: Tree, base: str, module: str, lost: Collection[str]) -> str:
 
 def _modules(tree: Tree, base: str) -> dict[str, str]:
     """The modules of a folder by their full names, each with its file; of a package without one nothing."""
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for path in tree.files:
         if path.startswith(base) and path.endswith((".py", ".so")):
             *folders, file = path[len(base) :].split("/")
             for depth in range(1, len(folders) + 1):
-                found.setdefault(".".join(folders[:depth]), "")
-            found[".".join([*folders, file.partition(".")[0]]).removesuffix(".__init__")] = path
-    return found
+                modules.setdefault(".".join(folders[:depth]), "")
+            modules[".".join([*folders, file.partition(".")[0]]).removesuffix(".__init__")] = path
+    return modules

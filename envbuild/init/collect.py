@@ -62,7 +62,7 @@ def collect(tree: Tree) -> Collected:
             _offered(tree, path, out)
     out.statements = [_of_submodule(each, tree.origin) for each in out.statements]
     # A project that installs itself from the index is its own tree.
-    out.statements = [each for each in out.statements if not _is_self(each, own)]
+    out.statements = [statement for statement in out.statements if not _is_self(statement, own)]
     return out
 
 
@@ -87,8 +87,10 @@ def together(trees: Sequence[Tree]) -> Collected:
             path: f"{tree.origin.name}/{path}" if path in out.used else path for path in (*more.used, *more.choices)
         }
         out.statements += [
-            replace(each, place=replace(each.place, file=names.get(each.place.file, each.place.file)))
-            for each in more.statements
+            replace(
+                statement, place=replace(statement.place, file=names.get(statement.place.file, statement.place.file))
+            )
+            for statement in more.statements
         ]
         out.used |= {names[path]: noun for path, noun in more.used.items()}
         out.contents |= {names[path]: digest for path, digest in more.contents.items()}
@@ -118,16 +120,18 @@ def _offered(tree: Tree, path: str, out: Collected) -> None:
     if text is None or known is None:
         return
     out.choices[path] = known[0]
-    for each in read(text, path):
+    for statement in read(text, path):
         extra = "locked" if known[0] == "lock" else f"file:{path}"
-        options = dict(each.options) | ({"extra": extra} if each.kind in ("package", "conda", "source") else {})
-        out.statements.append(replace(each, optional=True, options=options))
+        options = dict(statement.options) | (
+            {"extra": extra} if statement.kind in ("package", "conda", "source") else {}
+        )
+        out.statements.append(replace(statement, optional=True, options=options))
 
 
 def _sorted(tree: Tree) -> tuple[list[str], list[str]]:
     main: list[str] = []
     offered: list[str] = []
-    for path in sorted(tree.files, key=lambda each: (each.count("/"), each)):
+    for path in sorted(tree.files, key=lambda name: (name.count("/"), name)):
         known = reader_of(path)
         if known is None or path.count("/") >= _DEEPEST or _PASSED.search(path):
             continue
@@ -156,7 +160,7 @@ def _frozen(tree: Tree, path: str) -> bool:
 def _included(tree: Tree, out: Collected) -> None:
     """Files that read ones include, and that are in the tree."""
     files = set(tree.files)
-    pending = [each for each in out.statements if each.kind == "file" and not each.optional]
+    pending = [statement for statement in out.statements if statement.kind == "file" and not statement.optional]
     while pending:
         statement = pending.pop(0)
         name = _normal(statement.value)
@@ -165,12 +169,12 @@ def _included(tree: Tree, out: Collected) -> None:
             continue
         before = len(out.statements)
         _whole(tree, name, out)
-        pending += [each for each in out.statements[before:] if each.kind == "file"]
+        pending += [statement for statement in out.statements[before:] if statement.kind == "file"]
     out.statements = [
-        replace(each, options=dict(each.options) | {"read": "yes"})
-        if each.kind == "file" and _normal(each.value) in out.used.keys() | files
-        else each
-        for each in out.statements
+        replace(statement, options=dict(statement.options) | {"read": "yes"})
+        if statement.kind == "file" and _normal(statement.value) in out.used.keys() | files
+        else statement
+        for statement in out.statements
     ]
 
 
@@ -191,7 +195,7 @@ def _is_self(statement: Statement, own: Iterable[str]) -> bool:
 
 def projects(statements: Iterable[Statement]) -> Iterator[tuple[str, str]]:
     """Folder and name of each project that a manifest names."""
-    for each in statements:
-        if each.kind == "trait" and each.value == "project":
-            folder = str(PurePosixPath(each.place.file).parent)
-            yield ("" if folder == "." else folder), each.get("name")
+    for statement in statements:
+        if statement.kind == "trait" and statement.value == "project":
+            folder = str(PurePosixPath(statement.place.file).parent)
+            yield ("" if folder == "." else folder), statement.get("name")

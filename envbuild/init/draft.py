@@ -127,11 +127,11 @@ class Draft:
 
     def of(self, *kinds: str) -> tuple[Statement, ...]:
         """The statements of some kinds that are no aside."""
-        return tuple(each for each in self.statements if each.kind in kinds and not each.optional)
+        return tuple(statement for statement in self.statements if statement.kind in kinds and not statement.optional)
 
     def package(self, name: str) -> Wanted | None:
         """A package by its normal name."""
-        return next((each for each in self.packages if each.name == name), None)
+        return next((package for package in self.packages if package.name == name), None)
 
     @property
     def image(self) -> Statement | None:
@@ -147,13 +147,16 @@ class Draft:
 def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) -> Draft:
     """The draft that the statements of one input make, in their order."""
     every = tuple(statements)
-    if not any(each.kind in _INSTALLS and not each.optional for each in every):
+    if not any(statement.kind in _INSTALLS and not statement.optional for statement in every):
         # Where nothing but asides installs something, the asides are what there is.
-        ways = [replace(each, optional=bool(each.get("extra") or each.get("alternative"))) for each in every]
-        every = tuple(ways) if any(each.kind in _INSTALLS and not each.optional for each in ways) else every
-    taken = [each for each in every if not each.optional]
+        ways = [
+            replace(statement, optional=bool(statement.get("extra") or statement.get("alternative")))
+            for statement in every
+        ]
+        every = tuple(ways) if any(way.kind in _INSTALLS and not way.optional for way in ways) else every
+    taken = [statement for statement in every if not statement.optional]
     packages = _packages(taken, known)
-    torch_wanted = next((each for each in packages if each.name == "torch"), None)
+    torch_wanted = next((package for package in packages if package.name == "torch"), None)
     torch, specifier = _torch(taken, torch_wanted, known, origin.day, packages)
     if torch is not None and torch.default and not torch.statements:
         torch = _torch_of_an_extra(every) or torch
@@ -162,9 +165,9 @@ def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) ->
         released = replace(torch, value=_release_of(torch.value, known))
         flavour = flavour or _of_prose(taken, torch, known) or pypi_flavour(released, known)
         flavour = _nearest(flavour, torch.value, known)
-    ways = [each for each in every if each.get("alternative")]
+    ways = [statement for statement in every if statement.get("alternative")]
     python, pythons = _python(
-        taken if any(each.kind == "python" for each in taken) else [*taken, *ways],
+        taken if any(statement.kind == "python" for statement in taken) else [*taken, *ways],
         torch.value if torch else "",
         known,
         origin.day,
@@ -178,12 +181,14 @@ def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) ->
         torch_specifier=specifier,
         flavour=flavour,
         packages=packages,
-        conda=tuple(each for each in taken if each.kind == "conda"),
+        conda=tuple(statement for statement in taken if statement.kind == "conda"),
         sources=_sources(every, origin, known),
-        environment={each.value.partition("=")[0]: each for each in taken if each.kind == "environment"},
+        environment={
+            statement.value.partition("=")[0]: statement for statement in taken if statement.kind == "environment"
+        },
         extras=_extras(every, known),
         statements=every,
-        build_backend=next((each for each in taken if each.value == "build-backend"), None),
+        build_backend=next((statement for statement in taken if statement.value == "build-backend"), None),
     )
 
 
@@ -204,7 +209,7 @@ def _wish(statement: Statement, known: Known) -> Requirement | None:
 
 def _packages(statements: Sequence[Statement], known: Known) -> tuple[Wanted, ...]:
     """One entry a name: the last exact version wins, as it does for installers that run one after another."""
-    found: dict[str, Wanted] = {}
+    by_name: dict[str, Wanted] = {}
     for statement in statements:
         wish = _wish(statement, known)
         if wish is None or (wish.marker is not None and not wish.marker.evaluate({"sys_platform": "linux"})):
@@ -212,7 +217,7 @@ def _packages(statements: Sequence[Statement], known: Known) -> tuple[Wanted, ..
         name = str(canonicalize_name(wish.name))
         if name in known.other_systems:
             continue
-        before = found.get(name)
+        before = by_name.get(name)
         spoken = (*before.statements, statement) if before else (statement,)
         if (
             before
@@ -221,8 +226,8 @@ def _packages(statements: Sequence[Statement], known: Known) -> tuple[Wanted, ..
         ):
             wish = before.requirement
         offered = bool(statement.get("offered")) and (before is None or before.optional)
-        found[name] = Wanted(wish, spoken, statement.kind == "conda", offered)
-    return tuple(found.values())
+        by_name[name] = Wanted(wish, spoken, statement.kind == "conda", offered)
+    return tuple(by_name.values())
 
 
 def _extras(statements: Iterable[Statement], known: Known) -> dict[str, tuple[Wanted, ...]]:
@@ -245,21 +250,25 @@ def _torch(
     statements: Sequence[Statement], wanted: Wanted | None, known: Known, day: date | None, packages: tuple[Wanted, ...]
 ) -> tuple[Choice | None, str]:
     """torch's version, and the range where it is one."""
-    image = next((each for each in statements if each.kind == "image" and "pytorch" in each.value), None)
-    prose = [each for each in statements if each.kind == "torch"]
+    image = next(
+        (statement for statement in statements if statement.kind == "image" and "pytorch" in statement.value), None
+    )
+    prose = [statement for statement in statements if statement.kind == "torch"]
     if wanted is not None:
         exact = exact_version(wanted.requirement.specifier)
         if exact:
             return Choice(_full(Version(exact).public), wanted.statements), ""
-        tested = next((each for each in prose if each.get("tested") and each.value.startswith("==")), None)
+        tested = next(
+            (statement for statement in prose if statement.get("tested") and statement.value.startswith("==")), None
+        )
         if tested:
             return Choice(_full(tested.value[2:]), (*wanted.statements, tested)), str(wanted.requirement.specifier)
-        said = str(wanted.requirement.specifier)
-        for each in packages:
-            if brought := _torch_of(each, known, said):
-                return replace(brought, statements=(*wanted.statements, *brought.statements)), said
-        return newest_torch(known, day, said, wanted.statements), said
-    exactly = next((each for each in prose if each.value.startswith("==")), None)
+        limits = str(wanted.requirement.specifier)
+        for package in packages:
+            if brought := _torch_of(package, known, limits):
+                return replace(brought, statements=(*wanted.statements, *brought.statements)), limits
+        return newest_torch(known, day, limits, wanted.statements), limits
+    exactly = next((statement for statement in prose if statement.value.startswith("==")), None)
     if exactly:
         return Choice(_full(exactly.value[2:]), (exactly,)), ""
     if prose:
@@ -268,28 +277,32 @@ def _torch(
         tag = image.value.rpartition(":")[2].partition("-")[0]
         row = known.compat.images.get(tag)
         return Choice(row.torch if row else "", (image,), why="the base image brings it"), ""
-    for each in packages:
-        if brought := _torch_of(each, known, ""):
+    for package in packages:
+        if brought := _torch_of(package, known, ""):
             return brought, ""
-    if any(each.name in known.want_torch for each in packages):
+    if any(package.name in known.want_torch for package in packages):
         return newest_torch(known, day, "", ()), ""
     return None, ""
 
 
 def _torch_of_an_extra(statements: Iterable[Statement]) -> Choice | None:
     """The exact version in an extra of the project, where nothing else names a torch that is needed."""
-    for each in statements:
-        wish = requirement(each.value) if each.kind == "package" and each.get("extra").startswith("extra:") else None
+    for statement in statements:
+        wish = (
+            requirement(statement.value)
+            if statement.kind == "package" and statement.get("extra").startswith("extra:")
+            else None
+        )
         if wish is not None and wish.name == "torch" and (exact := exact_version(wish.specifier)):
-            return Choice(_full(Version(exact).public), (each,))
+            return Choice(_full(Version(exact).public), (statement,))
     return None
 
 
-def _torch_of(wanted: Wanted, known: Known, said: str) -> Choice | None:
+def _torch_of(wanted: Wanted, known: Known, limits: str) -> Choice | None:
     """The release in a range that a package with an exact version is built for: xformers, vllm, torchvision."""
     version = known.torch_of(wanted.requirement)
     within = f"=={version}" if version.count(".") == 2 else f"=={version}.*"
-    choice = newest_torch(known, None, f"{said},{within}".strip(","), wanted.statements) if version else None
+    choice = newest_torch(known, None, f"{limits},{within}".strip(","), wanted.statements) if version else None
     if choice is None or not choice.value:
         return None
     return replace(choice, default=False, why=f"{wanted.index_text} is built for it")
@@ -299,48 +312,58 @@ def _full(version: str) -> str:
     return version if version.count(".") >= 2 else f"{version}.0"
 
 
-def newest_torch(known: Known, day: date | None, said: str, statements: tuple[Statement, ...]) -> Choice:
+def newest_torch(known: Known, day: date | None, limits: str, statements: tuple[Statement, ...]) -> Choice:
     """The newest release of a day in a range, as a default."""
-    value = known.torch_as_of(day, _specifier(said))
+    value = known.torch_as_of(day, _specifier(limits))
     why = f"the newest release on {day}" if day and value else "the newest release that the catalog knows"
     if not value and (day is None or day > min(known.torch_days.values())):
-        value = known.torch_as_of(None, _specifier(said))  # the range begins after that day
+        value = known.torch_as_of(None, _specifier(limits))  # the range begins after that day
     return Choice(value, statements, default=True, why=why)
 
 
 def _flavour(statements: Sequence[Statement], wanted: Wanted | None) -> Choice | None:
     """The flavour that is said: by a local version, conda's cudatoolkit, an index, or the name of a wheel."""
-    for each in wanted.statements if wanted else ():
-        if each.kind == "package" and (match := re.search(r"\+(cu[0-9]{2,3}|cpu|rocm[0-9.]+)", each.value)):
-            return Choice(match[1], (each,))
-    for each in statements:
-        if each.kind == "cuda" and each.get("by") in ("cudatoolkit", "pytorch-cuda", "cuda-version"):
-            return Choice("cu" + "".join(each.value.split(".")[:2]), (each,))
-    image = any(each.kind == "torch" and each.get("by") == "image" for each in statements)
-    for each in statements:
-        if image and each.kind == "cuda" and each.get("by") == "image":
-            return Choice("cu" + "".join(each.value.split(".")[:2]), (each,))
-        texts = (each.value if each.kind == "index" else "", each.get("index"), each.get("extra_index"))
+    for statement in wanted.statements if wanted else ():
+        if statement.kind == "package" and (match := re.search(r"\+(cu[0-9]{2,3}|cpu|rocm[0-9.]+)", statement.value)):
+            return Choice(match[1], (statement,))
+    for statement in statements:
+        if statement.kind == "cuda" and statement.get("by") in ("cudatoolkit", "pytorch-cuda", "cuda-version"):
+            return Choice("cu" + "".join(statement.value.split(".")[:2]), (statement,))
+    image = any(statement.kind == "torch" and statement.get("by") == "image" for statement in statements)
+    for statement in statements:
+        if image and statement.kind == "cuda" and statement.get("by") == "image":
+            return Choice("cu" + "".join(statement.value.split(".")[:2]), (statement,))
+        texts = (
+            statement.value if statement.kind == "index" else "",
+            statement.get("index"),
+            statement.get("extra_index"),
+        )
         if match := next(filter(None, (_TORCH_INDEX.search(text) for text in texts)), None):
-            return Choice(match[1], (each,))
-    for each in statements:
-        if each.kind == "package" and (match := _CUDA_OF.search(each.get("local"))) and len(match[1]) == 3:
-            return Choice(match[0], (each,), default=True, why="the wheel beside it is for that")
+            return Choice(match[1], (statement,))
+    for statement in statements:
+        if statement.kind == "package" and (match := _CUDA_OF.search(statement.get("local"))) and len(match[1]) == 3:
+            return Choice(match[0], (statement,), default=True, why="the wheel beside it is for that")
     return None
 
 
 def _of_prose(statements: Sequence[Statement], torch: Choice, known: Known) -> Choice | None:
     """The flavour of the CUDA that a page was tested with, where it does not leave the choice to a command."""
     release = known.compat.torch.get(torch.value)
-    said = [each for each in torch.statements if each.via == "prose"]
-    local = next((each for each in said if each.get("local")), None)
+    spoken = [statement for statement in torch.statements if statement.via == "prose"]
+    local = next((statement for statement in spoken if statement.get("local")), None)
     if local is not None:
         return Choice(local.get("local"), (local,))
-    for each in statements:
-        if said and release and each.kind == "cuda" and each.via == "prose" and each.value[:1].isdigit():
-            flavour = "cu" + "".join(each.value.split(".")[:2])
+    for statement in statements:
+        if (
+            spoken
+            and release
+            and statement.kind == "cuda"
+            and statement.via == "prose"
+            and statement.value[:1].isdigit()
+        ):
+            flavour = "cu" + "".join(statement.value.split(".")[:2])
             if flavour in release.builds:
-                return Choice(flavour, (each,))
+                return Choice(flavour, (statement,))
     return None
 
 
@@ -387,23 +410,27 @@ def _python(
     statements: Sequence[Statement], torch: str, known: Known, day: date | None
 ) -> tuple[Choice, tuple[str, ...]]:
     """The Python, and all minors that fit what is said and torch's wheels."""
-    said = [each for each in statements if each.kind == "python"]
+    wishes = [statement for statement in statements if statement.kind == "python"]
     fitting = [f"3.{minor}" for minor in range(6, 16)]
-    fitting = [each for each in known.torch_pythons(torch) if each in fitting] or fitting
-    exact = [each for each in said if re.fullmatch(r"={2,3}3\.[0-9]+(\.[0-9*]+)*", each.value)]
-    order = sorted(exact, key=lambda each: (each.via == "prose", bool(each.get("inferred"))))
+    fitting = [version for version in known.torch_pythons(torch) if version in fitting] or fitting
+    exact = [wish for wish in wishes if re.fullmatch(r"={2,3}3\.[0-9]+(\.[0-9*]+)*", wish.value)]
+    order = sorted(exact, key=lambda wish: (wish.via == "prose", bool(wish.get("inferred"))))
     if order:
         value = ".".join(order[0].value.lstrip("=").split(".")[:2])
         return Choice(value, (order[0],)), (value,)
-    for each in said:
-        specifier = _specifier(each.value)
+    for wish in wishes:
+        specifier = _specifier(wish.value)
         if specifier is not None:
             fitting = [minor for minor in fitting if specifier.contains(f"{minor}.99")] or fitting
     usual = default_python(day)
-    oldest_first = sorted(fitting, key=lambda each: int(each[2:]))
-    value = usual if usual in fitting else next((each for each in oldest_first if int(each[2:]) >= int(usual[2:])), "")
+    oldest_first = sorted(fitting, key=lambda version: int(version[2:]))
+    value = (
+        usual
+        if usual in fitting
+        else next((version for version in oldest_first if int(version[2:]) >= int(usual[2:])), "")
+    )
     value = value or oldest_first[-1]
-    return Choice(value, tuple(said), default=True, why="the usual one of that time that fits"), tuple(fitting)
+    return Choice(value, tuple(wishes), default=True, why="the usual one of that time that fits"), tuple(fitting)
 
 
 @dataclass
@@ -424,7 +451,7 @@ class _Repository:
 
 def _sources(statements: Sequence[Statement], origin: Origin, known: Known) -> tuple[DraftSource, ...]:
     repositories: dict[str, _Repository] = {}
-    cuda_of_own = any(each.value == "compiles-cuda" or each.get("cuda") for each in statements)
+    cuda_of_own = any(statement.value == "compiles-cuda" or statement.get("cuda") for statement in statements)
     for statement in statements:
         address = statement.value if statement.kind == "source" else statement.get("source")
         if statement.kind in ("local", "build", "extension") and not address:
@@ -472,7 +499,7 @@ def _finished(url: str, place: _Repository, origin: Origin, known: Known, *, cud
         name=re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "source",
         statements=tuple(place.statements),
         install=place.install,
-        subdirectories=tuple(each for each in place.subdirectories if each != "."),
+        subdirectories=tuple(folder for folder in place.subdirectories if folder != "."),
         flags=tuple(place.flags),
         cuda=cuda,
         needs_torch=bool(compiled and compiled.torch),

@@ -47,8 +47,8 @@ class DraftFinding:
 
     def as_json(self) -> dict[str, object]:
         """Plain data for `--json`."""
-        said = [{"at": str(each.place), "text": each.text} for each in self.statements]
-        return {"rule": self.rule, "about": list(self.about), "says": said, "truth": self.truth, "does": self.does}
+        quotes = [{"at": str(statement.place), "text": statement.text} for statement in self.statements]
+        return {"rule": self.rule, "about": list(self.about), "says": quotes, "truth": self.truth, "does": self.does}
 
 
 def find(draft: Draft, known: Known) -> tuple[DraftFinding, ...]:
@@ -60,39 +60,39 @@ def find(draft: Draft, known: Known) -> tuple[DraftFinding, ...]:
 
 def _trait(draft: Draft, name: str, *, asides: bool = False) -> tuple[Statement, ...]:
     return tuple(
-        each
-        for each in draft.statements
-        if each.kind == "trait" and each.value == name and (asides or not each.optional)
+        statement
+        for statement in draft.statements
+        if statement.kind == "trait" and statement.value == name and (asides or not statement.optional)
     )
 
 
 def _active(draft: Draft) -> tuple[DraftSource, ...]:
     """The sources that the draft takes, the own one without a clone left out."""
-    return tuple(each for each in draft.sources if not each.optional)
+    return tuple(source for source in draft.sources if not source.optional)
 
 
 def _cloned(source: DraftSource) -> bool:
-    return any(each.kind == "source" for each in source.statements)
+    return any(statement.kind == "source" for statement in source.statements)
 
 
 def python_open(draft: Draft) -> Iterator[DraftFinding]:
     """No Python, or only a lower bound."""
-    firm = any(not each.get("inferred") for each in draft.python.statements) and not draft.python.default
-    guessed = [each for each in draft.of("python") if each.get("inferred") in ("wheel",)]
+    firm = any(not statement.get("inferred") for statement in draft.python.statements) and not draft.python.default
+    guessed = [statement for statement in draft.of("python") if statement.get("inferred") in ("wheel",)]
     if draft.installs and not (firm or (draft.python.statements and not draft.python.default and not guessed)):
-        said = draft.python.statements
-        truth = f"only `{said[0].value}` is said" if said else "nothing says which Python"
+        statements = draft.python.statements
+        truth = f"only `{statements[0].value}` is said" if statements else "nothing says which Python"
         if guessed:
             truth = "only the name of a wheel says which Python"
         does = f"takes Python {draft.python.value}: {draft.python.why or 'it is the one that fits'}"
-        yield DraftFinding("python-open", ("python",), said, truth, does)
+        yield DraftFinding("python-open", ("python",), statements, truth, does)
 
 
 def torch_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """torch that is absent, floats, is older than the catalog, or comes in the index's own flavour."""
     torch = draft.torch
     if torch is None:
-        wanting = [each.name for each in draft.sources if each.needs_torch and not each.optional]
+        wanting = [source.name for source in draft.sources if source.needs_torch and not source.optional]
         if wanting and draft.image is None and not _listed_elsewhere(draft):
             truth = f"{', '.join(wanting)} want torch, and nothing names it"
             yield DraftFinding("torch-absent", tuple(wanting), (), truth, "asks for a release")
@@ -100,7 +100,7 @@ def torch_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     if torch.default and not torch.statements:
         if _listed_elsewhere(draft):
             return
-        wanting = [each.name for each in draft.packages if each.name in known.want_torch]
+        wanting = [package.name for package in draft.packages if package.name in known.want_torch]
         truth = f"{', '.join(wanting[:4])} want torch" if wanting else "the code imports torch"
         truth += ", and nothing names it"
         yield DraftFinding(
@@ -117,7 +117,9 @@ def torch_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
 
 def _listed_elsewhere(draft: Draft) -> bool:
     """Whether a project or a list is installed whose own requirements were not read."""
-    return bool(draft.of("local") or [each for each in draft.of("file") if each.get("by") in ("-r", "conda")])
+    return bool(
+        draft.of("local") or [statement for statement in draft.of("file") if statement.get("by") in ("-r", "conda")]
+    )
 
 
 def _known_torch(draft: Draft, version: str, known: Known) -> Iterator[DraftFinding]:
@@ -148,29 +150,33 @@ def _known_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFi
                            f"the default index has no torch {version}",
                            f"takes {flavour.value} of PyTorch's own index")  # fmt: skip
     elif flavour.default:
-        if any(each.kind in ("package", "conda") for each in draft.torch.statements):
+        if any(statement.kind in ("package", "conda") for statement in draft.torch.statements):
             yield DraftFinding("flavour-by-default", (f"torch {version}",), draft.torch.statements,
                                f"no CUDA flavour is named: the default index has {flavour.value}",
                                f"takes {flavour.value}")  # fmt: skip
     elif flavour.why or (flavour.value.startswith("cu") and flavour.value not in release.builds):
         builds = ", ".join(sorted(release.builds))
-        said = flavour.why.rpartition(" ")[2] or flavour.value
-        yield DraftFinding("flavour-missing", (f"torch {version}+{said}",), flavour.statements,
+        label = flavour.why.rpartition(" ")[2] or flavour.value
+        yield DraftFinding("flavour-missing", (f"torch {version}+{label}",), flavour.statements,
                            f"torch {version} has {builds}", f"takes {flavour.value}")  # fmt: skip
 
 
 def conda_rules(draft: Draft) -> Iterator[DraftFinding]:
     """torch of a channel, two installers in one environment, channels of persons, terms to accept."""
-    torch = next((each for each in draft.conda if each.get("name") in ("pytorch", "torch")), None)
+    torch = next((statement for statement in draft.conda if statement.get("name") in ("pytorch", "torch")), None)
     if torch is not None and draft.torch is not None:
         flavour = f"+{draft.flavour.value}" if draft.flavour else ""
         does = f"takes the wheel of torch {draft.torch.value}{flavour}"
         yield DraftFinding("conda-torch", (torch.value,), (torch,), "it is another build than the wheel", does)
-    by_pip = [each for each in draft.of("package") if each.via in ("pip", "environment.yml", "sudo")]
-    by_pip += [each for each in draft.of("source", "local") if each.get("how") == "pip" or each.kind == "local"]
-    pip_files = [each for each in draft.of("file") if each.get("by") == "-r"]
-    real = [each for each in draft.conda if each.get("name") not in ("pip", "python")]
-    if real and [each for each in by_pip if not each.get("legacy")] + pip_files:
+    by_pip = [statement for statement in draft.of("package") if statement.via in ("pip", "environment.yml", "sudo")]
+    by_pip += [
+        statement
+        for statement in draft.of("source", "local")
+        if statement.get("how") == "pip" or statement.kind == "local"
+    ]
+    pip_files = [statement for statement in draft.of("file") if statement.get("by") == "-r"]
+    real = [statement for statement in draft.conda if statement.get("name") not in ("pip", "python")]
+    if real and [statement for statement in by_pip if not statement.get("legacy")] + pip_files:
         yield DraftFinding("conda-pip", ("page",), (real[0], *by_pip[:1]), "conda and pip install into one environment",
                            "takes all of it as wheels, in one resolution")  # fmt: skip
     for channel in draft.of("channel"):
@@ -186,14 +192,15 @@ def conda_rules(draft: Draft) -> Iterator[DraftFinding]:
 def unpinned(draft: Draft) -> Iterator[DraftFinding]:
     """Packages without an exact version."""
     loose = [
-        each
-        for each in draft.packages
-        if each.statements
-        and not exact_version(each.requirement.specifier)
-        and not (each.requirement.url or each.statements[-1].get("address"))
+        package
+        for package in draft.packages
+        if package.statements
+        and not exact_version(package.requirement.specifier)
+        and not (package.requirement.url or package.statements[-1].get("address"))
     ]
     if loose:
-        yield DraftFinding("unpinned", tuple(each.name for each in loose), tuple(each.statements[-1] for each in loose),
+        names, last = tuple(package.name for package in loose), tuple(package.statements[-1] for package in loose)
+        yield DraftFinding("unpinned", names, last,
                            f"{plural(len(loose), 'package')} without an exact version", _as_of(draft))  # fmt: skip
 
 
@@ -203,64 +210,67 @@ def _as_of(draft: Draft) -> str:
 
 def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """Sources by nothing, by a moving name, by a short hash, over ssh, or by an old address."""
-    ways = [each for each in draft.sources if each.optional and each.statements[0].get("alternative")]
-    sources = [each for each in (*_active(draft), *ways) if _cloned(each)]
-    bare = [each for each in sources if not each.ref]
+    ways = [source for source in draft.sources if source.optional and source.statements[0].get("alternative")]
+    sources = [source for source in (*_active(draft), *ways) if _cloned(source)]
+    bare = [source for source in sources if not source.ref]
     if bare:
         truth = "what is cloned is whatever the default branch has that day"
         yield DraftFinding("git-unpinned", _names(bare), _first(bare), truth, "pins the commit of the day")
-    moving = [each for each in sources if each.ref and (each.ref in _MOVING or not _LIKE_A_TAG.search(each.ref))]
+    moving = [
+        source for source in sources if source.ref and (source.ref in _MOVING or not _LIKE_A_TAG.search(source.ref))
+    ]
     if moving:
         yield DraftFinding("git-branch", _names(moving), _first(moving), "a branch moves, and these read like branches",
                            "pins the commit of the day")  # fmt: skip
-    short = [each for each in sources if _SHORT.fullmatch(each.ref) and not each.ref.isdigit()]
+    short = [source for source in sources if _SHORT.fullmatch(source.ref) and not source.ref.isdigit()]
     if short:
         yield DraftFinding("short-sha", _names(short), _first(short), "a short hash can mean several commits",
                            "asks for the whole one")  # fmt: skip
-    secure = [each for each in sources if any(said.get("ssh") for said in each.statements)]
+    secure = [source for source in sources if any(statement.get("ssh") for statement in source.statements)]
     if secure:
         yield DraftFinding("ssh-clone", _names(secure), _first(secure), "git over ssh wants a key", "clones by https")
-    moved = [each for each in sources if each.url in known.moved]
+    moved = [source for source in sources if source.url in known.moved]
     if moved:
         yield DraftFinding("repo-moved", _names(moved), _first(moved), f"it is {known.moved[moved[0].url]} now",
                            "keeps it: the old address leads there")  # fmt: skip
 
 
 def _names(sources: Iterable[DraftSource]) -> tuple[str, ...]:
-    return tuple(each.url.rpartition("/")[2] for each in sources)
+    return tuple(source.url.rpartition("/")[2] for source in sources)
 
 
 def _first(sources: Iterable[DraftSource]) -> tuple[Statement, ...]:
-    return tuple(each.statements[0] for each in sources)
+    return tuple(source.statements[0] for source in sources)
 
 
 def build_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """Compiled code: without a wheel, without a compiler, without torch, or in a way that is gone."""
-    exact = [each for each in draft.packages if not _has_wheel(each)]
-    compiled = [(each, row) for each in exact if (row := known.compiled_package(each.requirement)) is not None]
-    without = [each for each, row in compiled if not row.wheel]
+    exact = [package for package in draft.packages if not _has_wheel(package)]
+    compiled = [(package, row) for package in exact if (row := known.compiled_package(package.requirement)) is not None]
+    without = [package for package, row in compiled if not row.wheel]
     if without:
-        yield DraftFinding("no-wheel", tuple(each.name for each in without), tuple(e.statements[-1] for e in without),
+        names, last = tuple(package.name for package in without), tuple(package.statements[-1] for package in without)
+        yield DraftFinding("no-wheel", names, last,
                            "the index has a source distribution alone: it is compiled when it is installed",
                            "asks for `--allow-build`, or takes a source")  # fmt: skip
     python = "" if draft.python.default else draft.python.value
-    early = [each for each in exact if known.has_no_wheel(each.requirement, python)]
+    early = [package for package in exact if known.has_no_wheel(package.requirement, python)]
     if early:
-        yield DraftFinding("no-wheel", tuple(each.name for each in early), tuple(e.statements[-1] for e in early),
+        yield DraftFinding("no-wheel", tuple(package.name for package in early), tuple(e.statements[-1] for e in early),
                            f"these releases are older than Python {python}, and have no wheel for it",
                            "asks for another Python or newer releases")  # fmt: skip
-    yield from _nvcc(draft, known, [each for each, row in compiled if row.cuda == "build" and not row.wheel])
+    yield from _nvcc(draft, known, [package for package, row in compiled if row.cuda == "build" and not row.wheel])
     yield from _needs_torch(draft)
-    legacy = [each for each in draft.statements if each.get("legacy")]
+    legacy = [statement for statement in draft.statements if statement.get("legacy")]
     if legacy and draft.build_backend is None:
         yield DraftFinding("legacy-build", _places(legacy), tuple(legacy),
                            "setup.py install and develop leave no record of what they put where",
                            "builds a wheel of it")  # fmt: skip
     flags = _trait(draft, "pip-global-option")
     if flags:
-        yield DraftFinding("pip-global-option", tuple(_last(each.get("source")) for each in flags), flags,
+        yield DraftFinding("pip-global-option", tuple(_last(statement.get("source")) for statement in flags), flags,
                            "pip from 25.3 has no --global-option", "gives the flags to the build itself")  # fmt: skip
-    editable = [each for each in draft.of("local", "source") if each.get("editable")]
+    editable = [statement for statement in draft.of("local", "source") if statement.get("editable")]
     if editable:
         yield DraftFinding("editable-install", _places(editable), tuple(editable),
                            "what runs is whatever the folder holds at that time", "pins its commit")  # fmt: skip
@@ -269,7 +279,7 @@ def build_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
 def _has_wheel(wanted: Wanted) -> bool:
     """Whether somebody gave a wheel, or a place that has wheels for one torch; conda has its own builds."""
     return wanted.conda or any(
-        said.get("wheel") or _BUILDS.search(said.get("find_links")) for said in wanted.statements
+        statement.get("wheel") or _BUILDS.search(statement.get("find_links")) for statement in wanted.statements
     )
 
 
@@ -278,26 +288,32 @@ def _last(url: str) -> str:
 
 
 def _places(statements: Iterable[Statement]) -> tuple[str, ...]:
-    names = (_last(each.get("source") or (each.value if each.kind == "source" else "")) for each in statements)
+    names = (
+        _last(statement.get("source") or (statement.value if statement.kind == "source" else ""))
+        for statement in statements
+    )
     return tuple(dict.fromkeys(names))
 
 
 def _nvcc(draft: Draft, known: Known, packages: list[Wanted]) -> Iterator[DraftFinding]:
     brought = draft.image is not None and bool(draft.image.get("devel"))
-    brought = brought or any(each.get("by") == "toolkit" for each in draft.of("cuda"))
-    sources = [each for each in draft.sources if each.cuda == "build"]
+    brought = brought or any(statement.get("by") == "toolkit" for statement in draft.of("cuda"))
+    sources = [source for source in draft.sources if source.cuda == "build"]
     optional_own = [
-        each
-        for each in draft.statements
-        if each.kind == "local" and ((each.get("legacy") and _cuda_name(each)) or _compiled_folder(each, known))
+        statement
+        for statement in draft.statements
+        if statement.kind == "local"
+        and ((statement.get("legacy") and _cuda_name(statement)) or _compiled_folder(statement, known))
     ]
-    extensions = [each for each in draft.of("extension") if each.get("cuda")]
+    extensions = [statement for statement in draft.of("extension") if statement.get("cuda")]
     names = (
-        [each.name for each in packages] + list(_names(sources)) + [each.value for each in extensions + optional_own]
+        [package.name for package in packages]
+        + list(_names(sources))
+        + [statement.value for statement in extensions + optional_own]
     )
     if names and not brought:
-        said = (*_first(sources), *(each.statements[-1] for each in packages), *extensions, *optional_own)
-        yield DraftFinding("needs-nvcc", tuple(dict.fromkeys(names)), said,
+        quoted = (*_first(sources), *(package.statements[-1] for package in packages), *extensions, *optional_own)
+        yield DraftFinding("needs-nvcc", tuple(dict.fromkeys(names)), quoted,
                            "CUDA code is compiled, and no toolkit and compiler are named",
                            "lets the target say which nvcc; plan refuses where none fits")  # fmt: skip
 
@@ -319,10 +335,10 @@ def _needs_torch(draft: Draft) -> Iterator[DraftFinding]:
                            "the build imports torch, which an isolated build does not have",
                            "builds after torch, without isolation")  # fmt: skip
     isolated = [
-        each
-        for each in _active(draft)
-        if each.needs_torch and each.cuda == "build" and each.install
-        and not any(said.get("no_isolation") or said.get("legacy") for said in each.statements)
+        source
+        for source in _active(draft)
+        if source.needs_torch and source.cuda == "build" and source.install
+        and not any(statement.get("no_isolation") or statement.get("legacy") for statement in source.statements)
     ]  # fmt: skip
     if isolated:
         yield DraftFinding("build-needs-torch", _names(isolated), _first(isolated),
@@ -332,14 +348,15 @@ def _needs_torch(draft: Draft) -> Iterator[DraftFinding]:
 
 def backend(draft: Draft) -> Iterator[DraftFinding]:
     """A build backend that no requirement of the build brings."""
-    said = draft.build_backend
-    module = said.get("backend").partition(".")[0].partition(":")[0] if said else ""
-    if said is None or not module or module == "backend":
+    statement = draft.build_backend
+    module = statement.get("backend").partition(".")[0].partition(":")[0] if statement else ""
+    if statement is None or not module or module == "backend":
         return
-    wanted = {name_of(each).replace("-", "_") for each in said.get("requires").split("\n")}
-    brings = {module, f"{module}_core"} if said.get("backend") != "poetry.masonry.api" else {"poetry"}
+    wanted = {name_of(text).replace("-", "_") for text in statement.get("requires").split("\n")}
+    brings = {module, f"{module}_core"} if statement.get("backend") != "poetry.masonry.api" else {"poetry"}
     if not wanted & brings and module != "setuptools":
-        yield DraftFinding("missing-build-backend", (module,), (said,), f"nothing that it requires brings {module}",
+        yield DraftFinding("missing-build-backend", (module,), (statement,),
+                           f"nothing that it requires brings {module}",
                            "puts the code on sys.path, and builds nothing")  # fmt: skip
 
 
@@ -356,74 +373,81 @@ def shell_rules(draft: Draft) -> Iterator[DraftFinding]:
         ("hard-coded-path", "the path is of one machine", "leaves it out"),
         ("rank-slip", "every rank gets the same value", "gives each rank its own"),
     ):  # fmt: skip
-        said = _trait(draft, trait)
-        if said:
-            about = tuple(each.get("why") or each.get("path") or each.text for each in said)
-            yield DraftFinding(trait, about, said, said[0].get("why") or truth, does)
+        statements = _trait(draft, trait)
+        if statements:
+            about = tuple(statement.get("why") or statement.get("path") or statement.text for statement in statements)
+            yield DraftFinding(trait, about, statements, statements[0].get("why") or truth, does)
     startup = draft.of("startup")
     if startup:
-        yield DraftFinding("start-up-file", tuple(each.value for each in startup), startup,
+        yield DraftFinding("start-up-file", tuple(statement.value for statement in startup), startup,
                            "the environment depends on a start-up file of a shell", "leaves it alone")  # fmt: skip
     edits = draft.of("edit")
-    opened = [each for each in draft.of("import") if re.search(r"\bAutoFix\(|\.fix\(", each.text)]
+    opened = [statement for statement in draft.of("import") if re.search(r"\bAutoFix\(|\.fix\(", statement.text)]
     if edits or opened:
-        said = (*edits, *opened)
-        by_hand = " by hand" if all(each.get("by") == "prose" for each in said) else ""
-        yield DraftFinding("edited-by-sed", tuple(each.value for each in said), said,
+        statements = (*edits, *opened)
+        by_hand = " by hand" if all(statement.get("by") == "prose" for statement in statements) else ""
+        yield DraftFinding("edited-by-sed", tuple(statement.value for statement in statements), statements,
                            f"files that were installed or cloned are edited{by_hand}", "asks for a patch")  # fmt: skip
 
 
 def fetch_rules(draft: Draft) -> Iterator[DraftFinding]:
     """What is fetched by a moving address, and what stands in other files."""
     moving = [
-        each
-        for each in draft.of("download")
-        if re.search(r"latest|/(?:master|main)/|get-pip\.py|nightly|install\.sh$", each.value)
+        statement
+        for statement in draft.of("download")
+        if re.search(r"latest|/(?:master|main)/|get-pip\.py|nightly|install\.sh$", statement.value)
     ]
-    moving += [each for each in draft.of("build", "file", "image") if re.search(r"latest", each.value)]
+    moving += [statement for statement in draft.of("build", "file", "image") if re.search(r"latest", statement.value)]
     if moving:
-        yield DraftFinding("latest-download", tuple(dict.fromkeys(each.value for each in moving)), tuple(moving),
+        addresses = tuple(dict.fromkeys(statement.value for statement in moving))
+        yield DraftFinding("latest-download", addresses, tuple(moving),
                            "what this address gives changes", "leaves it out")  # fmt: skip
-    files = [each for each in draft.of("file") if _UNREAD.search(each.value) and each.get("read") != "yes"]
+    files = [
+        statement
+        for statement in draft.of("file")
+        if _UNREAD.search(statement.value) and statement.get("read") != "yes"
+    ]
     if files:
-        yield DraftFinding("file-elsewhere", tuple(dict.fromkeys(each.value for each in files)), tuple(files),
+        yield DraftFinding("file-elsewhere", tuple(dict.fromkeys(statement.value for statement in files)), tuple(files),
                            "packages or commands are in a file that was not given", "asks for it")  # fmt: skip
     made = draft.of("activate")
-    base = [each for each in made if each.get("base")]
+    base = [statement for statement in made if statement.get("base")]
     if base:
-        yield DraftFinding("env-elsewhere", tuple(each.value for each in base), tuple(base),
+        yield DraftFinding("env-elsewhere", tuple(statement.value for statement in base), tuple(base),
                            "it is laid on an environment that is made somewhere else",
                            "asks which packages that one brings")  # fmt: skip
     elif made and not draft.of("package", "conda", "source", "local") and not _listed_elsewhere(draft):
-        yield DraftFinding("env-elsewhere", tuple(each.value for each in made), made,
+        yield DraftFinding("env-elsewhere", tuple(statement.value for statement in made), made,
                            "the environment is made somewhere else", "drafts a target and no profile")  # fmt: skip
 
 
 def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """Packages that are named twice, that exclude each other, that own the same module, or mean another one."""
-    twice = [each for each in draft.packages if _said_twice(each)]
+    twice = [package for package in draft.packages if _said_twice(package)]
     if twice:
-        yield DraftFinding("duplicate", tuple(each.name for each in twice), twice[0].statements,
+        yield DraftFinding("duplicate", tuple(package.name for package in twice), twice[0].statements,
                            "one package is named twice", "takes the one with a version")  # fmt: skip
-    differing = [each for each in draft.packages if _contradicted(each)]
+    differing = [package for package in draft.packages if _contradicted(package)]
     if differing:
-        said = tuple(statement for each in differing[:1] for statement in each.statements)
-        yield DraftFinding("contradiction", tuple(each.name for each in differing), said,
+        statements = tuple(statement for package in differing[:1] for statement in package.statements)
+        yield DraftFinding("contradiction", tuple(package.name for package in differing), statements,
                            "two files name two versions of one package", "takes the one that is read last")  # fmt: skip
     pythons = [
-        each for each in draft.of("python") if re.match(r"={2,3}3\.[0-9]+", each.value) and not each.get("inferred")
+        statement
+        for statement in draft.of("python")
+        if re.match(r"={2,3}3\.[0-9]+", statement.value) and not statement.get("inferred")
     ]
-    minors = {".".join(each.value.lstrip("=").split(".")[:2]): each for each in reversed(pythons)}
-    if len(minors) > 1 and len({each.place.file for each in minors.values()}) > 1:
+    minors = {".".join(statement.value.lstrip("=").split(".")[:2]): statement for statement in reversed(pythons)}
+    if len(minors) > 1 and len({statement.place.file for statement in minors.values()}) > 1:
         yield DraftFinding("contradiction", ("python", *minors), tuple(reversed(minors.values())),
                            "two files name two Pythons", f"takes {draft.python.value}")  # fmt: skip
     yield from _pinned_cudnn(draft, known)
     yield from _other_torch(draft, known)
-    foreign = [each for each in draft.of("package", "conda") if _name(each) in known.other_systems]
+    foreign = [statement for statement in draft.of("package", "conda") if _name(statement) in known.other_systems]
     if foreign:
         yield DraftFinding("platform-mismatch", tuple(map(_name, foreign)), tuple(foreign),
                            "the list was frozen on another operating system", "leaves them out")  # fmt: skip
-    by_name = {each.name: each for each in draft.packages}
+    by_name = {package.name: package for package in draft.packages}
     for group in known.compat.twins:
         if len(twins := [name for name in by_name if name in group]) > 1:
             yield DraftFinding("two-owners", tuple(twins), tuple(by_name[name].statements[0] for name in twins),
@@ -443,34 +467,42 @@ def _other_torch(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """Packages and wheels that are built for another torch, or another Python, than the one that is asked for."""
     torch, python = draft.torch, "" if draft.python.default else draft.python.value
     ours = torch.value if torch and not torch.default and not torch.why else ""
-    for each in draft.packages if ours else ():
-        theirs = known.torch_of(each.requirement)
-        for said in each.statements:
-            if match := _OF_TORCH.search(f"{said.get('local')} {said.get('find_links')}"):
+    for package in draft.packages if ours else ():
+        theirs = known.torch_of(package.requirement)
+        for statement in package.statements:
+            if match := _OF_TORCH.search(f"{statement.get('local')} {statement.get('find_links')}"):
                 theirs = match[1]
         if theirs and theirs.split(".")[:2] != ours.split(".")[:2]:
-            said_of = (*each.statements, *(torch.statements if torch else ()))
-            yield DraftFinding("conflict", (each.name, "torch"), said_of,
-                               f"{each.index_text} is built for torch {theirs}, and torch is {ours}",
+            said_of = (*package.statements, *(torch.statements if torch else ()))
+            yield DraftFinding("conflict", (package.name, "torch"), said_of,
+                               f"{package.index_text} is built for torch {theirs}, and torch is {ours}",
                                "keeps both: locking refuses them and says which one to change")  # fmt: skip
-    wheels = [each for each in draft.of("python") if each.get("inferred") == "wheel" and python not in each.value]
+    wheels = [
+        statement
+        for statement in draft.of("python")
+        if statement.get("inferred") == "wheel" and python not in statement.value
+    ]
     if python and wheels:
         yield DraftFinding("conflict", ("python",), (*draft.python.statements, *wheels),
                            f"a wheel is for another Python than {python}", "keeps the Python that is said")  # fmt: skip
 
 
 def _contradicted(wanted: Wanted) -> bool:
-    wishes = [(said.place.file, _parsed(said)) for said in wanted.statements]
+    wishes = [(statement.place.file, _parsed(statement)) for statement in wanted.statements]
     versions = {exact_version(wish.specifier) for _, wish in wishes if wish is not None} - {""}
     return len(versions) > 1 and len({file for file, _ in wishes}) > 1
 
 
 def _said_twice(wanted: Wanted) -> bool:
     """In one list: in two commands the later one wins, as it is meant."""
-    places = [each for each in wanted.statements if each.via in ("pyproject", "requirements", "setup.py", "setup.cfg")]
-    files = {each.place.file for each in places}
-    texts = {(each.value, each.get("extra")) for each in places}
-    return any(sum(each.place.file == file for each in places) > 1 for file in files) and len(texts) > 1
+    places = [
+        statement
+        for statement in wanted.statements
+        if statement.via in ("pyproject", "requirements", "setup.py", "setup.cfg")
+    ]
+    files = {statement.place.file for statement in places}
+    texts = {(statement.value, statement.get("extra")) for statement in places}
+    return any(sum(statement.place.file == file for statement in places) > 1 for file in files) and len(texts) > 1
 
 
 def _parsed(statement: Statement) -> Requirement | None:
@@ -478,7 +510,7 @@ def _parsed(statement: Statement) -> Requirement | None:
 
 
 def _pinned_cudnn(draft: Draft, known: Known) -> Iterator[DraftFinding]:
-    cudnn = next((each for each in draft.packages if re.fullmatch(r"nvidia-cudnn-cu1[0-9]", each.name)), None)
+    cudnn = next((package for package in draft.packages if re.fullmatch(r"nvidia-cudnn-cu1[0-9]", package.name)), None)
     if cudnn is None or draft.torch is None or draft.torch.default:
         return
     theirs, ours = known.torch_cudnn.get(draft.torch.value, ""), exact_version(cudnn.requirement.specifier)
@@ -489,9 +521,9 @@ def _pinned_cudnn(draft: Draft, known: Known) -> Iterator[DraftFinding]:
 
 def image_rules(draft: Draft) -> Iterator[DraftFinding]:
     """Lists of architectures, and base images that float."""
-    said = draft.environment.get("TORCH_CUDA_ARCH_LIST")
-    if said is not None and not any(name in said.value.lower() for name in _AMPERE):
-        yield DraftFinding("arch-list", (said.value,), (said,), "GPUs from Ampere on are left out",
+    archs = draft.environment.get("TORCH_CUDA_ARCH_LIST")
+    if archs is not None and not any(name in archs.value.lower() for name in _AMPERE):
+        yield DraftFinding("arch-list", (archs.value,), (archs,), "GPUs from Ampere on are left out",
                            "lets the target's GPUs decide")  # fmt: skip
     image = draft.image
     if image is not None and (":" not in image.value.rpartition("/")[2] or image.value.endswith(":latest")):
@@ -509,14 +541,20 @@ def image_rules(draft: Draft) -> Iterator[DraftFinding]:
 def stale_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """Services, repositories and files that are gone or were replaced, and ways that the page offers beside one."""
     for pattern, truth in known.gone.items():
-        said = [each for each in draft.statements if not each.optional and re.search(pattern, each.text)]
-        said = list({each.place.line: each for each in said if each.kind != "run"}.values())
-        if said:
-            yield DraftFinding("stale-service", (truth,), tuple(said), truth, "takes nothing from it")
-    ways = [each for each in draft.statements if each.get("alternative") and each.kind in _INSTALLING]
+        statements = [
+            statement for statement in draft.statements if not statement.optional and re.search(pattern, statement.text)
+        ]
+        statements = list(
+            {statement.place.line: statement for statement in statements if statement.kind != "run"}.values()
+        )
+        if statements:
+            yield DraftFinding("stale-service", (truth,), tuple(statements), truth, "takes nothing from it")
+    ways = [
+        statement for statement in draft.statements if statement.get("alternative") and statement.kind in _INSTALLING
+    ]
     if ways:
-        about = tuple(dict.fromkeys(each.value for each in ways))
-        yield DraftFinding("alternatives", about, tuple({each.place.line: each for each in ways}.values()),
+        about = tuple(dict.fromkeys(statement.value for statement in ways))
+        yield DraftFinding("alternatives", about, tuple({way.place.line: way for way in ways}.values()),
                            "the page offers several ways", "takes the first")  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class Roots:
     @property
     def nested(self) -> tuple[str, ...]:
         """The projects below the root."""
-        return tuple(each for each in self.folders if each)
+        return tuple(folder for folder in self.folders if folder)
 
 
 def roots(tree: Tree) -> Roots:
@@ -63,7 +63,8 @@ def roots(tree: Tree) -> Roots:
 def scan(tree: Tree, local: Roots, built: Collection[str] = ()) -> tuple[Import, ...]:
     """The imports of a tree that are no part of it; `built` are the extension modules that its own builds make."""
     passed = _STANDARD | local.names.keys() | {name.partition(".")[0] for name in built}
-    found = closure.imports_of(tree.files, tree.text, passed.__contains__)
+    imports = closure.imports_of(tree.files, tree.text, passed.__contains__)
     return tuple(
-        Import(each.module, cast(Firmness, each.firmness), Place(each.path, each.line), each.files) for each in found
+        Import(imported.module, cast(Firmness, imported.firmness), Place(imported.path, imported.line), imported.files)
+        for imported in imports
     )

@@ -21,16 +21,18 @@ _MOST_REFUSALS = 30
 
 def confirmed(closed: tuple[Closed, ...], draft: Draft) -> tuple[Closed, ...]:
     """The same, but `open` with the reason where the index does not bear a guess out; out of its reach, as it is."""
-    guesses = [each for each in closed if each.how in _GUESSED and each.wanted is not None]
+    guesses = [closing for closing in closed if closing.how in _GUESSED and closing.wanted is not None]
     if not guesses:
         return closed
     try:
-        offers, refused = _offers([each.wanted.name for each in guesses if each.wanted], draft)
+        offers, refused = _offers([guess.wanted.name for guess in guesses if guess.wanted], draft)
     except EnvbuildError as error:
         if error.code not in ("index-unreachable", "uv-timeout"):
             raise
-        return tuple(replace(each, why="the index was not asked") if each in guesses else each for each in closed)
-    return tuple(_judged(each, offers, refused) if each in guesses else each for each in closed)
+        return tuple(
+            replace(closing, why="the index was not asked") if closing in guesses else closing for closing in closed
+        )
+    return tuple(_judged(closing, offers, refused) if closing in guesses else closing for closing in closed)
 
 
 def _offers(names: Sequence[str], draft: Draft) -> tuple[Mapping[str, Offer], dict[str, str]]:
@@ -63,20 +65,20 @@ def _named(error: EnvbuildError, wanted: Sequence[str]) -> list[str]:
     return [name for name in wanted if name in words][:1]
 
 
-def _judged(each: Closed, offers: Mapping[str, Offer], refused: Mapping[str, str]) -> Closed:
-    name = each.wanted.name if each.wanted else ""
+def _judged(closing: Closed, offers: Mapping[str, Offer], refused: Mapping[str, str]) -> Closed:
+    name = closing.wanted.name if closing.wanted else ""
     if name in refused:
         if "source" in refused[name]:  # its modules cannot be read without building it
-            return replace(each, why=refused[name])
-        return replace(each, how="open", wanted=None, why=f"{name}: {refused[name]}")
+            return replace(closing, why=refused[name])
+        return replace(closing, how="open", wanted=None, why=f"{name}: {refused[name]}")
     offer = offers.get(name)
-    if offer is None or each.how == "table":
-        return each
+    if offer is None or closing.how == "table":
+        return closing
     for wheel in offer.wheels[:1]:
         files = members(wheel.url)
-        if files is not None and not _holds(files, each.imported.module):
-            return replace(each, how="open", wanted=None, why=f"the index's {name} has no module of that name")
-    return each
+        if files is not None and not _holds(files, closing.imported.module):
+            return replace(closing, how="open", wanted=None, why=f"the index's {name} has no module of that name")
+    return closing
 
 
 def _holds(files: Mapping[str, int], module: str) -> bool:

@@ -65,8 +65,8 @@ def draft(
     """
     with ExitStack() as stack:
         # The code that is installed is that of the first folder or repository.
-        trees = [stack.enter_context(opened(each)) for each in (source, *also)]
-        tree, *others = sorted(trees, key=lambda each: each.alone)
+        trees = [stack.enter_context(opened(place)) for place in (source, *also)]
+        tree, *others = sorted(trees, key=lambda opened_tree: opened_tree.alone)
         result = assemble(tree, load_known(), Ask() if offline else Ask(confirmed, pinned), others)
         name = _name(tree)
         path = file or Path(f"{name}.yaml")
@@ -74,8 +74,8 @@ def draft(
         if ask:
             result = ask(result)
         if flavour and result.draft.flavour:
-            said = replace(result.draft.flavour, value=flavour, default=False, why=AS_ASKED)
-            result = replace(result, draft=replace(result.draft, flavour=said))
+            choice = replace(result.draft.flavour, value=flavour, default=False, why=AS_ASKED)
+            result = replace(result, draft=replace(result.draft, flavour=choice))
         folder = tree.folder.absolute() if tree.folder is not None else None
         written = text(result, name, path.absolute().parent, folder)
     try:
@@ -102,7 +102,7 @@ def _refuse(path: Path, tree: Tree, result: Result) -> None:
         )
     if result.draft.installs or result.projects:
         return
-    elsewhere = next((each for each in result.findings if each.rule == "env-elsewhere"), None)
+    elsewhere = next((finding for finding in result.findings if finding.rule == "env-elsewhere"), None)
     raise EnvbuildError(
         "init-nothing",
         f"nothing in {tree.origin.name} says what is installed",

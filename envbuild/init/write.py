@@ -67,9 +67,9 @@ def relaxed(text: str, was: str, becomes: str) -> str:
     return text
 
 
-def without_guess(text: str, said: str) -> tuple[str, str]:
+def without_guess(text: str, output: str) -> tuple[str, str]:
     """A draft without the first package that stands in it from imports alone and that `said` names, and its name."""
-    named = {canonicalize_name(word) for word in re.findall(r"[a-z0-9][a-z0-9._-]*", said.lower())}
+    named = {canonicalize_name(word) for word in re.findall(r"[a-z0-9][a-z0-9._-]*", output.lower())}
     for match in _GUESS.finditer(text) if text.startswith(_HEAD) else ():
         if canonicalize_name(match[2]) in named:
             line = f"{match[1]}# not said: what brings `{match[3]}`; {match[2]} of the index does not fit"
@@ -116,21 +116,21 @@ def _quoted(value: str) -> str:
 
 
 def _at(statements: Iterable[Statement]) -> str:
-    places = list(dict.fromkeys(f"{each.place.file}:{each.place.line}" for each in statements))
+    places = list(dict.fromkeys(f"{statement.place.file}:{statement.place.line}" for statement in statements))
     more = f" and {len(places) - _MOST_PLACES} more" if len(places) > _MOST_PLACES else ""
     return _safe(", ".join(places[:_MOST_PLACES]) + more)
 
 
 def _not_said(result: Result, what: str) -> str:
-    return next((f"# not said: {each.why}" for each in result.missing if each.what == what), "")
+    return next((f"# not said: {question.why}" for question in result.missing if question.what == what), "")
 
 
 def _python(result: Result) -> Iterator[str]:
     python = result.draft.python
     comment = _not_said(result, "python")
     if python.statements:
-        said = f"{python.statements[0].text}"
-        comment = f"# {_at(python.statements)}: {_safe(said)}" + (f"; {comment[2:]}" if comment else "")
+        text = f"{python.statements[0].text}"
+        comment = f"# {_at(python.statements)}: {_safe(text)}" + (f"; {comment[2:]}" if comment else "")
     yield f'    python: ["{python.value}"]  {comment}'
     yield "    interpreters: [present, standalone]"
 
@@ -139,11 +139,11 @@ def _torch(result: Result) -> Iterator[str]:
     torch, flavour = result.draft.torch, result.draft.flavour
     if torch is None:
         return
-    said = f"# {_at(torch.statements)}" if torch.statements else "# from imports"
+    origin = f"# {_at(torch.statements)}" if torch.statements else "# from imports"
     open_ = [_not_said(result, "torch"), _not_said(result, "flavour")]
     if flavour is not None and flavour.why == AS_ASKED:
         open_[1] = f"# {flavour.value} {AS_ASKED}"
-    comment = "; ".join([said, *(each[2:] for each in open_ if each)])
+    comment = "; ".join([origin, *(text[2:] for text in open_ if text)])
     version = torch.value
     if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", version):
         version = result.draft.torch_release
@@ -156,16 +156,16 @@ def _torch(result: Result) -> Iterator[str]:
 
 def _packages(result: Result) -> Iterator[str]:
     draft = result.draft
-    listed = [each for each in draft.packages if each.name != "torch" and _usable(each)]
+    listed = [package for package in draft.packages if package.name != "torch" and _usable(package)]
     left = dict(result.compiled)
-    for finding in (each for each in result.findings if each.rule == "two-owners"):
+    for finding in (finding for finding in result.findings if finding.rule == "two-owners"):
         left |= dict.fromkeys(finding.about[1:], f"{finding.about[0]} holds the same files")
-    if any(each.name not in left for each in listed):
+    if any(package.name not in left for package in listed):
         yield "    packages:"
-    for each in listed:
-        mark, note = ("# ", f"; {left[each.name]}") if each.name in left else ("", "")
-        yield f"      {mark}- {_quoted(each.index_text)}  # {_why(each, result)}{note}"
-    optional = {each.wanted.name: each for each in result.optional() if each.wanted}
+    for package in listed:
+        mark, note = ("# ", f"; {left[package.name]}") if package.name in left else ("", "")
+        yield f"      {mark}- {_quoted(package.index_text)}  # {_why(package, result)}{note}"
+    optional = {closing.wanted.name: closing for closing in result.optional() if closing.wanted}
     for name, closed in sorted(optional.items()):
         if draft.package(name) is None and closed.wanted is not None and not (name == "torch" and draft.torch):
             kind = {"guarded": "in `try`", "aside": "by tests and examples"}[closed.imported.firmness]
@@ -178,7 +178,7 @@ def _packages(result: Result) -> Iterator[str]:
             yield f"      # not said: what brings `import {closed.imported.module}` ({closed.imported.place}){why}"
     groups = {name: listed for name, listed in draft.extras.items() if not name.startswith("file:")}
     for name, members in groups.items():
-        yield f"      # {_safe(name)}: {_safe(', '.join(each.index_text for each in members))}"
+        yield f"      # {_safe(name)}: {_safe(', '.join(member.index_text for member in members))}"
 
 
 def _usable(wanted: Wanted) -> bool:
@@ -194,10 +194,10 @@ def _usable(wanted: Wanted) -> bool:
 def _why(wanted: Wanted, result: Result) -> str:
     if not wanted.statements:
         return f"not said: {wanted.why}"
-    said = result.draft.from_imports.get(wanted.name)
-    declared = [each for each in wanted.statements if each.kind != "import"]
-    if said is not None:
-        return f"from imports: {_at([said])}" + (f", as {_at(declared)} has it" if declared else "")
+    statement = result.draft.from_imports.get(wanted.name)
+    declared = [statement for statement in wanted.statements if statement.kind != "import"]
+    if statement is not None:
+        return f"from imports: {_at([statement])}" + (f", as {_at(declared)} has it" if declared else "")
     return _at(wanted.statements) + (" of conda" if wanted.conda else "")
 
 
@@ -208,7 +208,8 @@ def _sources(result: Result, beside: Path, folder: Path | None) -> Iterator[str]
     for source in result.draft.sources:
         if not source.own or not result.projects:
             nested = any(
-                each.value == "submodules" and each.get("source") == source.url for each in result.draft.statements
+                statement.value == "submodules" and statement.get("source") == source.url
+                for statement in result.draft.statements
             )
             lines += _source(source, submodules=nested)
     if any(not line.lstrip().startswith("#") for line in lines):
@@ -221,12 +222,12 @@ def _nested(result: Result) -> Iterator[str]:
     """Folders of the input that compile CUDA code: they are built after torch, where somebody wants them."""
     origin = result.draft.origin
     built: dict[str, list[Statement]] = {}
-    for each in result.draft.statements:
-        folder = each.place.file.rpartition("/")[0]
-        if each.kind == "extension" and each.get("cuda") and folder:
-            built.setdefault(folder, []).append(each)
+    for statement in result.draft.statements:
+        folder = statement.place.file.rpartition("/")[0]
+        if statement.kind == "extension" and statement.get("cuda") and folder:
+            built.setdefault(folder, []).append(statement)
     for folder, extensions in built.items():
-        names = ", ".join(dict.fromkeys(_safe(each.value) for each in extensions))
+        names = ", ".join(dict.fromkeys(_safe(extension.value) for extension in extensions))
         yield f"      # compiled with nvcc, after torch: {_safe(folder)} ({names}; {_at(extensions)})"
         if len(origin.commit) == _FULL and origin.url:
             name = re.sub(r"[^a-z0-9._-]+", "-", folder.lower()).strip("-._")[:63]
@@ -238,9 +239,9 @@ def _own(project: LocalProject, result: Result, beside: Path, folder: Path | Non
     origin = result.draft.origin
     path = f", path: {_quoted(project.code)}" if project.code else ""
     if folder is not None:
-        there = os.path.relpath(folder / project.code, beside)
-        there = there if there.startswith(".") else f"./{there}"
-        line = f"{{name: {project.name}, path: {_quoted(there)}, install: {project.install}}}"
+        place = os.path.relpath(folder / project.code, beside)
+        place = place if place.startswith(".") else f"./{place}"
+        line = f"{{name: {project.name}, path: {_quoted(place)}, install: {project.install}}}"
     elif len(origin.commit) == _FULL and origin.url:
         where = f"git: {_quoted(origin.url)}, commit: {origin.commit}"
         nested = ", submodules: true" if origin.submodules else ""
@@ -261,7 +262,7 @@ def _source(source: DraftSource, *, submodules: bool) -> list[str]:
     if source.ref and not source.pinned:
         keys.append(f"ref: {_quoted(source.ref)}")
     keys.append(f"install: {source.install}")
-    keys += [f"path: {_quoted(each)}" for each in source.subdirectories[:1]]
+    keys += [f"path: {_quoted(subdirectory)}" for subdirectory in source.subdirectories[:1]]
     keys += ["submodules: true"] if submodules else []
     build = [f"flags: [{', '.join(map(_quoted, source.flags))}]"] if source.flags else []
     if build:
@@ -277,9 +278,9 @@ def _source(source: DraftSource, *, submodules: bool) -> list[str]:
 def _imports(result: Result) -> Iterator[str]:
     ours = [module for project in result.projects if not project.cuda for module in project.modules]
     own = [module for module in ours if module not in result.blocked]
-    tested = [each.value for each in result.draft.of("import")]
+    tested = [statement.value for statement in result.draft.of("import")]
     modules = list(dict.fromkeys([*(["torch"] if result.draft.torch else []), *own, *tested]))
-    valid = [each for each in modules if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", each)]
+    valid = [module for module in modules if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module)]
     if valid:
         yield f"    imports: [{', '.join(valid)}]"
     for module in ours:
@@ -289,56 +290,56 @@ def _imports(result: Result) -> Iterator[str]:
 
 def _environment(result: Result) -> Iterator[str]:
     kept: list[str] = []
-    for name, said in result.draft.environment.items():
-        value = said.value.partition("=")[2]
+    for name, statement in result.draft.environment.items():
+        value = statement.value.partition("=")[2]
         if _SCRATCH.fullmatch(name) or looks_secret(name) or redact_text(value) != value or "$" in value:
             continue
         try:
             settable(name)
         except ValueError:
-            kept.append(f"      # left out: {name}, which chooses what programs run ({_at([said])})")
+            kept.append(f"      # left out: {name}, which chooses what programs run ({_at([statement])})")
             continue
         if not is_of_stacks(name):  # it would stand in the shell of whoever activates the environment
-            kept.append(f"      # left out: {name}={_safe(value)}, which is of one run ({_at([said])})")
+            kept.append(f"      # left out: {name}={_safe(value)}, which is of one run ({_at([statement])})")
             continue
         if re.match(r"/(?!usr|opt|tmp|dev)\w", value):
-            kept.append(f"      # left out: {name}, a path of one machine ({_at([said])})")
+            kept.append(f"      # left out: {name}, a path of one machine ({_at([statement])})")
             continue
-        kept.append(f"      {name}: {_quoted(value)}  # {_at([said])}")
+        kept.append(f"      {name}: {_quoted(value)}  # {_at([statement])}")
     if any(not line.lstrip().startswith("#") for line in kept):
         yield "    environment:"
         yield from kept
 
 
 def _system(result: Result) -> Iterator[str]:
-    names = {each.value: each for each in result.draft.statements if each.kind == "system"}
-    kept = {name: said for name, said in names.items() if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name)}
+    names = {statement.value: statement for statement in result.draft.statements if statement.kind == "system"}
+    kept = {name: statement for name, statement in names.items() if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name)}
     if kept:
         yield "    system_packages:"
-    for name, said in kept.items():
-        yield f"      - {{name: {_quoted(name)}, why: {_quoted(f'{_at([said])} installs it')}}}"
+    for name, statement in kept.items():
+        yield f"      - {{name: {_quoted(name)}, why: {_quoted(f'{_at([statement])} installs it')}}}"
 
 
 def _starts(result: Result) -> Iterator[str]:
-    for each in [each for each in result.draft.statements if each.kind == "run"][:12]:
-        yield f"    # starts: {_safe(each.text)}  ({_at([each])})"
+    for start in [statement for statement in result.draft.statements if statement.kind == "run"][:12]:
+        yield f"    # starts: {_safe(start.text)}  ({_at([start])})"
 
 
 def _anchor(finding: DraftFinding, page: tuple[str, str]) -> Iterator[str]:
     """The lines of the page that a finding rests on, as its annotation wants them: exact, and which of equal ones."""
     path, text_ = page
     rows = text_.split("\n")
-    places = {each.place.line: rows[each.place.line - 1].strip() for each in finding.statements
-              if each.place.file == path and each.place.line <= len(rows)}  # fmt: skip
+    places = {statement.place.line: rows[statement.place.line - 1].strip() for statement in finding.statements
+              if statement.place.file == path and statement.place.line <= len(rows)}  # fmt: skip
     usable = {line: row for line, row in places.items() if row and row.isprintable() and redact_text(row) == row}
     for line, row in list(usable.items())[:1]:
         before = "\n".join(rows[: line - 1]).count(row)
         yield f"    anchor: {json.dumps(row, ensure_ascii=False)}"
         if 0 < before < _MOST_EQUAL:
             yield f"    nth: {before + 1}"
-        others = [each for each in dict.fromkeys(usable.values()) if each != row]
+        others = [other for other in dict.fromkeys(usable.values()) if other != row]
         if others:
-            yield f"    also: [{', '.join(json.dumps(each, ensure_ascii=False) for each in others)}]"
+            yield f"    also: [{', '.join(json.dumps(other, ensure_ascii=False) for other in others)}]"
 
 
 def _document(result: Result) -> Iterator[str]:
@@ -355,19 +356,19 @@ def _document(result: Result) -> Iterator[str]:
 def _findings(result: Result) -> Iterator[str]:
     counts: dict[str, int] = {}
     lines = []
-    for each in result.findings:
-        counts[each.rule] = counts.get(each.rule, 0) + 1
-        number = counts[each.rule]
-        said = "; ".join(dict.fromkeys(item.text for item in each.statements[:3])) or "(nothing)"
+    for finding in result.findings:
+        counts[finding.rule] = counts.get(finding.rule, 0) + 1
+        number = counts[finding.rule]
+        quotes = "; ".join(dict.fromkeys(item.text for item in finding.statements[:3])) or "(nothing)"
         lines += [
-            f"  - id: {each.rule}" + (f"-{number}" if number > 1 else ""),
-            f"    says: {_quoted(said)}",
-            f"    truth: {_quoted(f'{each.truth}: ' + ', '.join(each.about[:12]))}",
-            f"    evidence: {_quoted(_at(each.statements) or 'nothing names it')}",
-            f"    does: {_quoted(each.does)}",
-            f"    severity: {_SEVERITY.get(each.rule, 'trap')}",
+            f"  - id: {finding.rule}" + (f"-{number}" if number > 1 else ""),
+            f"    says: {_quoted(quotes)}",
+            f"    truth: {_quoted(f'{finding.truth}: ' + ', '.join(finding.about[:12]))}",
+            f"    evidence: {_quoted(_at(finding.statements) or 'nothing names it')}",
+            f"    does: {_quoted(finding.does)}",
+            f"    severity: {_SEVERITY.get(finding.rule, 'trap')}",
             "    unverified: true",
-            *_anchor(each, result.page),
+            *_anchor(finding, result.page),
         ]
     if lines:
         yield "findings:"

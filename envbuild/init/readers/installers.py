@@ -116,7 +116,7 @@ def _installed(shell: Place, parts: Words, command: Command) -> Iterator[Stateme
     }  # fmt: skip
     if parts.values("--global-option", "--install-option"):
         yield shell.make("trait", "pip-global-option", source=shell.where[0])
-    for place, url in [("index", each) for each in indexes] + [("extra", each) for each in extra]:
+    for place, url in [("index", index) for index in indexes] + [("extra", index) for index in extra]:
         yield shell.make("index", url, place=place)
     yield from (shell.make("index", url, place="find-links") for url in links)
     for name in parts.values("-r", "--requirement"):

@@ -42,7 +42,7 @@ class Lines:
         number = line or self._line(needle)
         shown = self.lines[number - 1] if number <= len(self.lines) else ""
         column = shown.find(needle) + 1 if needle and needle in shown else len(shown) - len(shown.lstrip()) + 1
-        kept = {name: each for name, each in (options | {"extra": self.extra}).items() if each}
+        kept = {name: option for name, option in (options | {"extra": self.extra}).items() if option}
         place, text = Place(self.file, number, column), self._quoted(shown.strip())
         return Statement(kind, value, place, text, self.via, bool(self.extra), kept)
 
@@ -65,12 +65,12 @@ class Lines:
         text = text.strip()
         name, _, address = text.partition(" @ ") if " @ " in text else ("", "", text)
         if is_git(text) or address.startswith("git+"):
-            found = git_address(text) or git_address(address)
-            if found:
-                marks = {"ssh": "yes" if found.ssh else "", "pinned_by": "ref" if found.ref else ""}
+            git = git_address(text) or git_address(address)
+            if git:
+                marks = {"ssh": "yes" if git.ssh else "", "pinned_by": "ref" if git.ref else ""}
                 yield self.make(
-                    "source", found.url, address[:40], line=line, ref=found.ref, how="pip",
-                    name=found.name or name.partition("[")[0].strip(), subdirectory=found.subdirectory, **marks,
+                    "source", git.url, address[:40], line=line, ref=git.ref, how="pip",
+                    name=git.name or name.partition("[")[0].strip(), subdirectory=git.subdirectory, **marks,
                 )  # fmt: skip
         elif built := (wheel(address) if address.partition(";")[0].strip().endswith(".whl") else None):
             at = without_credentials(address) if "://" in address else address
@@ -83,7 +83,7 @@ class Lines:
         elif is_local(text):
             yield self.make("local", text, text, line=line)
         elif (parsed := requirement(text)) is not None:
-            needle = next((each for each in (f'"{text}"', f"'{text}'", text) if each in self.text), parsed.name)
+            needle = next((form for form in (f'"{text}"', f"'{text}'", text) if form in self.text), parsed.name)
             yield self.make("package", str(parsed), needle, line=line)
         else:
             yield self.make("unknown", self.via, text[:40], line=line)
@@ -168,8 +168,8 @@ def environment_yml(text: str, file: str) -> Iterator[Statement]:
     for entry in listed:
         number = document.locate(entry.where)[0]
         if entry.kind == "pip":
-            for _, each in _logical(entry.text):
-                yield from _moved(requirements(each, file), lines, number)
+            for _, line_text in _logical(entry.text):
+                yield from _moved(requirements(line_text, file), lines, number)
         elif entry.kind == "conda" and entry.text:
             yield from _conda(lines, entry.text, number, channels)
         elif entry.kind == "channel" and entry.text:
@@ -198,8 +198,8 @@ def meta_yaml(text: str, file: str) -> Iterator[Statement]:
 
 
 def _moved(statements: Iterator[Statement], lines: Lines, line: int) -> Iterator[Statement]:
-    for each in statements:
-        yield lines.make(each.kind, each.value, line=line, **dict(each.options))
+    for statement in statements:
+        yield lines.make(statement.kind, statement.value, line=line, **dict(statement.options))
 
 
 def _yaml(text: str, file: str) -> Any:
@@ -249,9 +249,9 @@ def pyproject(text: str, file: str) -> Iterator[Statement]:
     yield from _extras(lines, _table(data, "dependency-groups"), "group")
     yield from _poetry(lines, _table(tool, "poetry"))
     yield from _uv(lines, _table(tool, "uv"))
-    for name, each in _table(_table(tool, "hatch"), "envs").items():
+    for name, environment in _table(_table(tool, "hatch"), "envs").items():
         group = Lines(file, text, "pyproject", f"hatch:{name}")
-        for wish in _strings(each.get("dependencies") if isinstance(each, dict) else None):
+        for wish in _strings(environment.get("dependencies") if isinstance(environment, dict) else None):
             yield from group.wanted(wish)
     yield from _pixi(lines, _table(tool, "pixi"))
 
@@ -269,7 +269,7 @@ def _table(data: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _strings(value: Any) -> list[str]:
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def _dynamic(lines: Lines, tool: Mapping[str, Any]) -> Iterator[Statement]:
@@ -296,10 +296,10 @@ def _poetry(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]:
 
 
 def _poetry_table(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]:
-    for name, said in table.items():
-        each = said[0] if isinstance(said, list) and said else said
-        detail = each if isinstance(each, dict) else {}
-        version = str(detail.get("version", "")) if detail else str(each)
+    for name, entry in table.items():
+        first = entry[0] if isinstance(entry, list) and entry else entry
+        detail = first if isinstance(first, dict) else {}
+        version = str(detail.get("version", "")) if detail else str(first)
         if name == "python":
             yield lines.make("python", specifier(version), name, by="requires-python")
         elif isinstance(detail.get("git"), str):
@@ -313,9 +313,9 @@ def _poetry_table(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]
             extra = "poetry:optional" if detail.get("optional") else lines.extra
             extras = f"[{','.join(_strings(detail.get('extras')))}]" if detail.get("extras") else ""
             inside = Lines(lines.file, lines.text, lines.via, extra)
-            found = requirement(f"{name}{extras}{specifier(version)}")
-            if found:
-                yield inside.make("package", str(found), f"{name} " if f"\n{name} " in lines.text else name)
+            wish = requirement(f"{name}{extras}{specifier(version)}")
+            if wish:
+                yield inside.make("package", str(wish), f"{name} " if f"\n{name} " in lines.text else name)
 
 
 def specifier(text: str) -> str:
@@ -343,25 +343,25 @@ def _uv(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]:
     for entry in table.get("index", ()) if isinstance(table.get("index"), list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("url"), str):
             yield lines.make("index", without_credentials(entry["url"]), entry["url"], place="uv")
-    for name, said in _table(table, "sources").items():
-        each = said[0] if isinstance(said, list) and said else said
-        if isinstance(each, dict) and isinstance(each.get("git"), str):
-            ref = str(each.get("rev") or each.get("tag") or each.get("branch") or "")
-            yield from lines.wanted(f"{name} @ git+{each['git']}{'@' + ref if ref else ''}")
-        elif isinstance(each, dict) and isinstance(each.get("path"), str):
-            yield lines.make("local", each["path"], name, editable="yes" if each.get("editable") else "")
+    for name, entry in _table(table, "sources").items():
+        first = entry[0] if isinstance(entry, list) and entry else entry
+        if isinstance(first, dict) and isinstance(first.get("git"), str):
+            ref = str(first.get("rev") or first.get("tag") or first.get("branch") or "")
+            yield from lines.wanted(f"{name} @ git+{first['git']}{'@' + ref if ref else ''}")
+        elif isinstance(first, dict) and isinstance(first.get("path"), str):
+            yield lines.make("local", first["path"], name, editable="yes" if first.get("editable") else "")
     for name in _strings(table.get("no-build-isolation-package")):
         yield lines.make("trait", "no-build-isolation", name, name=name)
 
 
 def _pixi(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]:
-    for name, said in _table(table, "dependencies").items():
-        yield from _conda(lines, f"{name}{_pixi_version(said)}", 0, "")
+    for name, entry in _table(table, "dependencies").items():
+        yield from _conda(lines, f"{name}{_pixi_version(entry)}", 0, "")
     yield from _poetry_table(lines, _table(table, "pypi-dependencies"))
 
 
-def _pixi_version(said: Any) -> str:
-    version = str(said.get("version", "")) if isinstance(said, dict) else str(said)
+def _pixi_version(entry: Any) -> str:
+    version = str(entry.get("version", "")) if isinstance(entry, dict) else str(entry)
     return "" if version == "*" else f"={version}" if re.match(r"[0-9]", version) else version
 
 
@@ -394,22 +394,22 @@ def setup_cfg(text: str, file: str) -> Iterator[Statement]:
     lines = Lines(file, text, "setup.cfg")
     if name := parser.get("metadata", "name", fallback=""):
         yield lines.make("trait", "project", name, name=name)
-    for _, each in _logical(parser.get("options", "install_requires", fallback="")):
-        yield from lines.wanted(each)
+    for _, wish in _logical(parser.get("options", "install_requires", fallback="")):
+        yield from lines.wanted(wish)
     if needs := parser.get("options", "python_requires", fallback=""):
         yield lines.make("python", needs, "python_requires", by="requires-python")
     if parser.has_section("options.extras_require"):
         for extra, listed in parser.items("options.extras_require"):
-            for _, each in _logical(listed):
-                yield from Lines(file, text, "setup.cfg", f"extra:{extra}").wanted(each)
+            for _, wish in _logical(listed):
+                yield from Lines(file, text, "setup.cfg", f"extra:{extra}").wanted(wish)
 
 
 def locked(text: str, file: str) -> Iterator[Statement]:
     """Locks of uv, poetry, pip, pipenv, pixi and conda-lock, lists of `conda list --explicit`: what authors had."""
     lines = Lines(file, text, "lock")
     listed = list(_CONDA_FILE.finditer(text)) if re.search(r"(?m)^@EXPLICIT\s*$", text) else []
-    for found in listed:
-        yield from _conda(lines, f"{found[1]}={found[2]}", text.count("\n", 0, found.start()) + 1, "")
+    for match in listed:
+        yield from _conda(lines, f"{match[1]}={match[2]}", text.count("\n", 0, match.start()) + 1, "")
     document = None if listed else _yaml(text, file)  # JSON is YAML
     data = _toml(text) or (document.data if document is not None and isinstance(document.data, dict) else {})
     yield from _pipenv_python(lines, _table(data, "_meta"))
@@ -423,8 +423,8 @@ def locked(text: str, file: str) -> Iterator[Statement]:
 def _locked_entry(lines: Lines, entry: Mapping[str, Any]) -> Iterator[Statement]:
     """One package of a lock, where it is for Linux on x86_64."""
     name, version, file = entry.get("name"), entry.get("version"), entry.get("conda")
-    if isinstance(file, str) and (found := _CONDA_FILE.search(file)):
-        name, version = found[1], found[2]
+    if isinstance(file, str) and (match := _CONDA_FILE.search(file)):
+        name, version = match[1], match[2]
     if not isinstance(name, str) or not isinstance(version, str) or entry.get("platform", "linux-64") != "linux-64":
         return
     if file or entry.get("manager") == "conda" or entry.get("kind") == "conda":

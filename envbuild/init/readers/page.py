@@ -130,14 +130,16 @@ def _block(
 ) -> Iterator[Statement]:
     """A block of code: commands, or a file that the page shows."""
     shell.optional = sections.optional or sections.is_alternative
-    first = next((each for each in text.splitlines() if each.strip() and not each.lstrip().startswith("#")), "")
+    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
     if re.match(r"FROM \S+", first):
         yield from _shown(images.dockerfile(text, shell.file), line, optional=sections.optional)
     elif re.search(r"^dependencies:", text, re.MULTILINE):
         yield from _shown(manifests.environment_yml(text, shell.file), line, optional=shell.optional)
     elif language in _SHELL or (language in _PERHAPS and _STARTS.match(first)):
         other = {"alternative": "way"} if sections.is_alternative and not sections.optional else {}
-        yield from (replace(each, options=dict(each.options) | other) for each in shell.read(text, line, column))
+        yield from (
+            replace(statement, options=dict(statement.options) | other) for statement in shell.read(text, line, column)
+        )
         for number, comment in enumerate(text.splitlines()):
             if comment.lstrip().startswith("#") and not shell.optional:
                 yield from prose.edits(comment, shell.file, line + number)
@@ -151,24 +153,28 @@ def _block(
 
 def _shown(statements: Iterator[Statement], line: int, *, optional: bool) -> Iterator[Statement]:
     """Statements of a file that stands in a block of a page which begins at `line`."""
-    for each in statements:
-        place = replace(each.place, line=each.place.line + line - 1)
-        yield replace(each, place=place, optional=each.optional or optional)
+    for statement in statements:
+        place = replace(statement.place, line=statement.place.line + line - 1)
+        yield replace(statement, place=place, optional=statement.optional or optional)
 
 
 def _one_way(statements: Iterator[Statement]) -> Iterator[Statement]:
     """Of several commands that install torch at differing versions or flavours a page means one; it is the first."""
     listed = list(statements)
     torch: dict[int, str] = {}
-    for each in listed:
-        if not each.optional and each.kind in ("package", "conda") and re.match(r"(?:py)?torch[=<>~]=?", each.value):
-            torch.setdefault(each.place.line, each.text)
+    for statement in listed:
+        if (
+            not statement.optional
+            and statement.kind in ("package", "conda")
+            and re.match(r"(?:py)?torch[=<>~]=?", statement.value)
+        ):
+            torch.setdefault(statement.place.line, statement.text)
     ways = {line: text for line, text in torch.items() if text != next(iter(torch.values()), "")}
-    for each in listed:
-        if each.place.line in ways and not each.optional and each.via != "prose":
-            yield replace(each, optional=True, options=dict(each.options) | {"alternative": "torch"})
+    for statement in listed:
+        if statement.place.line in ways and not statement.optional and statement.via != "prose":
+            yield replace(statement, optional=True, options=dict(statement.options) | {"alternative": "torch"})
         else:
-            yield each
+            yield statement
 
 
 def _facts(sections: _Sections, text: str, file: str, line: int) -> Iterator[Statement]:

@@ -68,10 +68,10 @@ class _Module:
         names = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
         lists = [value for value in self.values.values() if isinstance(value, ast.List)]
         listed = [
-            each.value
+            element.value
             for value in lists
-            for each in value.elts
-            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            for element in value.elts
+            if isinstance(element, ast.Constant) and isinstance(element.value, str)
         ]
         return [
             (text, node.lineno) for name in names for text in listed if name_of(text) == str(canonicalize_name(name))
@@ -82,17 +82,17 @@ class _Module:
         if node is None or depth == 0:
             return []
         out = [
-            (each.value, each.lineno)
-            for each in ast.walk(node)
-            if isinstance(each, ast.Constant) and isinstance(each.value, str) and _FILE.match(each.value)
+            (part.value, part.lineno)
+            for part in ast.walk(node)
+            if isinstance(part, ast.Constant) and isinstance(part.value, str) and _FILE.match(part.value)
         ]
         if out:
             return out
-        functions = {each.name: each for each in ast.walk(self.tree) if isinstance(each, ast.FunctionDef)}
-        for each in ast.walk(node):
-            if isinstance(each, ast.Name) and each.id in self.values and self.values[each.id] is not node:
-                out += self.files(self.values[each.id], depth - 1)
-            elif isinstance(each, ast.Call) and (name := _called(each)) in functions:
+        functions = {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name) and part.id in self.values and self.values[part.id] is not node:
+                out += self.files(self.values[part.id], depth - 1)
+            elif isinstance(part, ast.Call) and (name := _called(part)) in functions:
                 out += [
                     (inner.value, inner.lineno)
                     for inner in ast.walk(functions[name])
@@ -168,7 +168,7 @@ def _compiled(lines: Lines, tree: ast.Module) -> Iterator[Statement]:
     if cuda and "CUDAExtension" in used:
         yield lines.make("trait", "compiles-cuda", line=used["CUDAExtension"])
     for statement in tree.body:
-        top = isinstance(statement, ast.Import) and any(each.name.split(".")[0] == "torch" for each in statement.names)
+        top = isinstance(statement, ast.Import) and any(name.name.split(".")[0] == "torch" for name in statement.names)
         if top or (isinstance(statement, ast.ImportFrom) and (statement.module or "").split(".")[0] == "torch"):
             yield lines.make("trait", "build-imports-torch", line=statement.lineno)
             break
@@ -185,8 +185,8 @@ def _commands(lines: Lines, tree: ast.Module) -> Iterator[Statement]:
         first = node.args[0]
         if isinstance(first, ast.List):
             words = [
-                each.value if isinstance(each, ast.Constant) and isinstance(each.value, str) else "python"
-                for each in first.elts
+                element.value if isinstance(element, ast.Constant) and isinstance(element.value, str) else "python"
+                for element in first.elts
             ]
             text = " ".join(words)
         else:
