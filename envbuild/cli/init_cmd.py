@@ -69,7 +69,7 @@ def init(
     """Write a first file FILE, with comments. Never replaces a file.
 
     Without --from a target file, from nine answers at most, or from recorded facts of its nodes. With --from a stack,
-    by rules and facts alone: nothing of what is read is run. FILE is then NAME.yaml where it is not said.
+    by rules and facts alone: nothing from the page or checkout is run. FILE is then NAME.yaml by default.
     """
     if not sources:
         if file is None:

@@ -16,7 +16,7 @@ VirtualName = Literal["__glibc", "__cuda", "__linux", "__archspec", "__unix"]
 
 
 class CondaChannel(StrictModel):
-    """A channel by its name; `url` only where the user's conda configuration does not say where the name lies."""
+    """A channel by its name; `url` only if the user's conda configuration does not resolve the name."""
 
     name: Name
     url: WebUrl | None = None

@@ -77,7 +77,7 @@ class _AtCommit(StrictModel):
 
 
 class PathCheck(_AtCommit):
-    """A path is there, or is not there, in the tree of a commit."""
+    """A path exists, or does not exist, in the tree of a commit."""
 
     kind: Literal["path-at-commit"]
     path: RelPath

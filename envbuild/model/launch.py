@@ -65,7 +65,7 @@ RecipeName = Literal["command", "alpa", "mpi-deepspeed", "megatronapp", "metaseq
 
 
 class Words(StrictModel):
-    """Words of a command line that are there only when the value `when` is there and true."""
+    """Arguments that the command line has only if the value `when` is given and true."""
 
     when: Name
     words: Annotated[tuple[Text, ...], Field(min_length=1)]

@@ -65,7 +65,7 @@ class ManualCases(StrictModel):
 
 
 class Figure(StrictModel):
-    """One published number with its unit; `least`: it is a floor. `gpu`, `gpus`, `model`: of what, where it says so."""
+    """One published number with its unit; `least`: it is a lower bound. `gpu`, `gpus`, `model`: what it applies to."""
 
     name: Name
     value: float
@@ -82,7 +82,8 @@ class Figure(StrictModel):
 class Bench(StrictModel):
     """How the stack's own run is measured: `metric` is the name of a figure in log lines of the format `log`.
 
-    The first `warmup` lines of a run are left out, and `least` must be left. `figure`: the claim, where it is no case.
+    The first `warmup` lines of a run are ignored; at least `least` lines must remain. `figure` is the claim if
+    it is not a benchmark case.
     """
 
     log: LogFormat
@@ -101,7 +102,7 @@ class Bench(StrictModel):
 
 
 class LaunchVariable(StrictModel):
-    """One variable that a launch script reads, its real default and what it does or trips over."""
+    """One variable that a launch script reads, its real default, and its effect or trap."""
 
     name: EnvName
     default: Text | None = None
@@ -124,9 +125,9 @@ class MemoryModel(StrictModel):
 
 
 class DataFile(StrictModel):
-    """One file that a benchmark reads; `sha256` absent means that it is not recorded.
+    """One file that a benchmark reads; without `sha256` its hash is not recorded.
 
-    `synthetic`: what a small one that we make ourselves has to be.
+    `synthetic`: how to make a small substitute for it.
     """
 
     name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -139,11 +140,10 @@ class DataFile(StrictModel):
 class Reference(StrictModel):
     """All tables of one stack; `prepare` are the argument lists that make the data, run in the folder of the data.
 
-    `{source}` in them is the folder that `launch` runs in. A first one that only unpacks a file of `data` is not run on
-    a synthetic one, which is not packed. `unused`: modules that these commands import and use nothing of; one that
-    does nothing stands in for each, whether it is there or not. `no_data`: why no small data can be made with the
-    stack's own tool. `launch` are the words of the stack's own command; a recipe of `envbuild/launch` makes commands
-    of them.
+    `{source}` in them is the folder that `launch` runs in. If the first command only unpacks a file of `data`, it is
+    skipped for synthetic data, which is not packed. `unused`: modules that these commands import but do not use; an
+    empty module replaces each of them. `no_data`: why the stack's own tool cannot make small data. `launch` has the
+    arguments of the stack's own command, from which a recipe of `envbuild/launch` makes the commands.
     """
 
     models: tuple[ModelSize, ...] = ()

@@ -36,9 +36,9 @@ BaseKind = Literal["none", "system", "prefix", "module", "image"]
 
 
 class Document(StrictModel):
-    """The setup document a stack comes from: `url` is its repository, `path` the file in it at `commit`.
+    """The setup document of a stack: `url` is its repository, `path` the file in it at `commit`.
 
-    `sha256` is that of its text, by which any copy of it is known.
+    `sha256` is the hash of its text and identifies any copy of it.
     """
 
     title: Text
@@ -56,12 +56,12 @@ class TorchSpec(StrictModel):
 
 
 class Base(StrictModel):
-    """What an environment stands on.
+    """The base of an environment.
 
-    `system`: a node's interpreter with its site packages; `prefix`: the same under a named directory; `module`: the
-    same after `module load`; `image`: the same inside a container image (`image` is its reference, by digest where one
-    is known). `provides` are requirements that the base must satisfy and that are never replaced; `accepts` are
-    packages that it may have: one that is there in that range is the base's and is not installed.
+    `system`: an interpreter of the node with its site packages; `prefix`: the same under a named directory; `module`:
+    the same after `module load`; `image`: the same inside a container image (`image` is its reference, by digest if
+    known). `provides` are requirements that the base must satisfy and that are never replaced. `accepts` are packages
+    that the base may have. envbuild keeps such a package of the base if its version is in the range.
     """
 
     kind: BaseKind
@@ -107,14 +107,14 @@ class KernelModule(StrictModel):
 
 
 class Build(StrictModel):
-    """How a source becomes installable. Fields that came later are None where nobody says them (digests stay).
+    """How a source is built. Newer fields are None by default, so that the digests of older locks stay.
 
-    `wheel`: a wheel through setup.py or PEP 517, from the wheel store where it is there (the default of `install:
-    wheel`); `inplace`: `setup.py build_ext --inplace` in the tree; `kernels`: `modules`, which the source would compile
-    at its first start, as a wheel of their own beside the tree. `extensions` are the modules that the wheel must hold.
-    `environment` holds for this build alone. `memory_per_job` in GB is what one compile job may take. `cxx11_abi` is
+    `wheel`: a wheel through setup.py or PEP 517, taken from the wheel store if it has one (the default of `install:
+    wheel`); `inplace`: `setup.py build_ext --inplace` in the source; `kernels`: the `modules` that the source would
+    compile at its first start, as a separate wheel. `extensions` are the modules that the wheel must contain.
+    `environment` applies to this build only. `memory_per_job` is the memory of one compile job in GB. `cxx11_abi` is
     the C++ ABI (`_GLIBCXX_USE_CXX11_ABI`) that the source's own build sets, where it does not leave that to torch.
-    `requires` are packages that the build imports and does not declare: it sees no others.
+    `requires` are packages that the build imports without declaring them. The build sees no other packages.
     """
 
     kind: Literal["wheel", "inplace", "kernels"] = "wheel"
@@ -229,7 +229,7 @@ _TORCH = re.compile(r"[Tt]orch(?![A-Za-z0-9._-])")
 
 
 class Training(StrictModel):
-    """How the stack trains, for the rules about GPUs and frameworks; what is None is not asked about.
+    """How the stack trains, for the rules about GPUs and frameworks. Rules ignore a field that is None.
 
     `gpus`: GPUs that each node must give, with one process each; `pipeline`: whether the model runs under DeepSpeed's
     pipeline engine (also with one stage); `peak_tflops`: the dense peak of a GPU that MFU is computed from.
@@ -254,7 +254,7 @@ Runs = Literal["imports", "first-step", "benchmark"]
 
 
 class Profile(StrictModel, defer_build=False):  # used whole and as a part: built once for both
-    """How true to the document: everything that a lock is made from; `runs`: how far its environments go."""
+    """One way to build the stack, with everything that its lock is made from; `runs`: how far its environments run."""
 
     python: Annotated[tuple[PythonVersion, ...], Field(min_length=1)]
     interpreters: Annotated[tuple[InterpreterKind, ...], Field(min_length=1)] = ("present",)
@@ -310,7 +310,7 @@ class Profile(StrictModel, defer_build=False):  # used whole and as a part: buil
 
 
 class Repository(StrictModel):
-    """A repository that findings speak of and nothing is installed from; `commit` is where they look."""
+    """A repository that only findings name; nothing is installed from it. They refer to `commit`."""
 
     git: GitUrl
     commit: Commit

@@ -142,10 +142,10 @@ class ContainerSettings(StrictModel):
 
 
 class HostSource(StrictModel):
-    """Who names the hosts, where the target does not; exactly one of these.
+    """Where the host names come from if the target does not list them; exactly one of these.
 
     `slurm`: all nodes of a partition. `pbs`: the node file of the job (`nodefile`), or the path of one. `inventory`: an
-    Ansible inventory. `command`: what prints host names, an argument list.
+    Ansible inventory. `command`: an argument list of a program that prints host names.
     """
 
     slurm: FileText | None = None
@@ -179,7 +179,7 @@ Hosts = Annotated[
 
 
 class Login(StrictModel):
-    """The host from which jobs are submitted; without one, jobs are submitted where envbuild runs."""
+    """The host from which jobs are submitted (default: the machine where envbuild runs)."""
 
     host: HostName
     user: Name | None = None
@@ -187,7 +187,7 @@ class Login(StrictModel):
 
 
 class HostAddress(StrictModel):
-    """How one host is reached, where that is not by its name and as the connection says."""
+    """How to reach one host that differs from the connection of the target."""
 
     address: HostName | None = None
     user: Name | None = None
@@ -199,7 +199,7 @@ class Connection(StrictModel):
 
     `local`: this machine. `ssh`: what `ssh HOST` reaches with the user's configuration, host keys always verified
     against the user's and the system's known_hosts, or `known_hosts` where given. `job`: one job of the scheduler runs
-    the node program on every node, submitted from `login`. `hosts`: by host name, what is other for that one.
+    the node program on every node, submitted from `login`. `hosts`: exceptions by host name.
     """
 
     kind: Literal["local", "ssh", "job"] = "local"
@@ -266,9 +266,9 @@ class Scheduler(StrictModel):
 
 
 class Expectation(StrictModel):
-    """The hardware a target is said to have; what differs is a warning in the plan and the report.
+    """The hardware that a target declares; plan and report warn about differences.
 
-    `peer_access`: whether GPUs of one node reach each other's memory; false where that is missing and no fault.
+    `peer_access`: whether GPUs of one node reach each other's memory; false where its absence is not a fault.
     """
 
     gpu: Text | None = None
