@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 import envbuild
+from envbuild.node import hashing, read_text
+from envbuild.node.packages import installed
+from envbuild.node.probe import inventory
 from envbuild.regular_file import read_file
 from tests.support.programs import completed
 
@@ -109,3 +112,18 @@ def test_d72_options_and_fields_that_name_no_regular_file_are_refused(
             done.stderr[-500:],
         )
         assert "internal" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "memory", "folder"])
+def test_d72_what_lies_on_a_node_in_the_place_of_a_file_is_not_waited_for(
+    tmp_path: Path, kinds: dict[str, str], kind: str
+) -> None:
+    stamp = tmp_path / "env" / ".envbuild" / inventory.STAMP
+    metadata = tmp_path / "env" / "a.dist-info" / "METADATA"
+    for path in (stamp, metadata):
+        path.parent.mkdir(parents=True)
+        path.symlink_to(kinds[kind])
+    assert inventory.read_stamp(str(tmp_path / "env")) is None
+    assert hashing.digest_if_readable(str(stamp)) is None
+    assert read_text.read(str(stamp)) == ""
+    assert list(installed._metadata(str(tmp_path / "env"), "a.dist-info")) == []

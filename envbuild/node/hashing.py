@@ -4,6 +4,8 @@ import base64
 import hashlib
 from collections.abc import Iterable, Iterator
 
+from envbuild.node.read_text import opened
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO
@@ -18,7 +20,7 @@ def blocks(stream: "IO[bytes]") -> "Iterator[bytes]":
 
 def digest_of(path: str) -> str:
     """Of a file; raises OSError."""
-    with open(path, "rb") as stream:
+    with opened(path) as stream:
         return digest_of_stream(stream)
 
 

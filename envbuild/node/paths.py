@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator
 
 from envbuild.node.protocol import Json, NodeError
-from envbuild.node.read_text import read
+from envbuild.node.read_text import opened, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 META = ".envbuild"
 EPOCH = 315532800  # 1980-01-01 in seconds since 1970, the earliest date that a zip archive can hold
 BASE_PTH = "_envbuild_base.pth"  # in site-packages, the link to a base that is itself a virtual environment
+_LARGEST_JSON = 256 << 20
 _FULL = re.compile(r"(?i)no space left on device|disk quota exceeded|\bos error (28|122)\b")
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\Z")
 _ADDED = re.compile(r"""addsitedir\(['"](.+)['"]\)$""", re.MULTILINE)
@@ -264,8 +265,8 @@ def write_json(path: str, data: object, mode: int = 0o666) -> None:
 def read_json(path: str) -> "Json | None":
     """The JSON object in `path`, None where there is none or it cannot be parsed."""
     try:
-        with open(path, "rb") as stream:
-            data = json.loads(stream.read().decode("utf-8"))
+        with opened(path) as stream:
+            data = json.loads(stream.read(_LARGEST_JSON).decode("utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None

@@ -1,19 +1,34 @@
 """Small reads that a probe makes everywhere: a file that is missing or unreadable is an absent fact."""
 
+import errno
 import json
 import os
 import re
+import stat
 
 from envbuild.node.protocol import Json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO
 
 # Reading more than this of a /proc, /sys or JSON file would mean that it is not what it should be.
 READ_LIMIT = 16 * 1024 * 1024
 
 
+def opened(path: str) -> "IO[bytes]":
+    """A regular file, to be read: a FIFO that lies in its place is never waited for. Raises OSError, ValueError."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return os.fdopen(handle, "rb")
+
+
 def read(path: str, limit: int = READ_LIMIT) -> str:
     """Text of a file, empty when it cannot be read."""
     try:
-        with open(path, "rb") as handle:
+        with opened(path) as handle:
             return handle.read(limit).decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Container, Iterable, Iterator
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from envbuild.node import hashing
 from envbuild.node.protocol import Json
-from envbuild.node.read_text import names
+from envbuild.node.read_text import names, opened
 
 if TYPE_CHECKING:
     from envbuild.node import merkle
@@ -109,8 +110,8 @@ def headers(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 def _metadata(environment: str, folder: str) -> Iterator[tuple[str, str]]:
     """The headers of the METADATA in a dist-info folder; none where it cannot be read."""
     try:
-        with open(os.path.join(environment, folder, "METADATA"), encoding="utf-8", errors="replace") as stream:
-            yield from headers(stream)
+        with opened(os.path.join(environment, folder, "METADATA")) as stream:
+            yield from headers(io.TextIOWrapper(stream, encoding="utf-8", errors="replace"))
     except OSError:
         return
 
@@ -229,6 +230,6 @@ def _compare(environment: str, path: str, digest: str, entries: dict[str, merkle
     if algorithm == "sha256":
         actual = entry.raw
     elif algorithm in _RARE:
-        with open(os.path.join(environment, path), "rb") as stream:
+        with opened(os.path.join(environment, path)) as stream:
             actual = hashing.digest_of_stream(stream, algorithm)
     return None if actual and hashing.for_record(actual) == expected.rstrip("=") else "changed"
