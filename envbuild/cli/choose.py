@@ -126,7 +126,8 @@ lock_option = click.option(
 )
 variant_option = click.option("--variant", metavar="ID", help="Use this variant of the lock.")
 deadline_option = click.option(
-    "--deadline",
+    "--node-timeout",
+    "deadline",
     type=Time(0.1),
     metavar="TIME",
     help="How long to wait for a node's answer; the others do not wait for it.",
@@ -272,6 +273,10 @@ def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> 
         narrowing=narrowing_of(flags),
     )
     prepared = prepare(choice, **more)
+    if choice.stack is None and not choice.target.endswith((".yaml", ".yml")):
+        ui.note(f"stack: {prepared.reference}, of the target {choice.target}; another: `STACK` after the command")
+    elif not flags.get("stack") and choice.stack:
+        ui.note(f"stack: {prepared.reference}, of {config.settings['stack'].origin}")
     tell_lock(ui, prepared.lock_file)
     return prepared
 

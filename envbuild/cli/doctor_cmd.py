@@ -61,7 +61,7 @@ def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: A
     if facts_out is not None:
         return _facts(ui, flags, facts_out, deadline)
     if deadline is not None:
-        raise click.UsageError("--deadline needs --facts-out: a check takes 30 s at most")
+        raise click.UsageError("--node-timeout needs --facts-out: a check takes 30 s at most")
     if flags["target"] or flags["stack"]:
         return _target(ui, flags)
     from envbuild.doctor.controller import diagnose
@@ -161,7 +161,7 @@ def _facts(ui: Ui, flags: dict[str, Any], file: Path, deadline: float | None) ->
     if target.connection.kind == "job":
         if deadline is not None:
             raise click.UsageError(
-                f"--deadline is for nodes that are asked one by one; {target.name} is asked by a job"
+                f"--node-timeout is for nodes that are asked one by one; {target.name} is asked by a job"
             )
         facts, errors = _facts_by_job(ui, target, flags)
     else:

@@ -353,7 +353,13 @@ def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
 @run_options
 @click.option("--trials", type=click.IntRange(min=1, max=100), default=1, help="Number of runs (default: 1).")
 @click.option(
-    "--deadline", type=Time(1, 864000), default="1h", show_default=True, metavar="TIME", help="Longest time of a run."
+    "--run-timeout",
+    "deadline",
+    type=Time(1, 864000),
+    default="1h",
+    show_default=True,
+    metavar="TIME",
+    help="Longest time of a run.",
 )
 @click.option(
     "-o", "--output", metavar="DIR",

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 @click.option("--batch", metavar="N|P%", help="Change this many nodes at a time, as 4 or 25%.")
 @click.option("--max-fail", metavar="N|P%", help="Begin no more nodes once more than this many have failed.")
 @click.option(
-    "--deadline",
+    "--step-timeout",
+    "deadline",
     type=Time(1),
     metavar="TIME",
     help="How long a wave of nodes may take (default: 6 hours). Jobs have a time limit instead.",
@@ -166,7 +167,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         return {"plan": plan_data(made), "errors": as_dicts(survey.errors), **selected}
 
     if not settings.script:
-        ui.result(data, lambda: plan_text(made, survey, prepared.selection))
+        ui.result(data, lambda: _of_example(facts) + plan_text(made, survey, prepared.selection))
         return exit_of(survey.errors)
     from envbuild.export.bash_script import render_script
     from envbuild.provision.provision import refuse_unrecorded
@@ -182,6 +183,13 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         for error in survey.errors.values():
             print_error(error)
     return exit_of(survey.errors)
+
+
+def _of_example(facts: str | None) -> str:
+    """That names of nodes are those of a shipped example."""
+    from envbuild.catalog.node_facts import list_facts
+
+    return f"example facts of {facts}: its nodes, not yours\n" if facts in list_facts() else ""
 
 
 def carry_out(ui: Ui, prepared: Prepared, settings: Settings, confirm: Callable[[], None] | None = None) -> int:

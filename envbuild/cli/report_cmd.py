@@ -174,6 +174,8 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
     from envbuild.kit.make import default_name, make_kit
 
     path = _place(run)
+    if run == "last":
+        ui.note(f"the last run: {path.name}")
     output = output or Path(default_name(path))
     files, left = make_kit(path, output, publish=publish, stack=stack, key=key)
     if publish and key is not None:

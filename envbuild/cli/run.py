@@ -69,6 +69,19 @@ def _run(arguments: list[str]) -> int:
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
+# What an option was called, of a command or of any -> what to type. None of these works: one option has one name.
+_OPTIONS = {
+    **dict.fromkeys([("doctor", "--deadline"), ("verify", "--deadline")], "--node-timeout"),
+    ("provision", "--deadline"): "--step-timeout",
+    ("bench", "--deadline"): "--run-timeout",
+    ("strategy", "--deadline"): "--budget",
+    ("", "--no-locked"): "--frozen",
+    ("", "--jobs"): "--compile-jobs",
+    ("", "--connection"): "--ansible",
+    ("", "--out"): "--output",
+}
+
+
 def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
     """The error for a command line that click refuses."""
     path = error.ctx.command_path if error.ctx else "envbuild"
@@ -76,6 +89,11 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
         words = [word for word in arguments if word != error.option_name] or ["COMMAND"]
         line = shlex.join(["envbuild", *words, error.option_name])
         return EnvbuildError("usage", f"{error.option_name} stands before the command", hint=f"write `{line}`")
+    if isinstance(error, click.NoSuchOption):
+        name = error.option_name
+        new = _OPTIONS.get((path.rpartition(" ")[2], name)) or _OPTIONS.get(("", name))
+        if new and error.ctx and any(new in param.opts for param in error.ctx.command.params):
+            return EnvbuildError("usage", f"{name} of `{path}` is now called {new}", hint=f"write {new}")
     return EnvbuildError("usage", error.format_message(), hint=f"{_where_stacks_go(error)}see `{path} --help`")
 
 

@@ -60,7 +60,13 @@ _MEASURED = (
     help="Network of a node (default: 3.1, the 25 Gbit/s of a p3.16xlarge).",
 )  # fmt: skip
 @click.option(
-    "--deadline", type=Time(1), default="5m", show_default=True, metavar="TIME", help="Longest time of a trial."
+    "--budget",
+    "deadline",
+    type=Time(1),
+    default="5m",
+    show_default=True,
+    metavar="TIME",
+    help="Longest time of all trials together.",
 )
 @click.option("-o", "--output", metavar="DIR", default="strategy", help="Folder for the trials (default: ./strategy).")
 @click.option("--dry-run", is_flag=True, help="Rank only; compare with the best cases that the document published.")

@@ -331,10 +331,9 @@ def _no_python(variant: Variant, facts: NodeFacts, asked: str | None) -> Decisio
 
 def python_hint(python: str, *, by_stack: bool) -> str:
     """What gives a node a Python; `by_stack`: its stack may bring one."""
-    install = f"install a Python {python} (`uv python install {python}`, a module, or the system's package)"
-    return (
-        f"`interpreters: [present, standalone]` in the stack, which brings one; or {install}" if by_stack else install
-    )
+    install = f"`uv python install {python}` on the node (or a module, or the system's package)"
+    own = "; or `interpreters: [present, standalone]` in a stack file of your own, which brings one"
+    return install + own * by_stack
 
 
 def asked_python(asked: str, wanted: str, facts: NodeFacts) -> str:

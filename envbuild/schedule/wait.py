@@ -145,7 +145,7 @@ def _refused(number: str, reason: str) -> EnvbuildError:
         "job-refused",
         f"job {number} can never start, and envbuild cancelled it",
         why=f"{_NEVER[reason]} ({reason})",
-        hint="ask for less: `scheduler: {time_limit: 1h, nodes: 1}`, or a shorter --time-limit (`bench`: --deadline)",
+        hint="ask for less: `scheduler: {time_limit: 1h, nodes: 1}`, or less --time-limit (`bench`: --run-timeout)",
         details={"job": number, "reason": reason},
     )
 

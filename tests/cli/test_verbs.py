@@ -343,3 +343,30 @@ def test_d110_the_error_is_the_last_that_is_said_where_both_streams_go_into_one_
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[0]) == (7, "#!/usr/bin/env bash")
     assert [line.partition(":")[0].partition("[")[0] for line in lines[-3:]] == ["error", "why", "hint"]
+
+
+@pytest.mark.parametrize(
+    ("words", "new"),
+    [
+        (["verify", "--deadline", "5s"], "--node-timeout"),
+        (["doctor", "--deadline", "5s"], "--node-timeout"),
+        (["provision", "--deadline", "5s"], "--step-timeout"),
+        (["bench", "opt-175b", "--deadline", "5s"], "--run-timeout"),
+        (["strategy", "megatron-alpa", "--deadline", "5s"], "--budget"),
+        (["provision", "--jobs", "4"], "--compile-jobs"),
+    ],
+)
+def test_an_option_that_was_renamed_answers_with_its_new_name(
+    capsys: pytest.CaptureFixture[str], words: list[str], new: str
+) -> None:
+    assert main(words) == 2
+    assert f"is now called {new}\nhint: write {new}\n" in capsys.readouterr().err
+
+
+def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("example facts of azure-nd96: its nodes, not yours\nplan: opt-175b")
+    assert "stack: opt-175b, of the target azure-nd96" in err
+    assert main(["plan", "opt-175b", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
+    assert "stack: " not in capsys.readouterr().err

@@ -131,7 +131,7 @@ def test_a_run_that_crashes_hangs_or_tells_no_figure_is_a_failure(built: World, 
     last = {"crash": "np.float64", "silent": "building GPT model", "hang": "waiting for rank 3"}[case]
 
     def run(deadline: float) -> Done:
-        args = ("--trials", "2", "--deadline", f"{deadline}s", "--json")
+        args = ("--trials", "2", "--run-timeout", f"{deadline}s", "--json")
         return built.run("bench", *ARGS, *args, env={"CASE": case})
 
     deadline, done = with_deadline(
@@ -219,7 +219,7 @@ def test_of_nodes_over_ssh_the_last_line_of_each_is_told_and_nothing_stays_behin
 
     def run(deadline: float) -> Done:
         where = ("--nodes", "2", "--port", "29417", "--output", str(tmp_path))
-        return over_ssh(ssh, *where, "--deadline", f"{deadline}s")
+        return over_ssh(ssh, *where, "--run-timeout", f"{deadline}s")
 
     def told(done: Done) -> bool:
         output = done.json["nodes"][0]["checks"][-1]["details"]["output"].splitlines()

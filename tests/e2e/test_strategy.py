@@ -91,7 +91,7 @@ def test_the_table_of_the_trials_and_the_command_of_the_best_are_printed(built: 
 
 def test_the_budget_ends_the_search_and_says_so(built: World) -> None:
     budget, done = with_deadline(
-        lambda budget: built.run("strategy", *ARGS, "--deadline", f"{budget}s", "--json", env={"CASE": "slow"}),
+        lambda budget: built.run("strategy", *ARGS, "--budget", f"{budget}s", "--json", env={"CASE": "slow"}),
         8,
         lambda done: done.rc == 0,
     )
@@ -100,7 +100,7 @@ def test_the_budget_ends_the_search_and_says_so(built: World) -> None:
 
 
 def test_a_trial_that_the_budget_cuts_off_is_no_failure_of_the_case(built: World) -> None:
-    done = built.run("strategy", *ARGS, "--deadline", "1s", "--json", env={"CASE": "slow"})
+    done = built.run("strategy", *ARGS, "--budget", "1s", "--json", env={"CASE": "slow"})
     checks = {check["name"]: check for check in done.node["checks"]}
     assert checks["trial 1"]["status"] == "skipped"
     assert (done.rc, "out of time" in checks["trial 1"]["says"], checks["strategy"]["status"]) == (1, True, "failed")
@@ -130,7 +130,7 @@ def test_a_dry_run_ranks_and_runs_nothing(built: World) -> None:
     [
         (("--gpu", "H2OO"), 2, "strategy-gpu"),
         (("--gpus", "16", "--gpu", "H200"), 7, "strategy-not-here"),
-        (("--deadline", "soon"), 2, "usage"),
+        (("--budget", "soon"), 2, "usage"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(built: World, words: tuple[str, ...], rc: int, code: str) -> None:

@@ -81,7 +81,7 @@ def test_d63_the_command_runs_when_it_is_allowed_or_named_by_the_user_and_is_sho
     assert ran.exists()
     ran.unlink()
     assert world.run(*FACTS).code == "target-untrusted", "an allowance is for one command"
-    named = world.run(*FACTS, "--target", "./evil.yaml", "--deadline", "1s")
+    named = world.run(*FACTS, "--target", "./evil.yaml", "--node-timeout", "1s")
     assert ran.exists()
     assert "runs `sh -c" in named.err
 
@@ -107,13 +107,13 @@ def answer(world: World, text: bytes, *words: str) -> tuple[int, str]:
 
 
 def test_d63_on_a_terminal_the_answer_is_asked_once_and_again_when_the_target_changes(world: World, ran: Path) -> None:
-    rc, shown = answer(world, b"n\n", *FACTS, "--deadline", "1s")
+    rc, shown = answer(world, b"n\n", *FACTS, "--node-timeout", "1s")
     assert (rc, ran.exists()) == (7, False)
     assert "id > " in " ".join(shown.split())
-    answer(world, b"y\n", *FACTS, "--deadline", "1s")
+    answer(world, b"y\n", *FACTS, "--node-timeout", "1s")
     assert ran.exists()
     ran.unlink()
-    assert world.run(*FACTS, "--deadline", "1s").code != "target-untrusted", "the answer was remembered"
+    assert world.run(*FACTS, "--node-timeout", "1s").code != "target-untrusted", "the answer was remembered"
     assert ran.exists()
     ran.unlink()
     target = world.work / "evil.yaml"

@@ -28,7 +28,7 @@ def test_a_hanging_node_is_told_by_step_and_last_lines_and_the_next_run_catches_
 
     def overdue(deadline: float) -> tuple[float, Done]:
         begun = time.monotonic()
-        done = world.fleet("provision", "--deadline", f"{deadline:g}s", timeout=400)
+        done = world.fleet("provision", "--step-timeout", f"{deadline:g}s", timeout=400)
         return time.monotonic() - begun, done
 
     def reached(found: tuple[float, Done]) -> bool:

@@ -74,7 +74,7 @@ def test_nodes_are_shown_by_class_and_those_that_differ_or_are_silent_by_name(
     pids = _stop_sshd(fleet_network, nodes[1])
     try:
         begun = time.monotonic()
-        some = world.run("doctor", "--facts-out", "facts.json", "--target", "./nodes.yaml", "--deadline", "2s")
+        some = world.run("doctor", "--facts-out", "facts.json", "--target", "./nodes.yaml", "--node-timeout", "2s")
         seconds = time.monotonic() - begun
     finally:
         for pid in pids:

@@ -263,7 +263,7 @@ def test_d93_a_node_without_the_python_is_told_that_the_stack_may_bring_one() ->
     got = resolve(node_facts("cpu-laptop", pythons=["3.8.10"]), torch_lock(("3.11",)), target(), compat())
     (item,) = [d for d in got.decisions if d.verdict == "refuse"]
     assert item.rule == "python-not-there"
-    assert "`interpreters: [present, standalone]` in the stack" in (item.instead or "")
+    assert "`interpreters: [present, standalone]` in a stack file of your own" in (item.instead or "")
     asked = resolve(
         node_facts("cpu-laptop", pythons=["3.8.10"]), torch_lock(("3.11",)), target(), compat(), interpreter="3.11"
     )

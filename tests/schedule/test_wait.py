@@ -93,7 +93,7 @@ def test_a_job_that_asks_for_more_than_its_partition_has_is_not_waited_for(clock
     script = Script(clock, [(1, PENDING), (1e9, JobState(Phase.PENDING, reason="PartitionTimeLimit", word="PENDING"))])
     with fails("job-refused", ExitCode.REFUSED) as caught:
         wait_for(script, job(), "1", clock=clock, limits=Limits(start=2400))
-    assert "less time than it asks for" in caught.value.why and "--deadline" in caught.value.hint
+    assert "less time than it asks for" in caught.value.why and "--run-timeout" in caught.value.hint
     assert (script.asked, script.cancelled) == ([0, 2], ["1"])
 
 

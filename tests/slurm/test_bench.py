@@ -60,13 +60,13 @@ def test_two_gloo_ranks_are_provisioned_measured_and_reported_through_jobs(world
     assert "not comparable" in shown
 
     # A rank that fails ends the step with it: srun would wait for the other one, which sleeps.
-    code, check, _ = bench(world, "--deadline", f"{PATIENCE}s", "--set", "data_name=lost")
+    code, check, _ = bench(world, "--run-timeout", f"{PATIENCE}s", "--set", "data_name=lost")
     assert code == 1 and "timed out" not in check["says"], check
     assert check["says"].endswith(": 1: rank 1 is lost"), check
 
     # A rank that hangs: the other one waits for it, and the run ends at its deadline.
     def hung(deadline: float) -> tuple[int, dict[str, Any], Path]:
-        return bench(world, "--deadline", f"{deadline}s", "--set", "data_name=hang")
+        return bench(world, "--run-timeout", f"{deadline}s", "--set", "data_name=hang")
 
     def reached(found: tuple[int, dict[str, Any], Path]) -> bool:
         return "0: rank 0 sleeps" in found[1]["details"]["output"]

@@ -18,7 +18,7 @@ def test_probe_asks_the_nodes_of_one_short_job_and_leaves_nothing(world: JobWorl
     assert all(facts["scheduler"]["job"] for facts in done.json["facts"].values())
     assert [job["name"] for job in world.submitted()] == ["envbuild-probe"]
     assert snapshot(world.prefix) == {}
-    late = world.job("--facts-out", "facts.json", "--deadline", "5s", verb="doctor")
+    late = world.job("--facts-out", "facts.json", "--node-timeout", "5s", verb="doctor")
     assert (late.rc, late.code) == (2, "usage")
     table = world.run("doctor", "--facts-out", "facts.json", "--target", "./cluster.yaml")
     assert table.rc == 0, table.err

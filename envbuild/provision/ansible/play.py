@@ -173,7 +173,7 @@ def _end_overdue(
             "step-overdue",
             f"{node}: {where} not end within {work.settings.deadline:g} s, and was stopped",
             why=lines.get(node, ""),
-            hint="find what hangs on the node; the same command continues, and waits longer with `--deadline`",
+            hint="find what hangs on the node; `--step-timeout` waits longer",
             details={"node": node, "step": step},
         )
         work.journal.append(

@@ -170,7 +170,7 @@ def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, Ta
             "playbook-deadline",
             f"{name} did not end within {deadline:g} s and was stopped",
             why="; ".join(f"{node}: {last}" for node, last in nodes.items()),
-            hint="read the log of the node that hangs; the same command continues, and waits longer with `--deadline`",
+            hint="read the log of the node that hangs; `--step-timeout` waits longer",
             details={"nodes": nodes},
         )
     return EnvbuildError(
