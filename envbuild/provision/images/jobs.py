@@ -20,16 +20,12 @@ from envbuild.provision.contact.first_contact import ContactResult, contact, nod
 from envbuild.provision.images.obtain import Obtained, builds_in_job, make_context, obtain, wanted
 from envbuild.provision.images.plan import FILES, NodeImage
 from envbuild.provision.images.provision import (
-    Images,
     InImages,
-    args_of,
-    decide_images,
     files_for,
     look_request,
     meeting_of_job,
     met_in_job,
     no_room,
-    planned,
     told_of,
 )
 from envbuild.provision.jobs.answers import Asked, ask_in_job
@@ -51,53 +47,50 @@ class InJobs(InImages):
 
         Raises EnvbuildError as `contact`, `JobSite.of` and `ask_in_job` do.
         """
-        images, site = self.images, JobSite.of(work.prepared.target)
+        site = JobSite.of(work.prepared.target)
         with work.phase("probe", f"asking {site.login}"):
-            images.login = _ask_login(work, site)
+            self.login = _ask_login(work, site)
             known = {} if work.settings.repair else read_told(told_file(work, site))
             found: Mapping[str, Mapping[str, Any] | EnvbuildError] = known
             if not known:
-                asked = Asked("envbuild-probe", _folder(images.login, work), {"look": look_request(work)})
+                asked = Asked("envbuild-probe", _folder(self.login, work), {"look": look_request(work)})
                 answers = ask_in_job(work, site, asked, PROBE_LIMIT)
                 found = {node: _told(each["look"]) for node, each in answers.items()}
-        _take_in(work, images, found)
-        decide_images(work, images)
-        one_kind(images.nodes, work.survey.errors)
-        if images.why:
-            images.why = dict.fromkeys(images.nodes, "the job tests on every node") | images.why
+        self._take_in(work, found)
+        self.decide(work)
+        one_kind(self.nodes, work.survey.errors)
+        if self.why:
+            self.why = dict.fromkeys(self.nodes, "the job tests on every node") | self.why
 
     def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
         """Get the image into the shared folder, test it through one job, and accept it; the plan is of its nodes."""
-        images = self.images
-        name, first = next(iter(images.nodes.items()))
-        site, prefix = JobSite.of(work.prepared.target), images.login["facts"]["prefix"]["path"]
-        record = images.login["containers"].get("record") or {}
-        there = (
-            bool(record.get("file")) and bool(images.login["containers"].get("present")) and not work.settings.repair
-        )
+        name, first = next(iter(self.nodes.items()))
+        site, prefix = JobSite.of(work.prepared.target), self.login["facts"]["prefix"]["path"]
+        record = self.login["containers"].get("record") or {}
+        there = bool(record.get("file")) and bool(self.login["containers"].get("present")) and not work.settings.repair
         made = there and record["runtime"] == first.chosen.runtime
         with work.phase("image", "getting the image"):
             if builds_in_job(work.prepared):
-                known = made and record["key"] == images.wanted.key
+                known = made and record["key"] == self.wanted.key
                 say, folder = work.journal.stage, work.run.path
-                got = Obtained(record["id"]) if known else make_context(images.wanted, work.prepared, folder, say)
+                got = Obtained(record["id"]) if known else make_context(self.wanted, work.prepared, folder, say)
             else:
                 got = obtain(
-                    images.wanted, work.prepared, work.run.path, say=work.journal.stage,
+                    self.wanted, work.prepared, work.run.path, say=work.journal.stage,
                     file=lambda found: not (made and record["id"] == found),
                 )  # fmt: skip
         archive = None if got.archive is None else posixpath.join(prefix, "images", got.archive.name)
         file = record["file"] if made and record["id"] == got.id else None
         try:
             with work.phase("stage", f"staging on {site.login}"):
-                args = args_of(work, images, name, got, archive)
-                file = file or _stage(work, site, images, got, args, prefix)
+                args = self.args_of(work, name, got, archive)
+                file = file or self._stage(work, site, got, args, prefix)
             if not got.id:
                 with work.phase("build", "building the image in a job"):
-                    file = _build(work, site, images.login, args, _folder(images.login, work))
+                    file = _build(work, site, self.login, args, _folder(self.login, work))
                 args["id"] = file["sha256"]
             with work.phase("provision", "testing through a job"):
-                return _test(work, site, images, {**args, "file": file}, prefix)
+                return self._test(work, site, {**args, "file": file}, prefix)
         except KeyboardInterrupt:
             if not work.settings.cancel_job:
                 archive = None  # a job that goes on reads it
@@ -108,7 +101,7 @@ class InJobs(InImages):
             if archive is not None:
                 site.runner.run(["rm", "-f", "--", archive])
 
-    def answers(self, work: Work, verb: str, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
+    def ask_all(self, work: Work, verb: str, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
         """One request to every node of a job, and then the joint test of them.
 
         Raises EnvbuildError as `contact` and `ask_in_job` do.
@@ -124,6 +117,96 @@ class InJobs(InImages):
             answers = ask_in_job(work, site, asked, site.limit(LIMIT))
             met = met_in_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
             return {node: each["ask"] for node, each in answers.items()}, met
+
+    def _take_in(self, work: Work, found: Mapping[str, Mapping[str, Any] | EnvbuildError]) -> None:
+        """What nodes said, with what the shared folder says now."""
+        login = self.login
+        self.answers, survey = {}, work.survey
+        survey.facts, survey.errors = {}, {}
+        for node, each in found.items():
+            if isinstance(each, EnvbuildError):
+                survey.errors[node] = each
+                continue
+            self.answers[node] = {**each, "containers": shared_record(node, each["containers"], login["containers"])}
+            survey.facts[node] = NodeFacts.from_plain(each["facts"]).model_copy(update={"node": node})
+
+    def _stage(
+        self, work: Work, site: JobSite, got: Obtained, args: dict[str, Any], prefix: str
+    ) -> dict[str, Any] | None:
+        """Carry the archive to the shared folder, and make the file of the runtime where the login host has that.
+
+        The file; without its sha256 where a node has to make it, None where each node loads the archive.
+        Raises EnvbuildError as `take` and `run_hosts` do, `disk-full` (exit 75).
+        """
+        runtime, login = args["runtime"], self.login
+        facts = NodeFacts.from_plain(login["facts"])
+        if got.archive is not None and (error := no_room(site.login, facts, got.archive.stat().st_size)):
+            raise error
+        # What pyxis runs is a file of enroot, so a login host needs that alone.
+        there = login["containers"]["runtimes"].get("enroot" if runtime == "pyxis" else runtime) or {}
+        makes = runtime in FILES and bool(there.get("works")) and bool(got.id)  # without an id, a job builds it
+        if makes or got.archive is not None:
+            files = files_for(login_work(work, site), facts, login["python"], got, posixpath.join(prefix, "images"))
+            take = {**args, "action": "take", "program": there.get("path"), "maker": there.get("path")}
+            request = {"container": node_request("container", prefix, take, work.run.id)} if makes else {}
+            answers = on_login(work, site, files, request, "image.yml")
+            if makes:
+                return dict(answers["container"]["result"]["file"])
+        if runtime not in FILES:
+            return None
+        return {"path": posixpath.join(prefix, "images", f"{args['stack']}-{got.id[:12]}.{FILES[runtime]}")}
+
+    def _test(self, work: Work, site: JobSite, args: dict[str, Any], prefix: str) -> tuple[Plan, Outcome]:
+        """One job: the file, where only a node can make it, then every node looks and tests inside; the outcome."""
+
+        def request(action: str) -> dict[str, Any]:
+            return node_request("container", prefix, {**args, "action": action}, work.run.id)
+
+        once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
+        requests = {"look": look_request(work), "container": request("try")}
+        joint = meeting_of_job(work, site.nodes, self.wanted.variant, args, recorded=False)
+        asked = Asked("envbuild-provision", _folder(self.login, work), requests, once=once, after=joint)
+        answers = ask_in_job(work, site, asked, site.limit(LIMIT))
+        if once:
+            made = next((each["take"] for each in answers.values() if "take" in each), None)
+            args = {**args, "file": _made(made, args["file"])}
+        found = {node: _told(each["look"]) for node, each in answers.items()}
+        before = dict(self.nodes)
+        self._take_in(work, found)
+        self.nodes = {}
+        self.decide(work)
+        one_kind(self.nodes, work.survey.errors, next(iter(before.values())))
+        self.why = dict.fromkeys(self.nodes, "the job tests on every node")
+        outcome = Outcome()
+        for node in self.nodes:
+            self.used[node] = args
+            _answered(node, answers[node]["container"], args, prefix, outcome)
+        self._accept(work, site, outcome, args, prefix)
+        met_in_job(work, {node: answers[node] for node in self.nodes}, outcome)
+        good = not outcome.errors and not work.survey.errors
+        write_told(told_file(work, site), {node: self.answers[node] for node in self.nodes} if good else {})
+        return self.plan(work), outcome
+
+    def _accept(self, work: Work, site: JobSite, outcome: Outcome, args: Mapping[str, Any], prefix: str) -> None:
+        """Launcher and record in the shared folder. While another image is in use there, every node has to be good."""
+        good = [node for node, each in outcome.responses.items() if each["container"]["result"].get("ok", True)]
+        record = self.login["containers"].get("record")
+        same = bool(record) and record["id"] == args["id"]
+        if not good:
+            return
+        if record and not same and (len(good) < len(self.nodes) or work.survey.errors):
+            work.notes.append(
+                f"the image in use stays {record['id'][:12]}: not every node of the job could run the new one"
+            )
+            return
+        tested = outcome.responses[good[0]]["container"]["result"].get("verify") or {}
+        kept = set(record.get("nodes") or ()) if record and same and not work.settings.repair else set()
+        bad = set(outcome.errors) | (set(self.nodes) - set(good))
+        verified = {key: tested.get(key) for key in ("root", "base_packages", "sources")}
+        nodes = sorted((kept | set(good)) - bad)
+        accepted = {**args, "action": "accept", "verify": verified, "nodes": nodes}
+        request = node_request("container", prefix, accepted, work.run.id)
+        contact([site.login], lambda _: request, site.connection, run=work.run)[site.login].result()
 
 
 def _build(work: Work, site: JobSite, login: Mapping[str, Any], args: Mapping[str, Any], folder: str) -> dict[str, Any]:
@@ -159,19 +242,6 @@ def _told(answer: ContactResult) -> dict[str, Any] | EnvbuildError:
         return error
 
 
-def _take_in(work: Work, images: Images, found: Mapping[str, Mapping[str, Any] | EnvbuildError]) -> None:
-    """What nodes said, with what the shared folder says now."""
-    login = images.login
-    images.answers, survey = {}, work.survey
-    survey.facts, survey.errors = {}, {}
-    for node, each in found.items():
-        if isinstance(each, EnvbuildError):
-            survey.errors[node] = each
-            continue
-        images.answers[node] = {**each, "containers": shared_record(node, each["containers"], login["containers"])}
-        survey.facts[node] = NodeFacts.from_plain(each["facts"]).model_copy(update={"node": node})
-
-
 def shared_record(node: str, own: Mapping[str, Any], login: Mapping[str, Any]) -> dict[str, Any]:
     """What a node says of containers, with the record of the shared folder where this node has tested that image.
 
@@ -203,65 +273,6 @@ def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError], firs
             )
 
 
-def _stage(
-    work: Work, site: JobSite, images: Images, got: Obtained, args: dict[str, Any], prefix: str
-) -> dict[str, Any] | None:
-    """Carry the archive to the shared folder, and make the file of the runtime where the login host has that runtime.
-
-    The file; without its sha256 where a node has to make it, None where each node loads the archive.
-    Raises EnvbuildError as `take` and `run_hosts` do, `disk-full` (exit 75).
-    """
-    runtime, login = args["runtime"], images.login
-    facts = NodeFacts.from_plain(login["facts"])
-    if got.archive is not None and (error := no_room(site.login, facts, got.archive.stat().st_size)):
-        raise error
-    # What pyxis runs is a file of enroot, so a login host needs that alone.
-    there = login["containers"]["runtimes"].get("enroot" if runtime == "pyxis" else runtime) or {}
-    makes = runtime in FILES and bool(there.get("works")) and bool(got.id)  # without an id, a job builds it
-    if makes or got.archive is not None:
-        files = files_for(login_work(work, site), facts, login["python"], got, posixpath.join(prefix, "images"))
-        take = {**args, "action": "take", "program": there.get("path"), "maker": there.get("path")}
-        request = {"container": node_request("container", prefix, take, work.run.id)} if makes else {}
-        answers = on_login(work, site, files, request, "image.yml")
-        if makes:
-            return dict(answers["container"]["result"]["file"])
-    if runtime not in FILES:
-        return None
-    return {"path": posixpath.join(prefix, "images", f"{args['stack']}-{got.id[:12]}.{FILES[runtime]}")}
-
-
-def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefix: str) -> tuple[Plan, Outcome]:
-    """One job: the file, where only a node can make it, then every node looks and tests inside; the outcome."""
-
-    def request(action: str) -> dict[str, Any]:
-        return node_request("container", prefix, {**args, "action": action}, work.run.id)
-
-    once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
-    requests = {"look": look_request(work), "container": request("try")}
-    joint = meeting_of_job(work, site.nodes, images.wanted.variant, args, recorded=False)
-    asked = Asked("envbuild-provision", _folder(images.login, work), requests, once=once, after=joint)
-    answers = ask_in_job(work, site, asked, site.limit(LIMIT))
-    if once:
-        made = next((each["take"] for each in answers.values() if "take" in each), None)
-        args = {**args, "file": _made(made, args["file"])}
-    found = {node: _told(each["look"]) for node, each in answers.items()}
-    before = dict(images.nodes)
-    _take_in(work, images, found)
-    images.nodes = {}
-    decide_images(work, images)
-    one_kind(images.nodes, work.survey.errors, next(iter(before.values())))
-    images.why = dict.fromkeys(images.nodes, "the job tests on every node")
-    outcome = Outcome()
-    for node in images.nodes:
-        images.used[node] = args
-        _answered(node, answers[node]["container"], args, prefix, outcome)
-    _accept(work, site, images, outcome, args, prefix)
-    met_in_job(work, {node: answers[node] for node in images.nodes}, outcome)
-    good = not outcome.errors and not work.survey.errors
-    write_told(told_file(work, site), {node: images.answers[node] for node in images.nodes} if good else {})
-    return planned(work, images), outcome
-
-
 def _made(answer: ContactResult | None, meant: Mapping[str, Any]) -> dict[str, Any]:
     """The file that the first node made. Raises EnvbuildError of that node, `node-silent` (exit 3)."""
     if answer is None:
@@ -290,29 +301,6 @@ def _answered(node: str, answer: ContactResult, args: Mapping[str, Any], prefix:
         return
     launcher = posixpath.join(prefix, "bin", str(args["stack"]))
     outcome.responses[node] = {"container": {**(answer.response or {}), "result": {**result, "launcher": launcher}}}
-
-
-def _accept(work: Work, site: JobSite, images: Images, outcome: Outcome, args: Mapping[str, Any], prefix: str) -> None:
-    """Launcher and record in the shared folder. While another image is in use there, every node has to be good."""
-    good = [node for node, each in outcome.responses.items() if each["container"]["result"].get("ok", True)]
-    record = images.login["containers"].get("record")
-    same = bool(record) and record["id"] == args["id"]
-    if not good:
-        return
-    if record and not same and (len(good) < len(images.nodes) or work.survey.errors):
-        work.notes.append(
-            f"the image in use stays {record['id'][:12]}: not every node of the job could run the new one"
-        )
-        return
-    tested = outcome.responses[good[0]]["container"]["result"].get("verify") or {}
-    kept = set(record.get("nodes") or ()) if record and same and not work.settings.repair else set()
-    bad = set(outcome.errors) | (set(images.nodes) - set(good))
-    accepted = {
-        **args, "action": "accept", "verify": {key: tested.get(key) for key in ("root", "base_packages", "sources")},
-        "nodes": sorted((kept | set(good)) - bad),
-    }  # fmt: skip
-    request = node_request("container", prefix, accepted, work.run.id)
-    contact([site.login], lambda _: request, site.connection, run=work.run)[site.login].result()
 
 
 def told_file(work: Work, site: JobSite) -> Path:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts
@@ -53,68 +53,10 @@ from envbuild.provision.survey.prepare import as_asked
 from envbuild.text import plural
 
 
-@dataclass
-class Images:
-    """What a run about an image knows; `answers` is each node's answer, `why` the nodes that something is done on.
-
-    `login`: what the login host of jobs said.
-    """
-
-    wanted: Wanted
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    nodes: dict[str, NodeImage] = field(default_factory=dict)
-    why: dict[str, str] = field(default_factory=dict)
-    used: dict[str, dict[str, Any]] = field(default_factory=dict)
-    login: dict[str, Any] = field(default_factory=dict)
-
-
-def decide_images(work: Work, images: Images) -> None:
-    """Decide for every node that has told: how it runs the image, and why it needs one."""
-    survey = work.survey
-    # The rules of drivers and GPUs are about the variant that the image is of.
-    meant = work.prepared.choice._replace(variant=images.wanted.variant.id)
-    decide(work.prepared._replace(choice=meant), survey, list(survey.facts))
-    for node, facts in survey.facts.items():
-        resolution = survey.resolutions[node]
-        try:
-            if resolution.refused:
-                raise refusal(resolution)
-            images.nodes[node] = node_image(
-                node,
-                work.prepared,
-                images.wanted,
-                images.answers[node]["containers"],
-                facts,
-                repair=work.settings.repair,
-            )
-        except EnvbuildError as error:
-            survey.errors[node] = error
-    work.journal.append(EventKind.CONTACTED, nodes=sorted(survey.facts), errors=as_dicts(survey.errors))
-    images.why = todo(images.nodes, expected_id(images.nodes, known_id(images.wanted)))
-
-
-def planned(work: Work, images: Images) -> Plan:
-    """The plan from what is known now, written into the run directory."""
-    settings = settings_of(work.prepared)
-    delivery = "pull" if settings.image or settings.registry else _BROUGHT[settings.build]
-    given = (work.prepared, images.wanted, images.nodes, images.why, work.survey.resolutions)
-    return work.planned(make_plan(*given, delivery=delivery))
-
-
 def look_request(work: Work, node: str | None = None) -> dict[str, Any]:
     """What asks a node about containers; None: a node of a job, which says its own name."""
     args = {"action": "look", "node": node, "stack": work.prepared.stack.name}
     return node_request("container", work.prepared.target.prefix, args, work.run.id)
-
-
-def args_of(work: Work, images: Images, node: str, got: Obtained, archive: str | None) -> dict[str, Any]:
-    """The arguments of `install` on a node, which are those of `take`, `try` and `accept` in jobs too."""
-    facts = images.answers[node]["facts"]
-    made = install_args(
-        work.prepared, images.wanted, got, images.nodes[node], images.answers[node]["containers"], archive=archive,
-        controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
-    )  # fmt: skip
-    return {**made, "tmp": tmp_folder(work.prepared.target.tmp, facts["user"], facts.get("home", ""))}
 
 
 def told_of(answer: ContactResult) -> dict[str, Any]:
@@ -159,18 +101,33 @@ ASK_DEADLINE = 2 * 3600.0
 
 
 class InImages(Route):
-    """Nodes that are asked one by one: this machine. `look` comes before all else."""
+    """Nodes that are asked one by one: this machine. `look` comes before all else.
 
-    images: Images
+    `wanted`: the image; `answers` of the nodes, `why` something is done on which, and the arguments that were `used`.
+    `login`: what the login host of jobs said.
+    """
+
+    wanted: Wanted
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.nodes: dict[str, NodeImage] = {}
+        self.why: dict[str, str] = {}
+        self.used: dict[str, dict[str, Any]] = {}
+        self.login: dict[str, Any] = {}
 
     def look(self, work: Work, *, bring_python: bool) -> None:
         """Ask every node once, and decide what is done there. Changes nothing: images bring no Python."""
-        self.images = Images(wanted(work.prepared))
+        self.wanted = wanted(work.prepared)
         self.ask_nodes(work)
 
     def plan(self, work: Work) -> Plan:
-        """The plan of what was found."""
-        return planned(work, self.images)
+        """The plan of what is known now, written into the run directory."""
+        settings = settings_of(work.prepared)
+        delivery = "pull" if settings.image or settings.registry else _BROUGHT[settings.build]
+        given = (work.prepared, self.wanted, self.nodes, self.why, work.survey.resolutions)
+        return work.planned(make_plan(*given, delivery=delivery))
 
     def ask_nodes(self, work: Work) -> None:
         """Ask, and decide what is done on which node."""
@@ -180,37 +137,34 @@ class InImages(Route):
             answers = contact(names, lambda node: look_request(work, node), target.connection, run=work.run)
             for node, answer in answers.items():
                 try:
-                    self.images.answers[node] = told_of(answer)
-                    work.survey.facts[node] = NodeFacts.from_plain(self.images.answers[node]["facts"])
+                    self.answers[node] = told_of(answer)
+                    work.survey.facts[node] = NodeFacts.from_plain(self.answers[node]["facts"])
                 except EnvbuildError as error:
                     work.survey.errors[node] = error
-        decide_images(work, self.images)
+        self.decide(work)
 
     def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
         """Get the image, and bring it to the nodes that need it."""
-        images = self.images
         with work.phase("image", "getting the image"):
             got = obtain(
-                images.wanted, work.prepared, work.run.path, say=work.journal.stage,
-                file=lambda found: any(_carried(work, node, found) for node in images.nodes.values()),
+                self.wanted, work.prepared, work.run.path, say=work.journal.stage,
+                file=lambda found: any(_carried(work, node, found) for node in self.nodes.values()),
             )  # fmt: skip
-        more = todo(images.nodes, got.id)
-        if set(more) - set(images.why):
+        more = todo(self.nodes, got.id)
+        if set(more) - set(self.why):
             work.notes.append(f"nodes with another image than {got.id[:12]} get it too: {', '.join(sorted(more))}")
-        images.why = more | images.why
-        plan = planned(work, images)
+        self.why = more | self.why
+        plan = self.plan(work)
         try:
             with work.phase("provision", "bringing the image to the nodes"):
-                return in_waves(
-                    work, plan, lambda _, part: (part, _wave(work, part, images, got)), replan=lambda _: plan
-                )
+                return in_waves(work, plan, lambda _, part: (part, self._wave(work, part, got)), replan=lambda _: plan)
         finally:
             if got.archive is not None:
                 got.archive.unlink(missing_ok=True)
 
     def evidence(self, work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
         """What each node of the plan did."""
-        return [_evidence(work, node, self.images, outcome) for node in plan.nodes]
+        return [self._evidence(work, node, outcome) for node in plan.nodes]
 
     def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
         """`verify` or `smoke` inside the image in use on every node. Ids that are not equal are a failed check.
@@ -219,20 +173,91 @@ class InImages(Route):
         """
         verb, target = question.verb, work.prepared.target
         asked = {"action": "ask", "stack": work.prepared.stack.name, "verb": verb, "request": asks_of(work, verb)}
-        answers, joint = self.answers(work, verb, node_request("container", target.prefix, asked, work.run.id))
+        answers, joint = self.ask_all(work, verb, node_request("container", target.prefix, asked, work.run.id))
         found = {
             node: _asked(node, answer, verb, joint.responses.get(node, {}), joint.errors.get(node))
             for node, answer in answers.items()
         }
         return _equal(found)
 
-    def answers(self, work: Work, verb: str, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
+    def ask_all(self, work: Work, verb: str, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
         """What every node answers to a request, and several together after a smoke test."""
         target = work.prepared.target
         names = expand_hosts(target.hosts)
         with work.phase(verb, f"{verb} in the images of {plural(len(names), 'node')}"):
             answers = contact(names, lambda _: request, target.connection, ASK_DEADLINE, run=work.run)
         return answers, meet_asked(work, answers) if verb == "smoke" and len(answers) > 1 else Outcome()
+
+    def decide(self, work: Work) -> None:
+        """Decide for every node that has told: how it runs the image, and why it needs one."""
+        survey = work.survey
+        # The rules of drivers and GPUs are about the variant that the image is of.
+        meant = work.prepared.choice._replace(variant=self.wanted.variant.id)
+        decide(work.prepared._replace(choice=meant), survey, list(survey.facts))
+        for node, facts in survey.facts.items():
+            resolution, containers = survey.resolutions[node], self.answers[node]["containers"]
+            try:
+                if resolution.refused:
+                    raise refusal(resolution)
+                given = (node, work.prepared, self.wanted, containers, facts)
+                self.nodes[node] = node_image(*given, repair=work.settings.repair)
+            except EnvbuildError as error:
+                survey.errors[node] = error
+        work.journal.append(EventKind.CONTACTED, nodes=sorted(survey.facts), errors=as_dicts(survey.errors))
+        self.why = todo(self.nodes, expected_id(self.nodes, known_id(self.wanted)))
+
+    def args_of(self, work: Work, node: str, got: Obtained, archive: str | None) -> dict[str, Any]:
+        """The arguments of `install` on a node, which are those of `take`, `try` and `accept` in jobs too."""
+        facts = self.answers[node]["facts"]
+        made = install_args(
+            work.prepared, self.wanted, got, self.nodes[node], self.answers[node]["containers"], archive=archive,
+            controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
+        )  # fmt: skip
+        return {**made, "tmp": tmp_folder(work.prepared.target.tmp, facts["user"], facts.get("home", ""))}
+
+    def _wave(self, work: Work, plan: Plan, got: Obtained) -> Outcome:
+        requests: dict[str, dict[str, Any]] = {}
+        files: dict[str, NodeHost] = {}
+        full: dict[str, EnvbuildError] = {}
+        for node_plan in plan.nodes:
+            node = node_plan.node
+            if not node_plan.steps or (work.only is not None and node not in work.only - work.done):
+                continue
+            facts, answer, one = work.survey.facts[node], self.answers[node], self.nodes[node]
+            store = posixpath.join(facts.prefix.path, "images")
+            carried = got.archive is not None and _carried(work, one, got.id)
+            if got.archive is not None and carried and (error := no_room(node, facts, got.archive.stat().st_size)):
+                full[node] = error
+                continue
+            archive = posixpath.join(store, got.archive.name) if got.archive is not None and carried else None
+            args = self.args_of(work, node, got, archive)
+            self.used[node] = args
+            requests[node] = {"container": node_request("container", facts.prefix.path, args, work.run.id)}
+            files[node] = files_for(work, facts, answer["python"], got if carried else None, store)
+        outcome = run_hosts(requests, files, work, playbook="image.yml")
+        outcome.errors.update(full)
+        return outcome
+
+    def _evidence(self, work: Work, plan: NodePlan, outcome: Outcome) -> NodeEvidence:
+        node = plan.node
+        responses = outcome.responses.get(node, {})
+        answer, record = responses.get("container"), self.nodes[node].record
+        if answer is None and node not in outcome.errors and not plan.steps:
+            parts: dict[str, Mapping[str, Any]] = {"verify": {"ok": True, "result": _of_record(record)}, **responses}
+        else:
+            parts = _parts(answer, responses)
+            record = self.used.get(node, {})
+        evidence = collect.node_evidence(plan, work.survey.facts[node], parts, outcome.errors.get(node))
+        if not record or not (evidence.status in ("ok", "unchanged") or VERB in responses):
+            return evidence
+        image = image_evidence(record, ((answer or {}).get("result") or {}).get("launcher"))
+        says = f"{image.runtime} runs the image {image.id[:12]}"
+        update = {
+            "image": image,
+            "packages": {each.name: each.version for each in self.wanted.variant.packages},
+            "checks": (Check(name="image/id", status="passed", says=says), *evidence.checks),
+        }
+        return evidence.model_copy(update=update)
 
 
 class OverSsh(InImages):
@@ -244,7 +269,7 @@ class OverSsh(InImages):
         for each in plan.nodes:
             node, facts = each.node, work.survey.facts[each.node]
             if outcome.well(node):
-                variant, gpus = self.images.wanted.variant, self.images.nodes[node].gpus
+                variant, gpus = self.wanted.variant, self.nodes[node].gpus
                 members.append(Member(node, each.environment, variant, own_addresses(facts), gpus))
         meet_members(work, members, outcome, changed={each.node for each in plan.nodes if each.steps})
 
@@ -254,52 +279,6 @@ def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
     record = node.record
     there = node.has and record.get("id") == image_id and record.get("runtime") == node.chosen.runtime
     return work.settings.repair or not there
-
-
-def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
-    requests: dict[str, dict[str, Any]] = {}
-    files: dict[str, NodeHost] = {}
-    full: dict[str, EnvbuildError] = {}
-    for node_plan in plan.nodes:
-        node = node_plan.node
-        if not node_plan.steps or (work.only is not None and node not in work.only - work.done):
-            continue
-        facts, answer, one = work.survey.facts[node], images.answers[node], images.nodes[node]
-        store = posixpath.join(facts.prefix.path, "images")
-        carried = got.archive is not None and _carried(work, one, got.id)
-        if got.archive is not None and carried and (error := no_room(node, facts, got.archive.stat().st_size)):
-            full[node] = error
-            continue
-        archive = posixpath.join(store, got.archive.name) if got.archive is not None and carried else None
-        args = args_of(work, images, node, got, archive)
-        images.used[node] = args
-        requests[node] = {"container": node_request("container", facts.prefix.path, args, work.run.id)}
-        files[node] = files_for(work, facts, answer["python"], got if carried else None, store)
-    outcome = run_hosts(requests, files, work, playbook="image.yml")
-    outcome.errors.update(full)
-    return outcome
-
-
-def _evidence(work: Work, plan: NodePlan, images: Images, outcome: Outcome) -> NodeEvidence:
-    node = plan.node
-    responses = outcome.responses.get(node, {})
-    answer, record = responses.get("container"), images.nodes[node].record
-    if answer is None and node not in outcome.errors and not plan.steps:
-        parts: dict[str, Mapping[str, Any]] = {"verify": {"ok": True, "result": _of_record(record)}, **responses}
-    else:
-        parts = _parts(answer, responses)
-        record = images.used.get(node, {})
-    evidence = collect.node_evidence(plan, work.survey.facts[node], parts, outcome.errors.get(node))
-    if not record or not (evidence.status in ("ok", "unchanged") or VERB in responses):
-        return evidence
-    image = image_evidence(record, ((answer or {}).get("result") or {}).get("launcher"))
-    says = f"{image.runtime} runs the image {image.id[:12]}"
-    update = {
-        "image": image,
-        "packages": {each.name: each.version for each in images.wanted.variant.packages},
-        "checks": (Check(name="image/id", status="passed", says=says), *evidence.checks),
-    }
-    return evidence.model_copy(update=update)
 
 
 def _parts(

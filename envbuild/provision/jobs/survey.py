@@ -32,11 +32,9 @@ from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.context import Run, Survey, Work
 from envbuild.provision.run.run_dir import MAX_AGE, RunDir, keep, read_recent
 from envbuild.provision.survey.ask import (
-    ask_here,
-    can_keep,
-    decide,
+    decide_rest,
     is_reach_known,
-    kept,
+    keep_in_use,
     probe_args,
     python_broken,
     told_facts,
@@ -106,15 +104,12 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False, anew: 
         survey.facts = {node: with_published(facts, shared) for node, facts in survey.facts.items()}
     elif known:
         survey.facts = {node: facts.model_copy(update=shared) for node, facts in known.items()}
-    if can_keep(prepared.choice, prepared.target.base) and not work.settings.repair:
-        plans = {node: kept(facts, prepared) for node, facts in survey.facts.items()}
-        survey.kept = {node: plan for node, plan in plans.items() if plan is not None}
-    rest = [node for node in survey.facts if node not in survey.kept and node not in survey.errors]
+    if not work.settings.repair:
+        keep_in_use(prepared, survey)
+    rest = survey.undecided
     if rest and known and not scripted and not is_reach_known(prepared, survey):
         return survey_jobs(work, site, bring_python=bring_python, anew=True)
-    if rest:
-        ask_here(prepared, survey)
-        decide(prepared, survey, rest)
+    decide_rest(prepared, survey)
     if is_local(prepared.target):
         keep_only_wanted(survey, prepared, rest)
     return survey

@@ -166,6 +166,11 @@ class Survey:
         self.supply = other.supply or self.supply
 
     @property
+    def undecided(self) -> list[str]:
+        """Nodes that something has to be decided for."""
+        return [node for node in self.facts if node not in self.kept and node not in self.errors]
+
+    @property
     def without_python(self) -> list[str]:
         """Nodes that answered, but have no Python that could run the node program."""
         return [node for node, answer in self.contacts.items() if answer.bare]

@@ -111,16 +111,26 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: RunDir, *, keep: boo
     keep = keep and can_keep(prepared.choice, prepared.target.base)
     ask(nodes, prepared, run, {**args, "unless_in_use": keep}, survey)
     if keep:
-        plans = {node: kept(facts, prepared) for node, facts in survey.facts.items()}
-        survey.kept = {node: plan for node, plan in plans.items() if plan is not None}
-    rest = [node for node in survey.facts if node not in survey.kept and node not in survey.errors]
-    changed = [node for node in rest if survey.facts[node].brief]
+        keep_in_use(prepared, survey)
+    changed = [node for node in survey.undecided if survey.facts[node].brief]
     if changed:
         ask(changed, prepared, run, args, survey)
-    if rest:
-        ask_here(prepared, survey)
-        decide(prepared, survey, [node for node in rest if node not in survey.errors])
+    decide_rest(prepared, survey)
     return survey
+
+
+def keep_in_use(prepared: Prepared, survey: Survey) -> None:
+    """Nothing is decided for nodes whose environment in use shows that all is done."""
+    if can_keep(prepared.choice, prepared.target.base):
+        plans = {node: kept(facts, prepared) for node, facts in survey.facts.items()}
+        survey.kept = {node: plan for node, plan in plans.items() if plan is not None}
+
+
+def decide_rest(prepared: Prepared, survey: Survey) -> None:
+    """Decide for the others, also who delivers."""
+    if survey.undecided:
+        ask_here(prepared, survey)
+        decide(prepared, survey, survey.undecided)
 
 
 def probe_args(prepared: Prepared) -> dict[str, Any]:
