@@ -275,13 +275,13 @@ def _check(reference: Reference, measure: Bench, made: Way, folder: Path) -> Che
         text = read_text(log.path)
         facts = log.facts or facts
         gpus = _gpus(log, facts, ran)
-        found = samples(measure, text, gpus)
-        values, left_out, last = values + found.values, left_out + found.warm_up, text
-        losses = losses or found.losses
+        figures = samples(measure, text, gpus)
+        values, left_out, last = values + figures.values, left_out + figures.warm_up, text
+        losses = losses or figures.losses
         taken.append(log.taken)
-        wrong = log.failure or (CUT if text.startswith(CUT) else found.wrong)
+        wrong = log.failure or (CUT if text.startswith(CUT) else figures.wrong)
         if wrong:
-            failures.append(f"run {count}: {wrong}{_until(measure, found) if log.late else _end(text)}")
+            failures.append(f"run {count}: {wrong}{_until(measure, figures) if log.late else _end(text)}")
             break
     used = _used(reference, ran, taken)
     details = {"launch": ran.to_json_dict(), "warm_up": left_out, "values": values, **used}
@@ -292,16 +292,16 @@ def _check(reference: Reference, measure: Bench, made: Way, folder: Path) -> Che
         if log.path.is_relative_to(folder):
             details["log"] = str(log.path.relative_to(folder))
         return Check(name=CHECK, status="failed", says=failures[0], seconds=seconds, level="measured", details=details)
-    found_ = compare(reference, measure, ran, statistics.median(values), gpus, rules().peaks())
-    below = found_.verdict == "below"
+    comparison = compare(reference, measure, ran, statistics.median(values), gpus, rules().peaks())
+    below = comparison.verdict == "below"
     return Check(
         name=CHECK,
         status="failed" if below else "passed",
-        says="; ".join(filter(None, (in_words(found_), course_in_words(losses), gpu_use.in_words(used)))),
+        says="; ".join(filter(None, (in_words(comparison), course_in_words(losses), gpu_use.in_words(used)))),
         seconds=seconds,
         metrics=(metric(measure, values),),
         level="measured",
-        comparison=found_,
+        comparison=comparison,
         details=details | ({"only_floors": True} if below else {}),
     )
 
@@ -321,12 +321,12 @@ def _used(reference: Reference, launch: Launch, taken: Iterable[Taken]) -> dict[
     return {**estimates, **compared(together(taken), *estimate)}
 
 
-def _until(measure: Bench, found: Samples) -> str:
+def _until(measure: Bench, figures: Samples) -> str:
     """How far a run came that its deadline ended, by what it told until then."""
-    if not found.values:
+    if not figures.values:
         return "; until then no figure after its warm-up"
-    middle = f"{number(statistics.median(found.values))} {measure.unit}"
-    return f"; until then {plural(len(found.values), 'figure')} after its warm-up, median {middle}: not a result"
+    middle = f"{number(statistics.median(figures.values))} {measure.unit}"
+    return f"; until then {plural(len(figures.values), 'figure')} after its warm-up, median {middle}: not a result"
 
 
 def _end(text: str) -> str:
@@ -346,10 +346,10 @@ def _end(text: str) -> str:
 def _last_lines(text: str) -> str:
     """The last lines of a log and, where its lines name ranks or nodes, the last one of each that is not among them."""
     lines = [line[:_LONGEST] for line in text.splitlines() if line.strip()]
-    found = ((_RANKED.match(line), line) for line in lines)
+    matches = ((_RANKED.match(line), line) for line in lines)
     ranked = {
         tuple(map(int, filter(None, match.groups()))): line
-        for match, line in found
+        for match, line in matches
         if match and not _ENDED.fullmatch(line)
     }
     ranked.pop((), None)  # of no rank

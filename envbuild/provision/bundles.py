@@ -57,14 +57,14 @@ def create_bundle(
                 raise hash_unrecorded(file, record)
             machines.add(variant.machine)
             labels.add(variant.id)
-            found = [*collector.collect(_whole(prepared, variant, asked), glibc_of(facts))]
+            added = [*collector.collect(_whole(prepared, variant, asked), glibc_of(facts))]
             if asked.interpreter:
-                found += _python(variant, facts, asked)
+                added += _python(variant, facts, asked)
             if prepared.target.engine == "container":
-                found += collector.uv(variant.machine, asked.toolchain_file)
+                added += collector.uv(variant.machine, asked.toolchain_file)
             if not asked.recorded:
-                found += _built(prepared, variant, facts, Path(scratch))
-            pieces.update({each.path: each for each in found})
+                added += _built(prepared, variant, facts, Path(scratch))
+            pieces.update({each.path: each for each in added})
             compiled = [source.name for source in variant.sources if source.build]
             there = {each.more["source"] for each in pieces.values() if each.what == "built wheel"}
             if lacking := [name for name in compiled if name not in there]:

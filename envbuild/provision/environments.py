@@ -73,10 +73,10 @@ class Environments(Route):
         by_name = {node.node: node for node in plan.nodes}
         for name, node_plan in by_name.items():
             activated = outcome.responses.get(name, {}).get("activate", {}).get("result") or {}
-            found = activated.get("verify") if outcome.well(name) else None
-            found = found or _verified_by_probe(work, node_plan)
-            if found is not None:
-                outcome.responses.setdefault(name, {})["verify"] = {"ok": True, "changed": False, "result": found}
+            result = activated.get("verify") if outcome.well(name) else None
+            result = result or _verified_by_probe(work, node_plan)
+            if result is not None:
+                outcome.responses.setdefault(name, {})["verify"] = {"ok": True, "changed": False, "result": result}
         good = [name for name in by_name if outcome.well(name) and "verify" not in outcome.responses.get(name, {})]
 
         def request_for(node: str) -> dict[str, Any]:
@@ -205,9 +205,9 @@ def ask_in_use(work: Work, question: Question, together: Together = lambda *_: O
         there = environments(prepared.target, run)
         current = {node: current_of(prepared, node, answer) for node, answer in there.items()}
     requests: dict[str, dict[str, Any]] = {}
-    for node, found in current.items():
-        if not isinstance(found, EnvbuildError):
-            environment, variant, stamp = found
+    for node, in_use in current.items():
+        if not isinstance(in_use, EnvbuildError):
+            environment, variant, stamp = in_use
             work.survey.variants[node] = variant
             args = {"stack": prepared.stack.name, "environment": environment, **question.args(variant, stamp)}
             requests[node] = node_request(verb, prepared.target.prefix, args, run.id)
@@ -223,12 +223,12 @@ def ask_in_use(work: Work, question: Question, together: Together = lambda *_: O
                 work.journal.tell(EventKind.STEP_FINISHED, node=node, step=verb, status="ok" if well else "failed")
     joint = together(work, current, answers)
     nodes = []
-    for node, found in current.items():
+    for node, in_use in current.items():
         answer = answers.get(node)
-        error = found if isinstance(found, EnvbuildError) else answer.error if answer is not None else None
+        error = in_use if isinstance(in_use, EnvbuildError) else answer.error if answer is not None else None
         own = {verb: answer.response or {}} if answer is not None and answer.error is None else {}
         own |= joint.responses.get(node, {})
-        nodes.append(asked_evidence(node, found, own, error or joint.errors.get(node)))
+        nodes.append(asked_evidence(node, in_use, own, error or joint.errors.get(node)))
     return nodes
 
 

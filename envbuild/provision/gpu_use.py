@@ -144,7 +144,7 @@ def ask_used(folder: str) -> str:
 def used(answers: Iterable[str]) -> Taken:
     """What `probed` and `watched` have left, by what hosts answered to `ask_used`."""
     lines = [line for text in answers for line in text.splitlines()]
-    peaks = [(int(found[1]), int(found[2])) for line in lines if (found := _PEAKS.fullmatch(line))]
+    peaks = [(int(match[1]), int(match[2])) for line in lines if (match := _PEAKS.fullmatch(line))]
     allocated = max((size for size, _ in peaks), default=0)
     reserved = max((size for _, size in peaks), default=0)
     # Of whole GPUs: where MIG divides one, nvidia-smi counts what others have of it too.
@@ -179,11 +179,11 @@ def compared(taken: Taken, held: float | None = None, reserved: float | None = N
 
 def in_words(figures: Mapping[str, float]) -> str:
     """What `compared` gives, as one piece of a sentence; empty where nothing was measured."""
-    found = []
+    parts = []
     for name, what in (("tensors", "in tensors"), ("reserved", "reserved"), ("used", "used")):
         percent = f" (estimate {figures[f'{name}_percent']:.0f} %)" if f"{name}_percent" in figures else ""
-        found += [f"{figures[f'{name}_gib']:.1f} GiB {what}{percent}"] if f"{name}_gib" in figures else []
-    memory = f"measured {', '.join(found)}" if found else ""
+        parts += [f"{figures[f'{name}_gib']:.1f} GiB {what}{percent}"] if f"{name}_gib" in figures else []
+    memory = f"measured {', '.join(parts)}" if parts else ""
     at = [f"{figures[name]:,.0f} {unit}" for name, unit in (("sm_mhz", "MHz"), ("power_w", "W")) if name in figures]
     busy = f"GPUs {figures['busy_percent']:.0f} % busy" if "busy_percent" in figures else ""
     return "; ".join(filter(None, (memory, f"{busy} at {' and '.join(at)}" if busy and at else busy)))

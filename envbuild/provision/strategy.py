@@ -65,7 +65,7 @@ class _Trials:
     work: Work
     measure: Bench
     asked: Asked
-    found: Problem
+    problem: Problem
     gpus: Gpus
     search: Search
     checks: list[Check]
@@ -87,9 +87,9 @@ class _Trials:
                 return
 
     def _one(self, ranked: Ranked, deadline: float) -> Answer:
-        number, found = len(self.search.trials) + 1, self.found
+        number, problem = len(self.search.trials) + 1, self.problem
         place = of_trial(self.work, self.asked.place, number)
-        run = OwnRun(self.asked.make(found, ranked.case, place), self.asked.activate, place.output, deadline)
+        run = OwnRun(self.asked.make(problem, ranked.case, place), self.asked.activate, place.output, deadline)
         self.work.journal.stage(f"trial {number}: {ranked.case} (estimated {ranked.tflops:.0f} TFLOP/s per GPU)")
         began = time.monotonic()
         log = carry_out(self.work, self.measure, run, f"trial {number}")
@@ -108,7 +108,12 @@ class _Trials:
         says = "; ".join(filter(None, (says, in_words(used))))
         if answer != "measured":
             says = f"{answer.replace('-', ' ')}: {says}; {wrong}"
-        details = {"answer": answer, **as_row(found, ranked), "values": values, "settings": found.settings(ranked.case)}
+        details = {
+            "answer": answer,
+            **as_row(problem, ranked),
+            "values": values,
+            "settings": problem.settings(ranked.case),
+        }
         details |= used
         if answer == "failed":
             details |= {"output": "\n".join(text.splitlines()[-_LAST:]), "log": f"logs/{log.path.name}"}
@@ -138,11 +143,11 @@ def strategy(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked)
         (node,) = environments_in_use(work)
         if node.exit == ExitCode.OK:
             facts = facts_of(work)
-            found = asked.problem(rules().gpu_of(facts.gpus[0].device_name) if facts and facts.gpus else None)
-            first = [] if found.own is None else [found.own]
-            gpus, search = gpus_of(facts, found.gpus, rules()), Search(found.machine, found.ranked(), first)
-            trials = _Trials(work, measure, asked, found, gpus, search, [])
-            with work.phase(CHECK, f"searching for {found.model} on {plural(found.gpus, 'GPU')}"):
+            problem = asked.problem(rules().gpu_of(facts.gpus[0].device_name) if facts and facts.gpus else None)
+            first = [] if problem.own is None else [problem.own]
+            gpus, search = gpus_of(facts, problem.gpus, rules()), Search(problem.machine, problem.ranked(), first)
+            trials = _Trials(work, measure, asked, problem, gpus, search, [])
+            with work.phase(CHECK, f"searching for {problem.model} on {plural(problem.gpus, 'GPU')}"):
                 trials.run()
             checks = (*node.checks, *trials.checks, _conclusion(trials))
             failed = any(check.status == "failed" for check in checks)
@@ -159,13 +164,13 @@ def _conclusion(trials: _Trials) -> Check:
     if best is None or best.tflops is None:
         return Check(name=CHECK, status="failed", says=f"none of {count} told a figure; {ended}", level="measured")
     says = f"best of {count}: {best.ranked.case}, {number(best.tflops)} {trials.measure.unit}"
-    own = next((t.tflops for t in trials.search.trials if t.ranked.case == trials.found.own and t.tflops), None)
+    own = next((t.tflops for t in trials.search.trials if t.ranked.case == trials.problem.own and t.tflops), None)
     if own:
-        says += f", {best.tflops / own:.2f} times the document's {'best case' if trials.found.best else 'own case'}"
+        says += f", {best.tflops / own:.2f} times the document's {'best case' if trials.problem.best else 'own case'}"
     return Check(
         name=CHECK,
         status="passed",
         says=f"{says}; {ended}",
         level="measured",
-        details={"model": trials.found.model, "settings": trials.found.settings(best.ranked.case)},
+        details={"model": trials.problem.model, "settings": trials.problem.settings(best.ranked.case)},
     )

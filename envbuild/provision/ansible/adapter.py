@@ -210,15 +210,15 @@ def find_program(name: str) -> Path:
 
     Raises EnvbuildError `installation-broken` (exit 70).
     """
-    found = resources.program(name)
-    if found is None:
+    program = resources.program(name)
+    if program is None:
         raise EnvbuildError(
             "installation-broken",
             f"{name} was not found",
             why=f"neither beside {sys.executable} nor on PATH",
             hint="install envbuild with its dependencies again; `envbuild doctor` checks them",
         )
-    return found
+    return program
 
 
 class _Collector:

@@ -75,20 +75,20 @@ def hosts_of(listed: Any, path: Path) -> dict[str, HostAddress]:
         raise _invalid(path, "ansible-inventory printed something else than groups")
     meta = listed.get("_meta")
     hostvars = meta.get("hostvars") if isinstance(meta, dict) else None
-    found: dict[str, HostAddress] = {}
+    hosts: dict[str, HostAddress] = {}
     for group, content in listed.items():
         names = content.get("hosts", []) if isinstance(content, dict) and group != "_meta" else []
         for name in names if isinstance(names, list) else []:
             if not isinstance(name, str):
                 raise _invalid(path, f"{name!r} is no host name")
-            if name not in found:
+            if name not in hosts:
                 given = hostvars.get(name) if isinstance(hostvars, dict) else None
-                found[check_host(name)] = _address(path, name, given if isinstance(given, dict) else {})
-        if len(found) > MAX_HOSTS:
+                hosts[check_host(name)] = _address(path, name, given if isinstance(given, dict) else {})
+        if len(hosts) > MAX_HOSTS:
             raise EnvbuildError(
                 "hosts-too-many", f"{path} names more than {MAX_HOSTS} hosts", hint="split the inventory"
             )
-    return found
+    return hosts
 
 
 def _address(path: Path, name: str, given: Mapping[str, Any]) -> HostAddress:

@@ -197,13 +197,13 @@ def _last_lines(prefixes: Mapping[str, str], run: RunDir, connection: Connection
         return node_request("log", prefixes[node], {"log_of": run.id, "lines": _LAST_LINES}, run.id)
 
     limit = connection.model_copy(update={"connect_timeout": min(connection.connect_timeout, _OVERDUE_SECONDS)})
-    found = {}
+    lines = {}
     for node, answer in contact(prefixes, request_for, limit, _OVERDUE_SECONDS, run=run).items():
         try:
-            found[node] = "the last lines of its log: " + "; ".join(answer.result()["lines"])
+            lines[node] = "the last lines of its log: " + "; ".join(answer.result()["lines"])
         except EnvbuildError as error:
-            found[node] = f"its log cannot be read: {error.what}"
-    return found
+            lines[node] = f"its log cannot be read: {error.what}"
+    return lines
 
 
 class _Watcher:

@@ -244,18 +244,18 @@ def _step(role: str, host: NodeHost, watch: Watch, variables: Mapping[str, str])
 
 def _watched(argv: list[str], stdin: bytes | None, watch: Watch, variables: Mapping[str, str]) -> proc.Finished:
     """Run `argv`, and end it when the run must stop; it also ends with this process."""
-    found: list[proc.Finished] = []
+    ended: list[proc.Finished] = []
     env = {**os.environ, **variables}
 
     def work() -> None:
-        found.append(proc.run(argv, timeout=None, env=env, cwd="/", stdin=stdin, grace=GRACE, tied=True))
+        ended.append(proc.run(argv, timeout=None, env=env, cwd="/", stdin=stdin, grace=GRACE, tied=True))
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
     while worker.is_alive():
         worker.join(_POLL_SECONDS)
         watch()
-    return found[0]
+    return ended[0]
 
 
 def _put(work: Callable[[NodeHost, Path], None], host: NodeHost) -> proc.Finished:

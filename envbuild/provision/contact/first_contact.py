@@ -168,7 +168,7 @@ def build_script(request: dict[str, Any], pyz: bytes, nonce: str, shared: str = 
     }
     text = (Path(__file__).parent / "bootstrap.sh").read_text(encoding="utf-8")
     code = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
-    return _PLACEHOLDER.sub(lambda found: values[found.group(1)], code)
+    return _PLACEHOLDER.sub(lambda match: values[match.group(1)], code)
 
 
 def _marker(which: str, nonce: str) -> str:
@@ -188,12 +188,12 @@ def _garbled(node: str, code: str, what: str, why: str, log: str) -> EnvbuildErr
 def parse_output(data: bytes, nonce: str, node: str = "localhost", log: str = "") -> ContactResult:
     """What came back between the markers. Raises EnvbuildError `contact-failed`, `-cut-off` or `-malformed`."""
     begin, end = (f"\n{_marker(which, nonce)}\n".encode() for which in ("begin", "end"))
-    _, found, rest = (b"\n" + data).partition(begin)
-    if not found:
+    _, marker, rest = (b"\n" + data).partition(begin)
+    if not marker:
         output = data[-300:].decode("utf-8", "replace").strip() or log[-300:].strip() or "nothing"
         raise _garbled(node, "contact-failed", "/bin/sh did not run the probe", f"it said: {output}", log)
-    body, found, _ = (b"\n" + rest).rpartition(end)
-    if not found:
+    body, marker, _ = (b"\n" + rest).rpartition(end)
+    if not marker:
         raise _garbled(node, "contact-failed", "the probe ended early", log[-300:].strip(), log)
     findings: dict[str, str] = {}
     tools: list[str] = []
@@ -229,22 +229,6 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def _local(request: dict[str, Any], nonce: str, deadline: float) -> proc.Finished:
-    """The same answer as a first contact gives, from the node program of this installation.
-
-    This machine has the controller's own Python and the package itself: nothing has to be looked for or sent.
-    """
-    done = proc.run(
-        call_here(sys.executable, str(request["verb"])),
-        timeout=deadline,
-        env=dict(os.environ),
-        stdin=json.dumps(request, allow_nan=False).encode(),
-        limit=OUTPUT_LIMIT,
-    )
-    lines = [_marker("begin", nonce), f"python={sys.executable}", f"response={done.out.rstrip()}", f"exit={done.rc}"]
-    return done._replace(out="\n".join([*lines, _marker("end", nonce), ""]))
-
-
 def log_in_ahead(nodes: Sequence[str], connection: Connection) -> None:
     """Begin to log in on nodes that are asked soon, while this process still reads what it will ask.
 
@@ -270,9 +254,11 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
     Raises EnvbuildError with exit code 3 when the node cannot be reached or does not answer as it should; an error
     that the node program itself reports is in the result (`ContactResult.result()` raises it).
     """
-    nonce = secrets.token_hex(16)
-    if connection.kind == "local":
-        done = _local(request, nonce, deadline)
+    nonce, here = secrets.token_hex(16), connection.kind == "local"
+    if here:
+        # This machine has the controller's own Python and the package itself: nothing is looked for or sent.
+        argv, text = call_here(sys.executable, str(request["verb"])), json.dumps(request, allow_nan=False)
+        done = proc.run(argv, timeout=deadline, env=dict(os.environ), stdin=text.encode(), limit=OUTPUT_LIMIT)
     else:
         from envbuild.transport import ssh
 
@@ -281,15 +267,12 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
     log = done.err[-LOG_LIMIT:]
     if done.truncated:
         why = f"more than {OUTPUT_LIMIT >> 20} MiB of output"
-        raise _garbled(
-            node,
-            "contact-failed",
-            "the node prints without end",
-            why,
-            log,
-        )
+        raise _garbled(node, "contact-failed", "the node prints without end", why, log)
     if done.timed_out:
         raise _garbled(node, "contact-failed", f"no answer within {deadline:g} s", log[-300:].strip(), log)
+    if here:
+        response = _response(done.out.rstrip(), done.rc, node, log)
+        return ContactResult(node, {"python": sys.executable}, (), response, done.rc, log)
     return parse_output(done.out.encode(), nonce, node, log)
 
 

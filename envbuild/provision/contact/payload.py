@@ -110,12 +110,12 @@ def python_tool(tarball: Path, sha256: str) -> Tool:
 
     Raises EnvbuildError `toolchain-hash-mismatch` (exit 5) or `file-unreadable` (exit 2).
     """
-    found = sha256_of(tarball)
-    if found != sha256:
+    digest = sha256_of(tarball)
+    if digest != sha256:
         raise EnvbuildError(
             "toolchain-hash-mismatch",
             f"{tarball.name} is not the file that was pinned",
-            why=f"sha256 is {found}, expected {sha256}",
+            why=f"sha256 is {digest}, expected {sha256}",
             hint="remove the file; envbuild fetches it again",
         )
     return Tool("python", tarball, sha256, "tree")

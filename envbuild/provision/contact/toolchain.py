@@ -175,21 +175,21 @@ def node_tools(
         if runner not in tools:
             tools.append(runner)
         python = runner.path(prefix)
-    found = NodeTools(tuple(tools), python, tools[0].path(prefix), tools[1].path(prefix), interpreter, tools[1].sha256)
-    return found if variant.conda is None else _with_rattler(found, facts, toolchain_file, fetch=folder is not None)
+    chosen = NodeTools(tuple(tools), python, tools[0].path(prefix), tools[1].path(prefix), interpreter, tools[1].sha256)
+    return chosen if variant.conda is None else _with_rattler(chosen, facts, toolchain_file, fetch=folder is not None)
 
 
-def _with_rattler(found: NodeTools, facts: NodeFacts, toolchain_file: Path | None, *, fetch: bool) -> NodeTools:
+def _with_rattler(chosen: NodeTools, facts: NodeFacts, toolchain_file: Path | None, *, fetch: bool) -> NodeTools:
     """The same with py-rattler, and a Python for it where the node is not known to have one that is new enough."""
     check_platform(facts)
     rattler, python = rattler_tool(make=fetch), newest_python(facts, LEAST_PYTHON)
-    tools = [*found.tools, rattler]
+    tools = [*chosen.tools, rattler]
     if python is None:
         runner = bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file, fetch=fetch)
         tools += [] if runner in tools else [runner]
         python = runner.path(facts.stage_prefix)
     place = rattler.path(facts.stage_prefix)
-    return found._replace(tools=tuple(tools), rattler=place, rattler_python=python)
+    return chosen._replace(tools=tuple(tools), rattler=place, rattler_python=python)
 
 
 def disk_bytes(tool: Tool) -> int:
@@ -211,9 +211,9 @@ def _unpacked_bytes(archive: Path) -> int:
 
 def bytes_before(lock: Lock) -> dict[str, int]:
     """What the tools of every node take, by folder, and the standalone Pythons of a lock, before any is fetched."""
-    found = {tool.folder: disk_bytes(tool) for tool in (_node_program(None), uv_tool())}
+    sizes = {tool.folder: disk_bytes(tool) for tool in (_node_program(None), uv_tool())}
     pinned = [variant.interpreter.sha256 for variant in lock.variants]
-    return found | {f"python-{sha256[:12]}": PYTHON_BYTES for sha256 in pinned if sha256}
+    return sizes | {f"python-{sha256[:12]}": PYTHON_BYTES for sha256 in pinned if sha256}
 
 
 def runner_tools(

@@ -61,8 +61,8 @@ def wants_to_meet(variant: Variant, target: Target) -> bool:
 def groups(members: Sequence[Member], target: Target) -> list[tuple[Member, ...]]:
     """Who meets whom: nodes with one environment, whichever generation; two at least, at most as the target says."""
     wanting = [member for member in members if wants_to_meet(member.variant, target)]
-    found = grouped(wanting, lambda member: member.variant.digest)
-    return [tuple(each[: target.smoke_nodes]) for each in found.values() if len(each) > 1]
+    alike = grouped(wanting, lambda member: member.variant.digest)
+    return [tuple(each[: target.smoke_nodes]) for each in alike.values() if len(each) > 1]
 
 
 def meet_args(variant: Variant, target: Target, environment: str, gpus: int) -> dict[str, Any]:

@@ -74,12 +74,12 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
             work.only = frozenset(names) | work.done
             part = replan(work)
         lacking = {name: error for name, error in work.lacking.items() if name in names}
-        made, found = wave(work, part)
+        made, answers = wave(work, part)
         plan = _with_steps(plan, made, names)
-        found.errors.update(lacking)
-        outcome.responses.update(found.responses)
-        outcome.errors.update(found.errors)
-        good = {name for name in names if found.well(name)}
+        answers.errors.update(lacking)
+        outcome.responses.update(answers.responses)
+        outcome.errors.update(answers.errors)
+        good = {name for name in names if answers.well(name)}
         failed |= set(names) - good
         if number + 1 < len(waves):
             work.done |= good

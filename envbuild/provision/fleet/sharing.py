@@ -196,8 +196,8 @@ class _Run:
         ready: list[str] = []
         self.work.journal.stage("handing over what was built")
         began = time.monotonic()
-        found = proc.parallel([partial(self._bundle, group) for group in groups])
-        for group, answer in zip(groups, found, strict=True):
+        bundles = proc.parallel([partial(self._bundle, group) for group in groups])
+        for group, answer in zip(groups, bundles, strict=True):
             if isinstance(answer, EnvbuildError) or answer is None:
                 if not self._without(group, answer):
                     continue

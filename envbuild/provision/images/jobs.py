@@ -51,12 +51,12 @@ class InJobs(InImages):
         with work.phase("probe", f"asking {site.login}"):
             self.login = _ask_login(work, site)
             known = {} if work.settings.repair else read_told(told_file(work, site))
-            found: Mapping[str, Mapping[str, Any] | EnvbuildError] = known
+            looks: Mapping[str, Mapping[str, Any] | EnvbuildError] = known
             if not known:
                 asked = Asked("envbuild-probe", _folder(self.login, work), {"look": look_request(work)})
                 answers = ask_in_job(work, site, asked, PROBE_LIMIT)
-                found = {node: _told(each["look"]) for node, each in answers.items()}
-        self._take_in(work, found)
+                looks = {node: _told(each["look"]) for node, each in answers.items()}
+        self._take_in(work, looks)
         self.decide(work)
         one_kind(self.nodes, work.survey.errors)
         if self.why:
@@ -77,7 +77,7 @@ class InJobs(InImages):
             else:
                 got = obtain(
                     self.wanted, work.prepared, work.run.path, say=work.journal.stage,
-                    file=lambda found: not (made and record["id"] == found),
+                    file=lambda image: not (made and record["id"] == image),
                 )  # fmt: skip
         archive = None if got.archive is None else posixpath.join(prefix, "images", got.archive.name)
         file = record["file"] if made and record["id"] == got.id else None
@@ -118,12 +118,12 @@ class InJobs(InImages):
             met = met_in_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
             return {node: each["ask"] for node, each in answers.items()}, met
 
-    def _take_in(self, work: Work, found: Mapping[str, Mapping[str, Any] | EnvbuildError]) -> None:
+    def _take_in(self, work: Work, looks: Mapping[str, Mapping[str, Any] | EnvbuildError]) -> None:
         """What nodes said, with what the shared folder says now."""
         login = self.login
         self.answers, survey = {}, work.survey
         survey.facts, survey.errors = {}, {}
-        for node, each in found.items():
+        for node, each in looks.items():
             if isinstance(each, EnvbuildError):
                 survey.errors[node] = each
                 continue
@@ -170,9 +170,9 @@ class InJobs(InImages):
         if once:
             made = next((each["take"] for each in answers.values() if "take" in each), None)
             args = {**args, "file": _made(made, args["file"])}
-        found = {node: _told(each["look"]) for node, each in answers.items()}
+        looks = {node: _told(each["look"]) for node, each in answers.items()}
         before = dict(self.nodes)
-        self._take_in(work, found)
+        self._take_in(work, looks)
         self.nodes = {}
         self.decide(work)
         one_kind(self.nodes, work.survey.errors, next(iter(before.values())))
@@ -311,13 +311,13 @@ def told_file(work: Work, site: JobSite) -> Path:
 def read_told(path: Path) -> Told:
     """What nodes said in the last week; empty when there is nothing, or nothing that can be read."""
     try:
-        found: Told = read_recent(path) or {}
-        for each in found.values():
+        answers: Told = read_recent(path) or {}
+        for each in answers.values():
             NodeFacts.from_plain(each["facts"])
             each["containers"]["runtimes"].keys()
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-    return found
+    return answers
 
 
 def write_told(path: Path, answers: Told) -> None:

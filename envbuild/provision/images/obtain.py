@@ -114,7 +114,7 @@ def _pulled(prepared: Prepared, settings: ContainerSettings, reference: str) -> 
     """
     from envbuild.container.registry import ask_config
 
-    found, config = ask_config(reference, plain_http=settings.insecure)
+    image, config = ask_config(reference, plain_http=settings.insecure)
     labels = {key: str(value) for key, value in dict(config.get("Labels") or {}).items()}
     environment = labels.get(LABEL + "environment", "")
     if not environment.startswith(f"{PREFIX}/envs/"):
@@ -129,13 +129,13 @@ def _pulled(prepared: Prepared, settings: ContainerSettings, reference: str) -> 
     if variant is None:
         about = {name: labels.get(LABEL + name, "") for name in ("stack", "profile", "lock")}
         raise of_another_lock(reference, prepared.lock, about)
-    return Wanted(reference, reference, PREFIX, environment, variant, id=found)
+    return Wanted(reference, reference, PREFIX, environment, variant, id=image)
 
 
 def known_id(image: Wanted) -> str | None:
     """The id that the image has, or had when it was built here."""
-    found = _remembered(image.key)
-    return image.id or found.get("carried") or found.get("id")
+    record = _remembered(image.key)
+    return image.id or record.get("carried") or record.get("id")
 
 
 def obtain(
@@ -150,8 +150,8 @@ def obtain(
         assert image.id is not None and settings.image is not None  # noqa: S101 - see `_pulled`
         return Obtained(image.id, pull=settings.image)
     builder = find_builder(settings.builder, builds=True)
-    found = _remembered(image.key)
-    if _id(builder, image.name) is None or _id(builder, image.name) != found.get("id"):
+    record = _remembered(image.key)
+    if _id(builder, image.name) is None or _id(builder, image.name) != record.get("id"):
         options = Options(
             wheelhouses=tuple(Path(each).expanduser() for each in settings.wheelhouse),
             gitconfig=Path(settings.gitconfig).expanduser() if settings.gitconfig else None,
@@ -159,9 +159,9 @@ def obtain(
         )
         say(f"building the image with {builder.name}")
         made = build_image(image.recipe, builder, options)
-        found = {"id": made["id"], "name": image.name, "builder": builder.name}
-        keep(_memory(image.key), found)
-    known = str(found.get("carried") or found["id"])
+        record = {"id": made["id"], "name": image.name, "builder": builder.name}
+        keep(_memory(image.key), record)
+    known = str(record.get("carried") or record["id"])
     path: Path | None = None
     pull: str | None = None
     if settings.registry is not None:
@@ -172,9 +172,9 @@ def obtain(
         say("writing the image to a file")
         builder.save(image.name, path)
         known = archive_id(str(path))
-    if known != found["id"]:
+    if known != record["id"]:
         # Docker's id of an image in containerd's store is that of its manifest; ours is that of its configuration.
-        keep(_memory(image.key), {**found, "carried": known})
+        keep(_memory(image.key), {**record, "carried": known})
     sha256 = sha256_of(path) if path else None
     return Obtained(known, builder.name, path, sha256, pull)
 
@@ -211,10 +211,10 @@ def _memory(key: str) -> Path:
 
 def _remembered(key: str) -> dict[str, Any]:
     try:
-        found = json.loads(_memory(key).read_text(encoding="utf-8"))
+        record = json.loads(_memory(key).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("id"), str) else {}
+    return record if isinstance(record, dict) and isinstance(record.get("id"), str) else {}
 
 
 def builds_in_job(prepared: Prepared) -> bool:

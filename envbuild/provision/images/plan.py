@@ -92,11 +92,11 @@ def most_common(ids: list[str]) -> str | None:
 
 def todo(nodes: Mapping[str, NodeImage], wanted_id: str | None) -> dict[str, str]:
     """Node -> why something has to be done there."""
-    found = {name: node.needs for name, node in nodes.items() if node.needs}
+    reasons = {name: node.needs for name, node in nodes.items() if node.needs}
     for name, node in nodes.items():
         if not node.needs and wanted_id is not None and node.record["id"] != wanted_id:
-            found[name] = f"it has the image {str(node.record['id'])[:12]}, the others have {wanted_id[:12]}"
-    return found
+            reasons[name] = f"it has the image {str(node.record['id'])[:12]}, the others have {wanted_id[:12]}"
+    return reasons
 
 
 def make_plan(

@@ -148,7 +148,7 @@ class InImages(Route):
         with work.phase("image", "getting the image"):
             got = obtain(
                 self.wanted, work.prepared, work.run.path, say=work.journal.stage,
-                file=lambda found: any(_carried(work, node, found) for node in self.nodes.values()),
+                file=lambda image: any(_carried(work, node, image) for node in self.nodes.values()),
             )  # fmt: skip
         more = todo(self.nodes, got.id)
         if set(more) - set(self.why):
@@ -174,11 +174,11 @@ class InImages(Route):
         verb, target = question.verb, work.prepared.target
         asked = {"action": "ask", "stack": work.prepared.stack.name, "verb": verb, "request": asks_of(work, verb)}
         answers, joint = self.ask_all(work, verb, node_request("container", target.prefix, asked, work.run.id))
-        found = {
+        evidence = {
             node: _asked(node, answer, verb, joint.responses.get(node, {}), joint.errors.get(node))
             for node, answer in answers.items()
         }
-        return _equal(found)
+        return _equal(evidence)
 
     def ask_all(self, work: Work, verb: str, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
         """What every node answers to a request, and several together after a smoke test."""
@@ -301,16 +301,16 @@ def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"ok": True, "checks": [unread], **known}
 
 
-def _equal(found: dict[str, NodeEvidence]) -> list[NodeEvidence]:
+def _equal(nodes: dict[str, NodeEvidence]) -> list[NodeEvidence]:
     """The evidence, with a failed check where a node runs another image than most."""
-    image = most_common([each.image.id for each in found.values() if each.image is not None])
-    for node, evidence in found.items():
+    image = most_common([each.image.id for each in nodes.values() if each.image is not None])
+    for node, evidence in nodes.items():
         if evidence.image is not None and evidence.image.id != image:
             says = f"this node runs the image {evidence.image.id[:12]}, most run {str(image)[:12]}"
             checks = (*evidence.checks, Check(name="image/equal", status="failed", says=says))
             failed = {"status": "failed", "exit": evidence.exit or int(ExitCode.CHECK_FAILED)}
-            found[node] = evidence.model_copy(update={"checks": checks, **failed})
-    return list(found.values())
+            nodes[node] = evidence.model_copy(update={"checks": checks, **failed})
+    return list(nodes.values())
 
 
 def _asked(

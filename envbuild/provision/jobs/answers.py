@@ -67,7 +67,7 @@ class Asked:
 
     def files(self, nonce: str) -> dict[str, bytes]:
         """What lies in the folder: `job_run.sh`, and how each verb is run."""
-        found = {"run.sh": Path(__file__).with_name("job_run.sh").read_bytes()}
+        files = {"run.sh": Path(__file__).with_name("job_run.sh").read_bytes()}
         # Nodes without a Python of their own have one where tools were staged.
         top, pyz = posixpath.dirname(posixpath.dirname(self.folder)), node_pyz()
         for verb, request in {**self.once, **self.requests, **self.after}.items():
@@ -79,9 +79,9 @@ class Asked:
                 text = f"exec {shlex.join([*self.program, verb])} < {shlex.quote(f'{self.folder}/{place}.json')}\n"
             if self.program and request is not None:
                 asked = {**request, "args": {"progress": f"{self.folder}/{PROGRESS}", **request["args"]}}
-                found[f"{place}.json"] = json.dumps(asked, allow_nan=False).encode()
-            found[f"{place}.sh"] = text.encode()
-        return found
+                files[f"{place}.json"] = json.dumps(asked, allow_nan=False).encode()
+            files[f"{place}.sh"] = text.encode()
+        return files
 
 
 def ask_in_job(work: Run, site: JobSite, asked: Asked, limit: int) -> dict[str, dict[str, ContactResult]]:
@@ -108,17 +108,17 @@ def ask_in_job(work: Run, site: JobSite, asked: Asked, limit: int) -> dict[str, 
         read = parse_output if asked.program is None else plain
         return {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed, read) for verb in verbs}
 
-    found = {node: answers_of(node, asked.requests) for node in sorted({*raw, *state.nodes})}
-    if all(each.exit == 0 for answers in found.values() for each in answers.values()):
-        for node, answers in found.items():
+    responses = {node: answers_of(node, asked.requests) for node in sorted({*raw, *state.nodes})}
+    if all(each.exit == 0 for answers in responses.values() for each in answers.values()):
+        for node, answers in responses.items():
             answers |= answers_of(node, asked.after)
     for node, got in raw.items():
-        found[node] |= answers_of(node, [verb for verb in asked.once if verb in got])
+        responses[node] |= answers_of(node, [verb for verb in asked.once if verb in got])
     if failed is not None:
-        _tell_phases(found, failed, runner, attempt)
-    good = all(answer.error is None for answers in found.values() for answer in answers.values())
+        _tell_phases(responses, failed, runner, attempt)
+    good = all(answer.error is None for answers in responses.values() for answer in answers.values())
     finish(work, site, job, number, state, good=good)
-    return found
+    return responses
 
 
 def _followed(work: Run, site: JobSite, job: Job) -> tuple[str, JobState]:
@@ -231,7 +231,7 @@ def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, byt
 
     Raises EnvbuildError `answers-not-collected` (exit 3).
     """
-    found: dict[str, dict[str, bytes]] = {}
+    files: dict[str, dict[str, bytes]] = {}
     count, more = 0, True
     while more:
         numbers = (str(number) for number in (count, EXCHANGE_LIMIT, FILE_LIMIT))
@@ -250,10 +250,10 @@ def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, byt
             node, name = posixpath.split(path)
             count += 1
             try:
-                found.setdefault(node, {})[name.removesuffix(ending)] = base64.b64decode(text, validate=True)
+                files.setdefault(node, {})[name.removesuffix(ending)] = base64.b64decode(text, validate=True)
             except binascii.Error:
                 continue  # cut off: as if it were not there
-    return found
+    return files
 
 
 def last_attempt(runner: Runner, folder: str, attempt: int) -> str:
@@ -266,15 +266,17 @@ def last_attempt(runner: Runner, folder: str, attempt: int) -> str:
 
 
 def _tell_phases(
-    found: Mapping[str, dict[str, ContactResult]], failed: EnvbuildError, runner: Runner, folder: str
+    responses: Mapping[str, dict[str, ContactResult]], failed: EnvbuildError, runner: Runner, folder: str
 ) -> None:
     """Put into the answers that a failed job owes, as errors, in which verb their nodes were and how it ended."""
-    owed = {node: [verb for verb, each in answers.items() if each.error is failed] for node, answers in found.items()}
+    owed = {
+        node: [verb for verb, each in answers.items() if each.error is failed] for node, answers in responses.items()
+    }
     errors = (
         phases(failed, [node for node, verbs in owed.items() if verbs], runner, folder) if any(owed.values()) else {}
     )
     for node, error in errors.items():
-        found[node].update(dict.fromkeys(owed[node], ContactResult.failed(node, error)))
+        responses[node].update(dict.fromkeys(owed[node], ContactResult.failed(node, error)))
 
 
 def phases(failed: EnvbuildError, nodes: Iterable[str], runner: Runner, folder: str) -> dict[str, EnvbuildError]:

@@ -56,10 +56,10 @@ def facts_file(target: Target, login: str) -> Path:
 def read_facts(path: Path, now: float | None = None) -> dict[str, NodeFacts]:
     """Facts by node; empty when there are none, when they are too old, or when this envbuild cannot read them."""
     try:
-        found = [NodeFacts.from_plain(item) for item in read_recent(path, now) or ()]
+        known = [NodeFacts.from_plain(item) for item in read_recent(path, now) or ()]
     except (OSError, ValueError, TypeError):
         return {}
-    return {facts.node: facts for facts in found}
+    return {facts.node: facts for facts in known}
 
 
 def write_facts(path: Path, facts: Mapping[str, NodeFacts]) -> None:

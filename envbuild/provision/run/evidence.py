@@ -158,8 +158,8 @@ def _log(check: Check) -> str:
 
 def _missing_library(text: str) -> str:
     """What the loader of programs looked for in vain, as what to do first; empty without such a library."""
-    found = _NO_LIBRARY.search(text)
-    return "" if found is None else f"{install_words(found[1])}; "
+    match = _NO_LIBRARY.search(text)
+    return "" if match is None else f"{install_words(match[1])}; "
 
 
 def _as(verb: str, command: Sequence[str]) -> str:

@@ -203,11 +203,11 @@ def open_run(runs: Path, run: str) -> RunDir:
 
     Raises EnvbuildError `run-unknown` (exit 2, with the nearest id) or `run-unknown` (exit 2).
     """
-    found = list_runs(runs)
-    if run == "last" and found:
-        return found[0]
-    matches = [item for item in found if item.id == run] or [
-        item for item in found if run and (item.id.startswith(run) or item.id.endswith(f"-{run}"))
+    known = list_runs(runs)
+    if run == "last" and known:
+        return known[0]
+    matches = [item for item in known if item.id == run] or [
+        item for item in known if run and (item.id.startswith(run) or item.id.endswith(f"-{run}"))
     ]
     if len(matches) == 1:
         return matches[0]
@@ -216,7 +216,7 @@ def open_run(runs: Path, run: str) -> RunDir:
         raise EnvbuildError(
             "run-unknown", f"{len(matches)} runs begin with {run!r}", why=names, hint="give more of the id"
         )
-    near = difflib.get_close_matches(run, [item.id for item in found], n=1, cutoff=0.4)
+    near = difflib.get_close_matches(run, [item.id for item in known], n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}?" if near else "`envbuild run list` shows the runs there are"
     raise EnvbuildError("run-unknown", f"there is no run {run!r}", why=f"looked in {runs}", hint=hint)
 

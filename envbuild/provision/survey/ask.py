@@ -207,8 +207,8 @@ def controller_supply(lock: Lock, channels: Mapping[str, str], known: Mapping[st
     sources = (source for variant in lock.variants for source in bundles(variant).items())
     kept = {source.git for name, source in sources if (cache / "sources" / bundle_name(name, source)).exists()}
     reachable.update(dict.fromkeys(kept, True))
-    found = {name: str(path) for name, path in cached.items() if path.exists()}
-    return Supply(reachable, {**prefix.files_found(list(names)), **found})
+    files = {name: str(path) for name, path in cached.items() if path.exists()}
+    return Supply(reachable, {**prefix.files_found(list(names)), **files})
 
 
 def _reached(lock: Lock, channels: Mapping[str, str]) -> dict[str, bool]:
@@ -224,9 +224,9 @@ def _asked_interpreters(prepared: Prepared) -> list[str]:
     from envbuild.resolve.variant_checks import MODULE_PYTHON
 
     named = (prepared.choice.interpreter, prepared.target.interpreter, prepared.target.base_python)
-    found = {name for name in named if name and "/" in name}
+    paths = {name for name in named if name and "/" in name}
     on_module = any(variant.base.kind == "module" for variant in prepared.lock.variants)
-    return sorted(found | ({MODULE_PYTHON} if on_module else set()))
+    return sorted(paths | ({MODULE_PYTHON} if on_module else set()))
 
 
 def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
@@ -258,10 +258,10 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
 
 def note_refusals(prepared: Prepared, survey: Survey) -> None:
     """Make an error of every refusal that has none yet, with what of the stack was tried and fits those nodes."""
-    found = {node: each for node, each in survey.resolutions.items() if each.refused and node not in survey.errors}
-    if found:
-        fits = _what_fits(prepared, {node: survey.facts[node] for node in found})
-        survey.errors.update({node: refusal(resolution, fits) for node, resolution in found.items()})
+    refused = {node: each for node, each in survey.resolutions.items() if each.refused and node not in survey.errors}
+    if refused:
+        fits = _what_fits(prepared, {node: survey.facts[node] for node in refused})
+        survey.errors.update({node: refusal(resolution, fits) for node, resolution in refused.items()})
 
 
 def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
@@ -416,13 +416,13 @@ def of_stack(items: Iterable[dict[str, Any]], stack: str | None, engine: str | N
     return max(theirs, key=lambda item: (bool(item.get("current")), str(item["stamp"].get("stamped_at"))), default=None)
 
 
-def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:
+def current_of(prepared: Prepared, node: str, listed: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:
     """Path, variant and stamp of the environment that is asked for (`of_stack`), or why there is none."""
-    if isinstance(found, EnvbuildError):
-        return found
+    if isinstance(listed, EnvbuildError):
+        return listed
     stack, engine = prepared.stack.name, prepared.choice.engine
     place = f"{prepared.reference or stack} --target {prepared.choice.target}"
-    item = of_stack(found, stack, engine)
+    item = of_stack(listed, stack, engine)
     if item is not None:
         stamp = item.get("stamp") or {}
         variant = matching_variant(prepared.lock, stamp)

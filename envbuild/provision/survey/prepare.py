@@ -38,18 +38,18 @@ def prepare(
     `lock-edited` (exit 5) when the lock holds something else than that file asks for; and
     `not-yet-supported` (exit 7) for a target whose nodes cannot be reached yet, unless `recorded`.
     """
-    found = loader.load_target(choice.target, _overrides(choice), template=True)
-    target = found.target
+    given = loader.load_target(choice.target, _overrides(choice), template=True)
+    target = given.target
     if not recorded:
         refuse_unsupported(target, jobs=jobs, script=script)
-        loader.refuse_template(found)
+        loader.refuse_template(given)
     settled = None
     if ahead and target.connection.kind == "ssh" and not isinstance(target.hosts, HostSource):
         from envbuild.provision.contact.first_contact import log_in_ahead
 
-        settled = settle_hosts(found, choice.narrowing)
+        settled = settle_hosts(given, choice.narrowing)
         log_in_ahead(expand_hosts(settled[0].hosts), settled[0].connection)
-    reference = choice.stack or loader.stack_of(found)
+    reference = choice.stack or loader.stack_of(given)
     if reference is None:
         raise EnvbuildError(
             "target-without-stack",
@@ -81,7 +81,7 @@ def prepare(
         _refuse_variables(lock, loaded.path)
     digest = sha256_of(path)
     # Last: who names the hosts may be a program or a network away.
-    target, selection = settled or ((target, None) if recorded else settle_hosts(found, choice.narrowing))
+    target, selection = settled or ((target, None) if recorded else settle_hosts(given, choice.narrowing))
     lock = _with_trees(lock, loaded, profile)
     return Prepared(loaded.stack, profile, target, lock, path, digest, choice, selection, reference, chosen.why)
 
