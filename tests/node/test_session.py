@@ -23,6 +23,8 @@ print("begun", flush=True)
 time.sleep(2.5)
 print("done", flush=True)
 """
+# Python notices a signal that comes just before a sleep after it.
+LONG = "while True: time.sleep(0.1)"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def test_a_step_ends_with_its_ssh_session_alone(tmp_path: Path, name: str, kind:
     server = tmp_path / name
     server.symlink_to(sys.executable)
     # What has to be ended has all the time that a busy machine takes for it.
-    step = STEP if says == "done" else STEP.replace("time.sleep(2.5)", "time.sleep(300)")
+    step = STEP if says == "done" else STEP.replace("time.sleep(2.5)", LONG)
     code = SERVER.format(python=sys.executable, code=step, kind=kind)
     with subprocess.Popen([server, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -57,7 +59,7 @@ def test_a_step_ends_when_nobody_reads_its_answer_though_its_log_is_still_read(t
     server = tmp_path / "sshd"
     server.symlink_to(sys.executable)
     # As the node program does: what is printed goes to standard error while a verb runs.
-    step = STEP.replace('print("begun"', 'os.dup2(2, 1); print("begun"').replace("time.sleep(2.5)", "time.sleep(300)")
+    step = STEP.replace('print("begun"', 'os.dup2(2, 1); print("begun"').replace("time.sleep(2.5)", LONG)
     code = SERVER.format(python=sys.executable, code=step, kind="ansible.builtin.ssh")
     pipe = subprocess.PIPE
     with subprocess.Popen([server, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
