@@ -172,11 +172,9 @@ class Collector:
                 self._say(f"{package.name} {package.version}")
                 other = here.local(f"{folder}/{file.file}")
                 wrong = [_wrong_hash(file, f"{other} has another sha256 than the lock")] if other else []
-                found = _downloaded(
-                    package, file, resources.artifact(file.sha256, file.file, self.cache), config, wrong
-                )
-            if found is not None:
-                yield piece(f"{folder}/{file.file}", found, what, file.sha256)
+                copy = _downloaded(package, file, resources.artifact(file.sha256, file.file, self.cache), config, wrong)
+            if copy is not None:
+                yield piece(f"{folder}/{file.file}", copy, what, file.sha256)
 
     def _bundle(self, name: str, source: LockedSource | LockedSubmodule) -> Path:
         """A git bundle with the commit alone; its tree is compared before anything is kept."""
