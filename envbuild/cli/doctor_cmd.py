@@ -105,7 +105,7 @@ def _target(ui: Ui, flags: dict[str, Any]) -> int:
     from envbuild.doctor.hosts import visit
 
     target = target_of(ui, flags, jobs=None)
-    visits = visit(target, _wanted(flags, target))
+    visits = visit(target, _wanted(ui, flags, target))
     bad = any(line.level == "missing" for each in visits for line in each.lines)
     errors = {each.node: each.error for each in visits if each.error}
     hosts = [{"node": each.node, "checks": [asdict(line) for line in each.lines]} for each in visits if not each.error]
@@ -114,7 +114,7 @@ def _target(ui: Ui, flags: dict[str, Any]) -> int:
     return gravest([ui.exit_of(errors), ExitCode.CHECK_FAILED if bad else ExitCode.OK])
 
 
-def _wanted(flags: dict[str, Any], target: Target) -> Wanted | None:
+def _wanted(ui: Ui, flags: dict[str, Any], target: Target) -> Wanted | None:
     """The stack that is asked about: named here, in the configuration or by the target."""
     from envbuild.catalog.loader import load_stack, load_target, stack_of
     from envbuild.doctor.hosts import Wanted
@@ -125,7 +125,14 @@ def _wanted(flags: dict[str, Any], target: Target) -> Wanted | None:
     stack = flags["stack"] or (None if flags["target"] else config.stack) or by_target
     if stack is None:
         return None
-    loaded = load_stack(stack)
+    try:
+        loaded = load_stack(stack)
+    except EnvbuildError as error:
+        if flags["stack"]:
+            raise
+        # The hosts can be checked without it; nobody asked about the stack here.
+        ui.warn(f"the stack was not checked: {error.what}")
+        return None
     profile = choose_profile(loaded, flags["profile"] or config.profile, target).name
     return Wanted(loaded, profile, flags["target"] or config.target)
 
