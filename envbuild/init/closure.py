@@ -47,7 +47,8 @@ class Closed:
 
 def close(imports: Sequence[Import], draft: Draft, known: Known, folders: Mapping[str, str]) -> tuple[Closed, ...]:
     """What becomes of each import. `folders`: modules that lie in one folder of the tree alone, by name."""
-    present = {package.name for package in draft.packages} | {source.name for source in draft.sources if source.install}
+    installed = {source.name for source in draft.sources if source.install and not source.optional}
+    present = {package.name for package in draft.packages} | installed
     present |= {brought for name in tuple(present) for brought in _BRINGS.get(name, ())}
     if draft.torch is not None:
         present.add("torch")
