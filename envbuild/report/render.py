@@ -237,5 +237,5 @@ def _templates() -> jinja2.Environment:
     templates.filters.update(hosts=fold_hosts, breakable=breakable, codes=codes, unbroken=unbroken)
     templates.filters.update(md=markdown_text, sentence=markdown_sentence, code=markdown_code, block=markdown_block)
     templates.filters["details"] = view.details
-    templates.globals.update(marks=view.MARKS, node_marks=view.NODE_MARKS)
+    templates.globals.update(mark=view.mark, node_marks=view.NODE_MARKS)
     return templates

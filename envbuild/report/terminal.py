@@ -12,7 +12,7 @@ from envbuild.report import equality
 from envbuild.report.render import shown
 from envbuild.report.tables import headline, image_rows, seconds
 from envbuild.report.verdict import GOOD, reason
-from envbuild.report.view import MARKS, NODE_MARKS, View
+from envbuild.report.view import NODE_MARKS, View, mark
 from envbuild.text import COPIED, grouped, plural
 
 _TONE_STYLES = {"good": "bold green", "partial": "bold yellow", "bad": "bold red"}
@@ -175,7 +175,7 @@ def _checks(evidence: Evidence, *, verbose: bool) -> list[Line]:
         style = {"failed": "red", "passed": ""}.get(check.status, "dim")
         if check.metrics and check.status == "passed":
             says = f"{headline(check)}; {says}"
-        lines.append((f"  {MARKS[check.status]} {check.name:<{wide}} {took:>8}  {says}", style))
+        lines.append((f"  {mark(check)} {check.name:<{wide}} {took:>8}  {says}", style))
     rest = 0 if verbose else sum(count for _, _, count in passed[_PASSED:])
     if rest:
         lines.append((f"    {plural(rest, 'more check')} passed; `-v` shows all", "dim"))

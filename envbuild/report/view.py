@@ -25,6 +25,11 @@ MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
 NODE_MARKS = {"ok": "✓", "unchanged": "✓", "failed": "✗", "unreachable": "✗", "refused": "✗", "not-begun": "○"}
 
 
+def mark(check: Check) -> str:
+    """The sign before a check: `!` where it passed and found a deviation."""
+    return "!" if check.status == "passed" and check.details.get("deviation") else MARKS[check.status]
+
+
 @dataclass(frozen=True)
 class Build:
     """What one group of nodes has: nodes whose environment, contents and decisions are equal."""

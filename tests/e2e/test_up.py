@@ -35,6 +35,7 @@ def test_a_folder_is_drafted_locked_built_and_verified_and_a_second_time_nothing
     steps = ("wrote ./own.yaml", "resolving own", "plan: own", "own (exact) is provisioned on 1 node")
     said = done.err + done.out
     assert [said.find(step) for step in steps] == sorted(said.find(step) for step in steps) and "report" in done.out
+    assert "runs: imports" not in said, "a draft knows nothing to launch, so nothing is refused"
     assert "2 of 2 modules" not in said and "smoke/sound/closure" in said, said
     again = code.run("up", "./own", "-t", "local")
     assert again.rc == 0, again.err

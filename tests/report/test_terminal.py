@@ -152,3 +152,10 @@ def test_what_was_not_checked_stands_before_what_passed_so_that_a_short_list_has
     names = [line.split()[1] for line in lines if "smoke/" in line and line.startswith("  ") and "envbuild" not in line]
     assert names[:2] == ["smoke/gpu", "smoke/0"]
     assert "    2 more checks passed; `-v` shows all" in lines
+
+
+def test_a_check_that_passed_with_a_deviation_has_no_tick() -> None:
+    open_imports = {"details": {"deviation": "imports-open"}, "says": "2 of 3 modules are there", "status": "passed"}
+    run = evidence(node(checks=[{**open_imports, "name": "smoke/sound/closure"}]))
+    assert any(text.startswith("  ! smoke/sound/closure") for text, _ in summary_lines(run))
+    assert "! passed" in render_markdown(run)

@@ -116,9 +116,9 @@ class Prepared(NamedTuple):
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """What the environments of the profile cannot do, in a sentence; nothing where they run the benchmark."""
+        """What the environments of the profile cannot do, in a sentence; nothing where they do all that the stack can."""
         runs = self.stack.profiles[self.profile].runs
-        if runs == "benchmark":
+        if runs == "benchmark" or self.stack.reference is None:
             return ()
         return (f"the profile {self.profile} says `runs: {runs}`: `launch`, `bench` and `strategy` refuse it",)
 
