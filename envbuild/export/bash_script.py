@@ -29,8 +29,11 @@ required() {
   "$python" -I - "$environment" "$@" <<'EOF' || fail 'the lock has a package that nothing asks for' 5
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
+import stat
 import sys
 
 
@@ -49,8 +52,8 @@ EOF
 }
 """
 _PARTS = (
-    *(read_text.names, installed.normal_name, installed.required_name, installed.site_packages, installed.dist_infos),
-    *(installed.headers, installed._metadata, installed.requires, installed.unwanted),
+    *(read_text.names, read_text.opened, installed.normal_name, installed.required_name, installed.site_packages),
+    *(installed.dist_infos, installed.headers, installed._metadata, installed.requires, installed.unwanted),
 )
 
 

@@ -116,7 +116,7 @@ class Prepared(NamedTuple):
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """What the environments of the profile cannot do, in a sentence; nothing where they do all that the stack can."""
+        """What the environments of the profile cannot do, in a sentence; none where they do what the stack can."""
         runs = self.stack.profiles[self.profile].runs
         if runs == "benchmark" or self.stack.reference is None:
             return ()
