@@ -14,7 +14,7 @@ from make_schemas import schema_text
 from envbuild.catalog import loader
 from envbuild.catalog.patches import load_patch, load_patches
 from envbuild.config import KEYS
-from envbuild.resolve.engine import RULES
+from envbuild.resolve.engine import OF_NODE, RULES
 from envbuild.resolve.request import Check
 
 HERE = Path(__file__).parent
@@ -101,7 +101,10 @@ The rules are asked in this order. Rules about pairs of packages follow, one row
 `envbuild/catalog/compat/packages.yaml`. "Decided by"
 names a file in `envbuild/resolve/` and its function.
 
-{table(("rule", "what it asks", "decided by"), rows)}"""
+{table(("rule", "what it asks", "decided by"), rows)}
+These look at a variant and its node alone, before or beside the others:
+
+{table(("rule", "what it asks"), ((f"`{rule}`", text) for rule, text in OF_NODE.items()))}"""
 
 
 def findings_page() -> str:

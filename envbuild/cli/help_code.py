@@ -47,9 +47,7 @@ def explanation(code: str) -> str:
 
 def codes() -> list[str]:
     """Every code that an error can have."""
-    from envbuild.resolve.engine import RULES
-
-    return sorted({row[0] for row in _rows()} | RULES.keys())
+    return sorted({row[0] for row in _rows()} | _rules().keys())
 
 
 def _ending(numbers: set[str]) -> str:
@@ -69,7 +67,18 @@ def _rows() -> list[list[str]]:
 
 
 def _of_rule(code: str) -> str:
-    from envbuild.resolve.engine import RULES
-
-    says = inspect.getdoc(RULES[code]) if code in RULES else ""
+    says = _rules().get(code, "")
     return f"{code}: exit code 7 (refused); a rule that decides which variant fits a node\n\n{says}" if says else ""
+
+
+def _rules() -> dict[str, str]:
+    """What each rule asks, by its name."""
+    from envbuild.resolve.compat_read import load_compat
+    from envbuild.resolve.engine import OF_NODE, RULES
+
+    pairs = {row.id: f"{row.says}; what works: {row.fix}" for row in load_compat().package_rules}
+    return {
+        **pairs,
+        **{rule: f"{rule}: {says}" for rule, says in OF_NODE.items()},
+        **{rule: inspect.getdoc(check) or "" for rule, check in RULES.items()},
+    }

@@ -159,8 +159,14 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         from envbuild.catalog.node_facts import load_facts
         from envbuild.provision.survey.plan_run import plan_recorded
 
-        repair, toolchain = settings.script, settings.toolchain_file
-        made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain, repair=repair)
+        if settings.bundle is not None:
+            from envbuild.provision.deliver import take_bundle
+
+            prepared, _ = take_bundle(settings.bundle, prepared)
+        repair, toolchain, bundle = settings.script, settings.toolchain_file, str(settings.bundle or "")
+        made, survey = plan_recorded(
+            prepared, load_facts(facts), toolchain_file=toolchain, repair=repair, bundle=bundle
+        )
 
     def data() -> dict[str, Any]:
         selected = {} if prepared.selection is None else {"selection": prepared.selection.as_dict()}

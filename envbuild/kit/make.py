@@ -6,11 +6,12 @@ README has each claim with its command, what to expect, what was found, and what
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from envbuild import REPOSITORY, __version__
@@ -72,11 +73,18 @@ def stack_name(evidence: Evidence) -> str:
 def readme(manifest: Manifest, evidence: Evidence, *, signed: bool, own: bool) -> bytes:
     """The text; `own`: whether the kit has the file of a stack that envbuild does not ship."""
     view = shown(evidence)
+    given = rf"(envbuild \S+) {re.escape(evidence.stack)}(?= |$)"
+
+    def placed(command: str) -> str:
+        return re.sub(given, rf"\1 ./{stack_name(evidence)}", command) if own else command
+
+    run = Commands(*map(placed, astuple(commands(view))))
+    claims = tuple(replace(row, command=placed(row.command)) for row in rows(view))
     install = f"uv tool install --python 3.12 git+{REPOSITORY}{'@' * bool(manifest.commit)}{manifest.commit}"
     return template("kit.md.j2").render(
         view=view, kit=manifest, install=install, signed=signed, lock_name=lock_name(evidence), kick=KICK,
-        run=commands(view),
-        own=stack_name(evidence) if own else "", rows=rows(view), shipped=evidence.stack in list_stacks(),
+        run=run,
+        own=stack_name(evidence) if own else "", rows=claims, shipped=evidence.stack in list_stacks(),
         trees=any(check.name == "working-tree" for check in all_checks(evidence)),
         gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
     ).encode()  # fmt: skip

@@ -87,6 +87,25 @@ RULES: dict[str, Check] = {
     "peak-is-dense": gpu.peak_is_dense,
 }
 
+# Rules about a variant and its node, which need no compatibility data: what each asks.
+OF_NODE = {
+    "platform": "the variant is for the node's processor architecture.",
+    "no-fitting-file": "every package of the lock has a file for the node's C library and Python.",
+    "engine-fits": "the variant is made by the engine that the target asks for, which can hold its sources.",
+    "base-asked": "the variant stands on the base that the target asks for.",
+    "base-module": "the module that the variant stands on is there.",
+    "python-not-there": "an interpreter of the variant's Python is on the node, or may be brought there.",
+    "conda-virtual": "the node has what the conda packages need of its system.",
+    "prefix-usable": "the folder for environments can be written, allows programs, and has room.",
+    "files-out-of-reach": "the index or repository can be reached from where the files are fetched; else it warns.",
+    "gpu-broken": "the node's GPUs can be used at all; else a build for the CPU must be asked for.",
+    "gpu-health": "the GPUs report nothing that makes them slow or wrong; else it warns.",
+    "gpu-unused": "a node with GPUs does not get a build for the CPU unnoticed.",
+    "cuda-without-gpu": "a node without a usable GPU gets a CUDA build only with a warning.",
+    "interface-absent": "the network interface that a variable names is there; else it warns.",
+    "libstdcxx-absent": "the C++ library that a package needs and does not bring is there.",
+}
+
 
 def evaluate(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """Apply every rule that has something to say about the request, in order. Pure."""

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 
+import envbuild
 from envbuild import __version__
 from envbuild.cli import begin
 from envbuild.cli.choose import Time
@@ -49,6 +50,12 @@ def test_help_of_an_error_code_explains_it(
 
 def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(explanation(code) for code in codes())
+    decisions = {
+        name
+        for path in Path(envbuild.__file__).parent.rglob("*.py")
+        for name in re.findall(r'[^_]decision\(\s*"([a-z0-9-]+)"', path.read_text())
+    }
+    assert len(decisions) > 30 and decisions <= set(codes()), "a plan refuses by the name of a rule"
     assert main(["help", "disk-ful"]) == 2
     assert capsys.readouterr().err.endswith("hint: `envbuild help disk-full`\n")
 

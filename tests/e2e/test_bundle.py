@@ -228,6 +228,9 @@ def test_a_bundle_that_is_not_right_leaves_the_environment_in_use_untouched(worl
 
     refused(world, altered(world, wider, "sparc.tar", elsewhere), "bundle-does-not-fit", 7)
     refused(world, altered(world, wider, "other.tar", stranger), "bundle-does-not-fit", 7)
+    ahead = ("--target", "local", "--facts", "h200", "--dry-run", "--bundle", "other.tar")
+    planned = world.run("provision", "--stack", "./tiny.yaml", *ahead)
+    assert (planned.code, planned.rc) == ("bundle-does-not-fit", 7), "a plan from recorded facts reads it too"
     refused(world, altered(world, wider, "evil.tar", other_bytes), "bundle-incomplete", 7)
     (world.work / "text.tar").write_text("hello")
     refused(world, world.work / "text.tar", "bundle-damaged", 5)

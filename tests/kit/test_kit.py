@@ -192,7 +192,8 @@ def test_the_file_of_an_own_stack_is_in_its_kit_and_checked(report: Path, tmp_pa
     _, left = make_kit(report, tmp_path / "kit", stack=given)
     assert [text for text in left if "stack" in text] == []
     assert (tmp_path / "kit" / "torch-smoke.yaml").read_bytes() == Path(given).read_bytes()
-    assert "name its file, `./torch-smoke.yaml`" in (tmp_path / "kit" / "README.md").read_text()
+    text = (tmp_path / "kit" / "README.md").read_text()
+    assert "envbuild provision ./torch-smoke.yaml " in text and "envbuild verify ./torch-smoke.yaml " in text
     assert problems(tmp_path / "kit") == []
     says = [each.says for each in verify_kit(tmp_path / "kit")[1] if each.topic == "stack" and each.kind == "checked"]
     assert "torch-smoke.yaml is the stack that the lock was made from" in says

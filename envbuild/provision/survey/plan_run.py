@@ -53,13 +53,18 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
 
 
 def plan_recorded(
-    prepared: Prepared, facts: Mapping[str, NodeFacts], *, toolchain_file: Path | None = None, repair: bool = False
+    prepared: Prepared,
+    facts: Mapping[str, NodeFacts],
+    *,
+    toolchain_file: Path | None = None,
+    repair: bool = False,
+    bundle: str = "",
 ) -> tuple[Plan, Survey]:
     """What would be built on nodes with these facts, and what stands against it node by node.
 
     No node is asked and nothing is fetched. The prefix is the target's, whatever the facts were recorded for. `repair`:
-    also what they say is there already. Raises EnvbuildError `facts-unknown` (exit 2) when a host was asked for that
-    has no facts.
+    also what they say is there already. `bundle`: what the user brings, as the plan names it. Raises EnvbuildError
+    `facts-unknown` (exit 2) when a host was asked for that has no facts.
     """
     named = expand_hosts(prepared.choice.hosts) if prepared.choice.hosts else list(facts)
     wanted, _ = narrow(named, prepared.choice.narrowing, "the recorded facts")
@@ -77,7 +82,7 @@ def plan_recorded(
     tools = find_tools(target, survey, None, toolchain_file)
     plan = _planned(
         prepared, survey, tools, survey.facts,
-        run="recorded-facts", controller=identity.here(), repair=tuple(tools) if repair else (),
+        run="recorded-facts", controller=identity.here(), repair=tuple(tools) if repair else (), bundle=bundle,
     )  # fmt: skip
     if target.connection.kind == "ssh":
         plan = over_ssh(plan, _sharing(target, survey, tools))
