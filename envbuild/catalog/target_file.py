@@ -19,7 +19,8 @@ class Answers:
     """What somebody says of a target; an empty text leaves it to the shipped target `extends`, of the kind `kind`.
 
     `hosts`: host lists (ssh), the partition (slurm) or the queue (pbs). `login`: where jobs are submitted, when not on
-    this machine; `here`: on this machine, though the shipped target names a host. `why`: why this profile.
+    this machine; `here`: on this machine, though the shipped target names a host. `nodes`: of a job. `why`: why this
+    profile.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Answers:
     login: str = ""
     here: bool = False
     account: str = ""
+    nodes: int = 0
     prefix: str = ""
     gpu: str = ""
     gpus_per_node: int = 0
@@ -87,8 +89,10 @@ def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
         return [("host lists as clusters write them: gpu[01-04]", "hosts", hosts)]
     if answers.kind == "slurm":
         partition = {"slurm": answers.hosts} if answers.hosts else {}
-        return [("the partition", "hosts", partition), ("", "scheduler", _given({"account": answers.account}))]
-    scheduler = _given({"queue": answers.hosts, "account": answers.account})
+        scheduler = _given({"account": answers.account, "nodes": answers.nodes})
+        how = "how a job is asked for; without `nodes` it takes all of the partition"
+        return [("the partition", "hosts", partition), (how, "scheduler", scheduler)]
+    scheduler = _given({"queue": answers.hosts, "account": answers.account, "nodes": answers.nodes})
     return [("how a job is asked for", "scheduler", scheduler)]
 
 

@@ -233,6 +233,9 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     base = load_target(extends, template=True).target if extends else None
     nodes = load_facts(facts) if facts else {}
     answers = _of_facts(nodes, base, stack) if nodes else _asked(base, stack)
+    extended = load_target(answers.extends or answers.kind, template=True).target
+    if answers.kind in ("slurm", "pbs") and extended.scheduler.nodes is None:
+        answers = replace(answers, nodes=1)  # a job without a number takes every node
     answers = _with_profile(ui, answers, file.parent, nodes)
     text = target_file.text(re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-.") or "mine", answers)
     try:

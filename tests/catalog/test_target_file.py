@@ -95,6 +95,7 @@ def test_the_profile_is_the_one_that_fits_and_the_file_says_why(
     made = load_target(str(tmp_path / "lab.yaml"), template=True).target
     assert (made.profile, made.connection.login) == (profile, None)
     assert says in (tmp_path / "lab.yaml").read_text().replace("\n# ", " ")
+    assert made.connection.kind != "job" or made.scheduler.nodes, "else a job takes every node of the partition"
 
 
 def test_a_stack_that_fits_nowhere_is_said_and_no_profile_named(tmp_path: Path) -> None:
@@ -116,6 +117,7 @@ def test_what_slurm_says_of_partitions_stands_in_brackets(tmp_path: Path, monkey
     assert init(tmp_path, answers=("", "", "", "", "", "", "", "")).exit_code == 0
     made = load_target(str(tmp_path / "lab.yaml")).target
     assert (made.partition, made.expects.gpu, made.expects.gpus_per_node) == ("gpu", "H100", 8)
+    assert made.scheduler.nodes == 1
 
 
 def test_facts_of_this_machine_become_a_target_that_is_here() -> None:
