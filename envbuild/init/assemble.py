@@ -145,12 +145,14 @@ def _lost(closed: Iterable[Closed], draft: Draft, compiled: Collection[str]) -> 
         )
         if closing.how in ("open", "vendor") or not names.isdisjoint(compiled) or optional:
             lost.add(module)
-    return lost
+    statements = (statement for statement in draft.statements if statement.kind == "extension")
+    return lost | {statement.value.partition(".")[0] for statement in statements if statement.get("cuda")}
 
 
-def _blocked(tree: Tree, projects: Iterable[LocalProject], lost: set[str]) -> dict[str, str]:
+def _blocked(tree: Tree, projects: Sequence[LocalProject], lost: set[str]) -> dict[str, str]:
     named = [(project.code, module) for project in projects for module in project.modules]
-    needs_of = {module: blocked(tree, base, module, lost) for base, module in named}
+    bases = tuple(dict.fromkeys(project.code for project in projects))
+    needs_of = {module: blocked(tree, (base, *bases), module, lost) for base, module in named}
     return {module: needs for module, needs in needs_of.items() if needs}
 
 

@@ -87,13 +87,15 @@ def _closed(
     return Closed(imported, how, Wanted(wish, ()))
 
 
-def blocked(tree: Tree, base: str, module: str, lost: Collection[str]) -> str:
+def blocked(tree: Tree, bases: Sequence[str], module: str, lost: Collection[str]) -> str:
     """What an import of the tree's own module would need and not find, by its syntax; empty for none.
 
     That is one of the `lost` modules, or one of its own that has to be compiled. Only what runs on import counts: no
-    imports in functions, in `try` or for type checkers. `base` is the folder on sys.path.
+    imports in functions, in `try` or for type checkers. `bases` are the folders on sys.path, the module's own first.
     """
-    ours = _modules(tree, f"{base}/" if base else "")
+    ours: dict[str, str] = {}
+    for base in bases:
+        ours = _modules(tree, f"{base}/" if base else "") | ours
     pending, seen = [module], set[str]()
     while pending:
         name = pending.pop()

@@ -386,4 +386,21 @@ def test_an_own_module_is_not_tested_where_its_import_needs_what_is_left_out(cod
         "src/own/helper.py": "import os\n",
     }
     made = tree.Tree(Origin("own"), tuple(files), lambda path: files[path].encode())
-    assert closure.blocked(made, "src", "own", {"flash_attn"}) == needs
+    assert closure.blocked(made, ("src",), "own", {"flash_attn"}) == needs
+
+
+@pytest.mark.usefixtures("no_index")
+def test_an_own_module_is_not_tested_where_a_nested_project_of_cuda_code_is_what_it_needs(tmp_path: Path) -> None:
+    setup = "from torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension('_ops', [])])\n"
+    files = {"setup.py": "setup()", "own/__init__.py": "import kernels\n", "fast/setup.py": setup}
+    write_files(tmp_path / "own", {**files, "fast/kernels/__init__.py": "import _ops\n"})
+    assert assembled(tmp_path / "own").blocked["own"] == "_ops"
+
+
+@pytest.mark.usefixtures("no_index")
+def test_a_repository_that_only_an_offered_file_installs_brings_no_module(tmp_path: Path) -> None:
+    image = "FROM ubuntu:22.04\nRUN pip install git+https://git.example.org/x/fvlib\n"
+    files = {"setup.py": "setup()", "own/__init__.py": "import fvlib\n", "docker/Dockerfile": image}
+    write_files(tmp_path / "own", files)
+    result = assembled(tmp_path / "own")
+    assert [(closed.imported.module, closed.how != "declared") for closed in result.closed] == [("fvlib", True)]
