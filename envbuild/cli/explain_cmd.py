@@ -41,7 +41,7 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--other-text",
     is_flag=True,
-    help="Annotate --document even if its text differs from the pinned one; the page says so.",
+    help="Annotate --document even if its text differs from the pinned one; the page then says that it does.",
 )
 @common_options
 def explain(

@@ -79,6 +79,6 @@ def _rules() -> dict[str, str]:
     pairs = {row.id: f"{row.says}; what works: {row.fix}" for row in load_compat().package_rules}
     return {
         **pairs,
-        **{rule: f"{rule}: {says}" for rule, says in OF_NODE.items()},
-        **{rule: inspect.getdoc(check) or "" for rule, check in RULES.items()},
+        **OF_NODE,
+        **{rule: (inspect.getdoc(check) or "").partition(": ")[2] for rule, check in RULES.items()},
     }

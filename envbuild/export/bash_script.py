@@ -43,7 +43,7 @@ base = set()
 if sys.argv[2] != "none":
     from importlib import metadata
 
-    base = {required_name(each) for told in metadata.distributions() for each in told.requires or []}
+    base = {required_name(text) for package in metadata.distributions() for text in package.requires or []}
 edges = requires(sys.argv[1])
 odd = unwanted(edges, edges, sys.argv[3:], base)
 if odd:

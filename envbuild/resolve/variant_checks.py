@@ -192,7 +192,7 @@ def recorded_rule(variant: Variant, facts: NodeFacts, command: str) -> Decisions
         decision(
             "hash-unrecorded",
             "warn",
-            f"the lock lacks the hash of {file.file}: {file.reason or 'nobody has recorded it'}",
+            f"the lock lacks the hash of {file.file}: {file.reason or 'it was not recorded'}",
             (file.file, "sha256 unrecorded"),
             LOCKED,
             f"`{command}` records it; until then `provision` refuses this lock",

@@ -24,7 +24,7 @@ from envbuild.text import visible
 
 LONGEST = 200  # characters of what a node says on a line
 TAIL = 2000  # bytes of a node's file: some seconds of it
-SILENCE = 60.0  # seconds without an answer after which that is told
+SILENCE = 60.0  # seconds without an answer, after which the display says so
 _AT_ONCE = 8
 _WORDS = ("host", "step", "phase", "what", "unit")
 _AMOUNTS = ("done", "total")
@@ -37,7 +37,7 @@ def followed(
     """Until the end of the block, `ask` nodes what they do, every so many seconds at most, and tell `now` what is new.
 
     A question gives the end of a node's file, or of those of several hosts, and a line feed; one that fails, or gives
-    nothing, is asked again. What a node did last is told once more for each minute without an answer (`silent`, in
+    nothing, is asked again. What a node did last is shown again for each minute without an answer (`silent`, in
     seconds).
     """
     nodes = list(ask)
@@ -50,7 +50,7 @@ def followed(
         return ""
 
     def one(node: str) -> None:
-        with contextlib.suppress(Exception):  # it is told of a node's work, and must not end it
+        with contextlib.suppress(Exception):  # it only shows a node's work, and must not end it
             if text := answer(node):
                 heard[node] = time.monotonic()
             for line in json_lines(text):
