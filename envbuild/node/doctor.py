@@ -36,7 +36,6 @@ def run(request: Json) -> "tuple[bool, Json]":
     """
     submit = protocol.argument(request["args"], "submit", "a list of text", None)
     folders = search_path()
-    request = _asking_default(request)
     questions: list[Callable[[], Any]] = [
         partial(facts.run, request),
         partial(_scheduler, folders, submit),
@@ -47,6 +46,8 @@ def run(request: Json) -> "tuple[bool, Json]":
     if answers[0] is None:
         facts.run(request)  # once more, for its error
         raise NodeError("probe-failed", "the facts of this host could not be read")
+    if not prefix.configured_index(pip_config.NORMAL_INDEX):  # its configuration turns the index off: nothing to reach
+        answers[0][1].get("reachable", {}).pop(pip_config.NORMAL_INDEX, None)
     # Whether rootless podman and buildah may map more than one user id.
     names = (protocol.user_name(), str(os.getuid()))
     site: Json = {
@@ -63,19 +64,6 @@ def run(request: Json) -> "tuple[bool, Json]":
     return False, {"facts": answers[0][1], "site": site}
 
 
-def _asking_default(request: Json) -> Json:
-    """The request with the default index where this host has it; left out where its configuration turns it off."""
-    args = request["args"]
-    reach = args.get("reach")
-    if not isinstance(reach, dict):
-        return request
-    reach = dict(reach)
-    url = prefix.configured_index(reach.pop(pip_config.NORMAL_INDEX, ""))
-    if url:
-        reach[pip_config.NORMAL_INDEX] = url
-    return dict(request, args=dict(args, reach=reach))
-
-
 def _scheduler(folders: "list[str]", submit: "list[str] | None") -> "dict[str, Json]":
     """What the scheduler's programs say, by question; empty where there are none."""
     if which("sinfo", folders) or which("sbatch", folders):
@@ -87,9 +75,8 @@ def _scheduler(folders: "list[str]", submit: "list[str] | None") -> "dict[str, J
         questions = dict(_PBS)
     else:
         return {}
-    names = list(questions)
-    answers = proc.parallel([partial(_ask, folders, questions[name]) for name in names])
-    return {name: answer for name, answer in zip(names, answers) if answer}  # noqa: B905 - of Python 3.10
+    answers = proc.by_name({name: partial(_ask, folders, command) for name, command in questions.items()})
+    return {name: answer for name, answer in answers.items() if answer}
 
 
 def _ask(folders: "list[str]", command: "list[str]") -> Json:

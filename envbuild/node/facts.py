@@ -145,9 +145,7 @@ def _together(asked: "dict[str, Callable[[], Any]]") -> "tuple[Json, list[str]]"
             warnings.append("%s could not be read: %s: %s" % (name, type(error).__name__, str(error)[:200]))
             return None
 
-    names = list(asked)
-    answers = proc.parallel([partial(guarded, name) for name in names])
-    return dict(zip(names, answers)), sorted(warnings)  # noqa: B905 - strict= is of Python 3.10
+    return proc.by_name({name: partial(guarded, name) for name in asked}), sorted(warnings)
 
 
 def _observations(facts: Json) -> "list[str]":

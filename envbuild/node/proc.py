@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 # subprocess and tempfile are imported where they are used: a brief answer needs neither.
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import subprocess
     from typing import IO, Any, TypeVar
 
+    K = TypeVar("K")
     T = TypeVar("T")
     U = TypeVar("U")
 
@@ -357,6 +358,11 @@ def parallel(calls: "Sequence[Callable[[], T]]", timeout: "float | None" = None)
     for thread in threads:
         thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
     return list(results)
+
+
+def by_name(calls: "Mapping[K, Callable[[], T]]", timeout: "float | None" = None) -> "dict[K, T | None]":
+    """What `parallel` gives for each of these calls, by its name."""
+    return dict(zip(calls, parallel(list(calls.values()), timeout)))  # noqa: B905 - strict= is of Python 3.10
 
 
 def pool_map(work: "Callable[[U], T]", items: "Sequence[U]", workers: int) -> "list[T]":

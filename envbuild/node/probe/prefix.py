@@ -54,12 +54,9 @@ def reachable(
     """
     asked = {name: partial(_connects, targets[name], deadline) for name in targets}
     asked.update({address: partial(_git_connects, address, deadline) for address in repositories})
-    if not asked:
-        return {}
-    ordered = sorted(asked)
     # Resolving a name has no deadline of its own, so late answers are given up here.
-    answers = proc.parallel([asked[name] for name in ordered], deadline + 1.0)
-    return {name: bool(answer) for name, answer in zip(ordered, answers)}  # noqa: B905 - of Python 3.10
+    answers = proc.by_name(asked, deadline + 1.0)
+    return {name: bool(answers[name]) for name in sorted(asked)}
 
 
 def configured_index(default: str) -> str:

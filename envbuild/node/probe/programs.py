@@ -23,37 +23,20 @@ _COMPILER = re.compile(r"(gcc|g\+\+)(-[0-9]{1,2})?\Z")
 _ASK = """
 import json, os, sys
 out = {"implementation": sys.implementation.name, "version": sys.version.split()[0], "executable": sys.executable}
-def read(path):
-    try:
-        with open(path, "rb") as handle:
-            return handle.read(65536).decode("utf-8", "replace")
-    except OSError:
-        return ""
 def packages():
-    found = {}
-    for folder in sys.path:
+    try:
+        from importlib.metadata import distributions
+    except ImportError:  # before Python 3.8
+        return {}
+    versions = {}
+    for package in distributions():
         try:
-            entries = sorted(os.listdir(folder))
-        except OSError:
+            fields = package.metadata or {}
+        except ValueError:  # no UTF-8
             continue
-        for entry in entries:
-            if entry.endswith(".dist-info"):
-                text = read(os.path.join(folder, entry, "METADATA"))
-            elif entry.endswith(".egg-info"):
-                path = os.path.join(folder, entry)
-                text = read(os.path.join(path, "PKG-INFO") if os.path.isdir(path) else path)
-            else:
-                continue
-            fields = {}
-            for line in text.split("\\n"):
-                key, colon, value = line.partition(":")
-                if not line.strip("\\r"):
-                    break
-                if colon and key in ("Name", "Version"):
-                    fields[key] = value.strip()
-            if fields.get("Name") and fields.get("Version"):
-                found.setdefault(fields["Name"].lower().replace("_", "-").replace(".", "-"), fields["Version"])
-    return found
+        if fields.get("Name") and fields.get("Version"):
+            versions.setdefault(fields["Name"].lower().replace("_", "-").replace(".", "-"), fields["Version"])
+    return versions
 try:
     import _ssl
     out["openssl"] = _ssl.OPENSSL_VERSION
@@ -90,10 +73,8 @@ def python_facts(
         if path.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
             also.setdefault(_key(path), []).append(name)
             candidates.setdefault(_key(path), path)
-    keys = list(candidates)
-    answers = proc.parallel([partial(_ask, candidates[key], packages) for key in keys])
     by_path: dict[str, Json] = {}
-    for key, answer in zip(keys, answers):  # noqa: B905 - strict= is of Python 3.10
+    for key, answer in proc.by_name({key: partial(_ask, path, packages) for key, path in candidates.items()}).items():
         if answer:
             fact = by_path.setdefault(answer["path"], answer)
             if key in also:
@@ -195,9 +176,9 @@ def versions(paths: "list[str]", parse: "Callable[[str], str | None]", deadline:
 
     All are asked at once, for at most `deadline` seconds.
     """
-    answers = proc.parallel([partial(proc.run, [path, "--version"], timeout=deadline) for path in paths])
-    said = [(path, parse(answer.out)) for path, answer in zip(paths, answers) if answer]  # noqa: B905
-    return [{"path": path, "version": version} for path, version in said if version]
+    answers = proc.by_name({path: partial(proc.run, [path, "--version"], timeout=deadline) for path in paths})
+    parsed = {path: parse(answer.out) for path, answer in answers.items() if answer}
+    return [{"path": path, "version": version} for path, version in parsed.items() if version]
 
 
 def tool_facts(folders: "list[str]", modules: "str | None") -> Json:
@@ -206,11 +187,9 @@ def tool_facts(folders: "list[str]", modules: "str | None") -> Json:
     `module` is a shell function, so its entry is what `modules_system` found.
     """
     paths = {name: which(name, folders) for name in TOOLS}
-    tools = [name for name in TOOLS if paths[name]]
-    answers = proc.parallel([partial(_version, name, paths[name] or "") for name in tools])
+    answers = proc.by_name({name: partial(_version, name, path) for name, path in paths.items() if path})
     result: Json = dict.fromkeys(TOOLS)
-    for name, answer in zip(tools, answers):  # noqa: B905 - strict= is of Python 3.10
-        result[name] = answer or "unknown"
+    result.update({name: answer or "unknown" for name, answer in answers.items()})
     result["module"] = (modules.partition(" ")[2] or "unknown") if modules else None
     result["sudo"] = "unknown" if which("sudo", folders) else None
     return result
