@@ -112,10 +112,10 @@ def test_probe_runs_on(minor: str, node: Node) -> None:
         ("v100", 0, "440.33.01", 4, None),
         ("h200", 0, "580.159.04", 2, None),
         ("mig", 0, "535.161.08", 2, None),
-        ("no_driver", 9, None, 0, "couldn't communicate with the NVIDIA driver"),
-        ("mismatch", 18, None, 0, "Driver/library version mismatch"),
+        ("no_driver", 9, None, 0, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),
+        ("mismatch", 18, None, 0, "Driver/library version mismatch; NVML library version: 535.183"),
         ("no_devices", 6, None, 0, "No devices were found"),
-        ("unknown_error", 255, None, 0, "Unknown Error"),
+        ("unknown_error", 255, None, 0, "Failed to initialize NVML: Unknown Error"),
     ],
 )
 def test_driver_state(node: Node, recording: str, rc: int, version: str | None, gpus: int, says: str | None) -> None:
@@ -130,9 +130,9 @@ def test_driver_state(node: Node, recording: str, rc: int, version: str | None, 
 def test_mig_instances_are_listed(node: Node) -> None:
     fake_smi(node.bin, "mig")
     first, second = node.probe().gpus
-    assert first.mig_enabled
-    assert len(first.mig) == 3
-    assert second.mig == ()
+    assert [entry.split()[0] for entry in first.mig] == ["3g.20gb", "2g.10gb", "1g.5gb+me"]
+    assert first.mig[0].endswith("MIG-00000030-1111-5222-8333-000000000001")
+    assert (first.mig_enabled, second.mig_enabled, second.mig) == (True, False, ())
 
 
 def test_d76_hanging_nvidia_smi_is_a_problem_of_the_driver(tmp_path: Path) -> None:
@@ -162,20 +162,20 @@ def test_d56_rows_that_were_printed_count_beside_a_warning_and_another_exit(node
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("kill -SEGV $$\n", "nvidia-smi ended with -11: no output"),
-        ("echo 'WARNING: fan 1 failed' >&2; exit 14\n", "nvidia-smi ended with 14: WARNING: fan 1 failed"),
-        ("echo 'Persistence mode is off' >&2\n", None),
+        (SCRIPT_A + "kill -SEGV $$\n", "nvidia-smi ended with -11: no output"),
+        (SCRIPT_A + "echo 'WARNING: fan 1 failed' >&2; exit 14\n", "nvidia-smi ended with 14: WARNING: fan 1 failed"),
+        (SCRIPT_A + "echo 'Persistence mode is off' >&2\n", None),
+        (
+            SCRIPT_A.replace("NVIDIA A100-SXM4-40GB", "[Unknown Error]") + "exit 15\n",
+            "GPU 00000000:3B:00.0: Unknown Error",
+        ),
     ],
+    ids=["crash", "warning and another exit", "a word on stderr", "a GPU that does not answer"],
 )
 def test_d56_a_row_of_the_tool_s_table_is_no_reason(node: Node, script: str, says: str | None) -> None:
-    program(node.bin / "nvidia-smi", SCRIPT_A + script)
+    program(node.bin / "nvidia-smi", script)
     facts = node.probe()
     assert (len(facts.gpus), facts.driver.problem) == (1, says)
-
-
-def test_d56_a_gpu_that_does_not_answer_is_named_whatever_the_tool_ends_with(node: Node) -> None:
-    program(node.bin / "nvidia-smi", SCRIPT_A.replace("NVIDIA A100-SXM4-40GB", "[Unknown Error]") + "exit 15\n")
-    assert node.probe().driver.problem == "GPU 00000000:3B:00.0: Unknown Error"
 
 
 def test_d56_a_compiler_that_warns_and_fails_has_its_version(node: Node) -> None:
@@ -228,11 +228,6 @@ def test_d58_a_row_that_says_a_gpu_does_not_answer_is_a_problem_with_its_bus_id(
     assert node.probe().driver.problem == "GPU 00000000:02:00.0: Unknown Error"
 
 
-def test_broken_nvidia_smi_is_a_fact(node: Node) -> None:
-    program(node.bin / "nvidia-smi", "echo Segmentation fault >&2; exit 139\n")
-    assert node.probe().driver.problem == "nvidia-smi ended with 139: Segmentation fault"
-
-
 @pytest.mark.parametrize(
     ("script", "says"),
     [
@@ -241,6 +236,7 @@ def test_broken_nvidia_smi_is_a_fact(node: Node) -> None:
         ("printf '0, \\377\\376GPU'\n", "bytes that are no text"),
         ("echo hello\n", "named no GPU in its answer: 'hello'"),
         ("exit 3\n", "ended with 3: no output"),
+        ("echo Segmentation fault >&2; exit 139\n", "ended with 139: Segmentation fault"),
         ("kill -9 $$\n", "ended with -9"),
     ],
 )
@@ -464,7 +460,7 @@ def test_d12_the_default_index_is_the_configured_one(
 
 
 def test_inside_a_job_the_scheduler_is_known(node: Node) -> None:
-    program(node.bin / "sinfo", "echo slurm 22.05.8\n")
+    program(node.bin / "sinfo", "echo slurm-wlm 22.05.8\n")
     assert node.probe().scheduler.model_dump() == {"kind": "slurm", "version": "22.05.8", "job": None}
     node.env["SLURM_JOB_ID"] = "77"
     assert node.probe().scheduler.job == "77"
@@ -492,16 +488,11 @@ def asked_for(folders: list[str], prefix: str, *, asked: list[str]) -> dict[str,
     return fact
 
 
-def test_a_named_interpreter_is_found_and_keeps_the_name_it_was_asked_by(tmp_path: Path) -> None:
+def test_d07_a_named_interpreter_keeps_the_name_it_was_asked_by_and_is_told_with_its_version(tmp_path: Path) -> None:
     link = tmp_path / "mine"
     link.symlink_to(PYTHON)
     fact = asked_for([], str(tmp_path), asked=[str(link), str(tmp_path / "not-there")])
-    assert (fact["path"], fact["also"]) == (PYTHON, [str(link)])
-
-
-def test_d07_a_named_interpreter_of_another_version_is_told_with_its_version(tmp_path: Path) -> None:
-    fact = asked_for([], str(tmp_path), asked=[PYTHON])
-    assert (fact["path"], fact["also"], fact["version"].startswith(f"{MINOR}.")) == (PYTHON, [PYTHON], True)
+    assert (fact["path"], fact["also"], fact["version"].startswith(f"{MINOR}.")) == (PYTHON, [str(link)], True)
 
 
 def test_a_name_is_the_first_of_path_and_never_a_shim(tmp_path: Path) -> None:

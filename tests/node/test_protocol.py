@@ -67,8 +67,8 @@ def test_bad_request_is_a_coded_error(pyz: Path, data: bytes, code: str) -> None
 
 
 def test_unknown_verb_and_missing_verb(pyz: Path) -> None:
-    assert call(pyz, b"{}", "explode")[1]["error"]["code"] == "request-invalid"
-    assert call(pyz, b"{}")[1]["error"]["code"] == "request-invalid"
+    for words in (("explode",), ()):
+        assert call(pyz, b"{}", *words)[1]["error"]["code"] == "request-invalid"
 
 
 def test_request_larger_than_the_cap_is_refused() -> None:
@@ -118,43 +118,29 @@ def test_nothing_but_the_response_reaches_stdout(tmp_path: Path) -> None:
     assert {"printed", "written", "from a child"} <= set(err.splitlines())
 
 
-def test_unexpected_exception_is_internal_with_its_traceback_on_stderr(tmp_path: Path) -> None:
-    body = "def run(request):\n    raise KeyError('gone')\n"
-    exit_code, response, err = answer(tmp_path, body)
-    assert exit_code == response["error"]["exit"] == 70
-    assert response["error"]["code"] == "node-internal"
-    assert "KeyError" in response["error"]["why"]
-    assert "Traceback" in err
-
-
-def test_result_that_is_no_json_is_internal(tmp_path: Path) -> None:
-    body = "def run(request):\n    return False, {'x': float('nan')}\n"
-    assert answer(tmp_path, body)[1]["error"]["code"] == "node-internal"
-
-
-def test_check_that_failed_is_ok_in_the_envelope_and_exits_1(tmp_path: Path) -> None:
-    body = "def run(request):\n    return False, {'ok': False}\n"
-    exit_code, response, _ = answer(tmp_path, body)
-    assert (exit_code, response["ok"]) == (1, True)
-
-
-def test_error_says_whether_the_node_was_changed(tmp_path: Path) -> None:
-    body = (
-        "from envbuild.node.protocol import Exit, NodeError\n"
-        "def run(request):\n"
-        "    raise NodeError('a-code', 'what', 'why', 'hint', Exit.INTEGRITY, {'k': 1}, changed=True)\n"
-    )
-    exit_code, response, _ = answer(tmp_path, body)
-    assert exit_code == 5
-    assert response["changed"] is True
-    assert response["error"] == {
-        "code": "a-code",
-        "what": "what",
-        "why": "why",
-        "hint": "hint",
-        "exit": 5,
-        "details": {"k": 1},
-    }
+@pytest.mark.parametrize(
+    ("statement", "exit_code", "wanted"),
+    [
+        ("raise KeyError('gone')", 70, {"code": "node-internal", "why": "KeyError: 'gone'"}),
+        ("return False, {'x': float('nan')}", 70, {"code": "node-internal"}),
+        ("return False, {'ok': False}", 1, None),
+        (
+            "raise NodeError('a-code', 'what', 'why', 'hint', Exit.INTEGRITY, {'k': 1}, changed=True)",
+            5,
+            {"code": "a-code", "what": "what", "why": "why", "hint": "hint", "exit": 5, "details": {"k": 1}},
+        ),
+    ],
+    ids=["an exception", "a result that is no JSON", "a check that failed", "an error of the verb"],
+)
+def test_a_verb_ends_in_its_exit_code(
+    tmp_path: Path, statement: str, exit_code: int, wanted: dict[str, Any] | None
+) -> None:
+    body = f"from envbuild.node.protocol import Exit, NodeError\ndef run(request):\n    {statement}\n"
+    code, response, err = answer(tmp_path, body)
+    assert (code, response["ok"]) == (exit_code, wanted is None)
+    assert wanted is None or {key: response["error"][key] for key in wanted} == wanted
+    assert response["changed"] is ("changed=True" in statement)
+    assert ("Traceback" in err) == (exit_code == 70)
 
 
 def test_log_goes_to_stderr_and_to_the_named_file(tmp_path: Path) -> None:

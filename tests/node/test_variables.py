@@ -7,50 +7,37 @@ import pytest
 from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.node import variables
 
-
-@pytest.mark.parametrize(
-    "name",
-    ["NCCL_DEBUG", "CUDA_HOME", "UCX_TLS", "OMPI_MCA_btl", "TORCH_CUDA_ARCH_LIST", "http_proxy", "CC", "GREETING",
-     "PYTHONHASHSEED", "CUDA_PATH", "NCCL_TOPO_FILE", "HF_TOKEN", "PATHS", "ENVIRONMENT"],
-)  # fmt: skip
-def test_variables_of_programs_may_be_set(name: str) -> None:
-    assert variables.may_set(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "PATH", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONWARNINGS", "BASH_ENV",
-     "ENV", "IFS", "HOME", "GIT_SSH_COMMAND", "PIP_INDEX_URL", "UV_INDEX", "PERL5LIB", "GCONV_PATH", "GLIBC_TUNABLES",
-     "NODE_OPTIONS", "XDG_CONFIG_HOME", "ENVBUILD_PREFIX", "PROMPT_COMMAND", "DYLD_INSERT_LIBRARIES", "path"],
-)  # fmt: skip
-def test_d23_variables_that_choose_code_may_not_be_set(name: str) -> None:
-    assert not variables.may_set(name)
+MAY_SET = """NCCL_DEBUG CUDA_HOME UCX_TLS OMPI_MCA_btl TORCH_CUDA_ARCH_LIST http_proxy CC GREETING PYTHONHASHSEED
+    CUDA_PATH NCCL_TOPO_FILE HF_TOKEN PATHS ENVIRONMENT"""
+CHOOSES_CODE = """LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT PATH PYTHONPATH PYTHONSTARTUP PYTHONWARNINGS BASH_ENV ENV IFS HOME
+    GIT_SSH_COMMAND PIP_INDEX_URL UV_INDEX PERL5LIB GCONV_PATH GLIBC_TUNABLES NODE_OPTIONS XDG_CONFIG_HOME
+    ENVBUILD_PREFIX PROMPT_COMMAND DYLD_INSERT_LIBRARIES path"""
+OF_STACKS = """NCCL_DEBUG NCCL_NET NCCL_TOPO_FILE CUDA_DEVICE_MAX_CONNECTIONS CUDA_MODULE_LOADING OMP_NUM_THREADS
+    FI_PROVIDER UCX_TLS PYTORCH_CUDA_ALLOC_CONF TORCH_CUDA_ARCH_LIST MASTER_ADDR HF_HUB_OFFLINE TOKENIZERS_PARALLELISM
+    GLOO_SOCKET_IFNAME CUBLAS_WORKSPACE_CONFIG PYTHONHASHSEED WANDB_MODE"""
+FOR_THE_USER_TO_ALLOW = """LESSOPEN HTTPS_PROXY SSL_CERT_FILE OPENSSL_CONF CUDA_INJECTION64_PATH NCCL_NET_PLUGIN
+    NCCL_TUNER_PLUGIN NCCL_PROFILER_PLUGIN NCCL_CONF_FILE NCCL_DEBUG_FILE MAKEFLAGS CFLAGS MANPAGER
+    OMPI_MCA_plm_rsh_agent NETRC OMP_TOOL_LIBRARIES TRITON_PTXAS_PATH TRITON_CACHE_DIR FI_PROVIDER_PATH
+    TORCH_EXTENSIONS_DIR CUDA_HOME HF_HOME HF_ENDPOINT UCX_MODULE_DIR WANDB_BASE_URL XLA_FLAGS HF_TOKEN PYTORCH_NVCC
+    UCX_STATS_DEST nccl_debug GREETING"""
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["NCCL_DEBUG", "NCCL_NET", "NCCL_TOPO_FILE", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING",
-     "OMP_NUM_THREADS", "FI_PROVIDER", "UCX_TLS", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_CUDA_ARCH_LIST", "MASTER_ADDR",
-     "HF_HUB_OFFLINE",
-     "TOKENIZERS_PARALLELISM", "GLOO_SOCKET_IFNAME", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "WANDB_MODE"],
-)  # fmt: skip
-def test_d69_a_stack_sets_what_stacks_of_this_field_set(name: str) -> None:
-    assert variables.is_of_stacks(name)
-    assert variables.may_set(name)
+    ("may", "names"),
+    [(True, MAY_SET.split()), (True, OF_STACKS.split()), (False, CHOOSES_CODE.split())],
+    ids=["of programs", "of stacks", "that choose code"],
+)
+def test_d23_variables_that_choose_code_may_not_be_set(may: bool, names: list[str]) -> None:
+    assert [name for name in names if variables.may_set(name) is not may] == []
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["LESSOPEN", "HTTPS_PROXY", "SSL_CERT_FILE", "OPENSSL_CONF", "CUDA_INJECTION64_PATH", "NCCL_NET_PLUGIN",
-     "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_CONF_FILE", "NCCL_DEBUG_FILE", "MAKEFLAGS", "CFLAGS",
-     "MANPAGER",
-     "OMPI_MCA_plm_rsh_agent", "NETRC", "OMP_TOOL_LIBRARIES", "TRITON_PTXAS_PATH", "TRITON_CACHE_DIR",
-     "FI_PROVIDER_PATH",
-     "TORCH_EXTENSIONS_DIR", "CUDA_HOME", "HF_HOME", "HF_ENDPOINT", "UCX_MODULE_DIR", "WANDB_BASE_URL", "XLA_FLAGS",
-     "HF_TOKEN", "PYTORCH_NVCC", "UCX_STATS_DEST", "nccl_debug", "NCCL_DEBUG\n", "GREETING", ""],
-)  # fmt: skip
-def test_d69_what_names_a_program_a_place_a_host_or_a_secret_is_for_the_user_to_allow(name: str) -> None:
-    assert not variables.is_of_stacks(name)
+    ("may", "names"),
+    [(True, OF_STACKS.split()), (False, [*FOR_THE_USER_TO_ALLOW.split(), "NCCL_DEBUG\n", ""])],
+    ids=["of this field", "a program, a place, a host or a secret"],
+)
+def test_d69_a_stack_sets_what_stacks_of_this_field_set(may: bool, names: list[str]) -> None:
+    assert [name for name in names if variables.is_of_stacks(name) is not may] == []
 
 
 def test_d69_shipped_stacks_need_no_allowance() -> None:
@@ -59,28 +46,22 @@ def test_d69_shipped_stacks_need_no_allowance() -> None:
             assert [name for name in profile.environment if not variables.is_of_stacks(name)] == []
 
 
-@pytest.mark.parametrize(
-    "name", ["PATH", "HOME", "CC", "CFLAGS", "CUDA_HOME", "CMAKE_ARGS", "OMPI_DIR", "LC_ALL", "no_proxy"]
-)
-def test_d22_a_build_sees_the_variables_of_tools(name: str) -> None:
-    assert variables.for_build(name, "/some/value")
+OF_TOOLS = ("PATH", "HOME", "CC", "CFLAGS", "CUDA_HOME", "CMAKE_ARGS", "OMPI_DIR", "LC_ALL", "no_proxy")
+NOT_FOR_BUILDS = {
+    "HF_TOKEN": "x",
+    "SITE_NOTE": "x",
+    "SSH_AUTH_SOCK": "/tmp/s",
+    "SLURM_JOB_ID": "1",
+    "https_proxy": "http://user:secret@host:1",
+    "CCACHE_REMOTE_STORAGE": "redis://user:secret@host",
+    "CMAKE_API_TOKEN": "x",
+    "UV_INDEX_HOUSE_PASSWORD": "x",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("HF_TOKEN", "x"),
-        ("SITE_NOTE", "x"),
-        ("SSH_AUTH_SOCK", "/tmp/s"),
-        ("SLURM_JOB_ID", "1"),
-        ("https_proxy", "http://user:secret@host:1"),
-        ("CCACHE_REMOTE_STORAGE", "redis://user:secret@host"),
-        ("CMAKE_API_TOKEN", "x"),
-        ("UV_INDEX_HOUSE_PASSWORD", "x"),
-    ],
-)
-def test_d22_a_build_sees_nothing_else_and_no_secret(name: str, value: str) -> None:
-    assert not variables.for_build(name, value)
+def test_d22_a_build_sees_the_variables_of_tools_and_no_secret() -> None:
+    assert [name for name in OF_TOOLS if not variables.for_build(name, "/some/value")] == []
+    assert [name for name, value in NOT_FOR_BUILDS.items() if variables.for_build(name, value)] == []
 
 
 def test_d23_a_target_alone_says_where_libraries_of_the_site_lie() -> None:

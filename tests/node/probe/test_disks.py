@@ -72,34 +72,35 @@ def test_d24_a_folder_above_that_belongs_to_somebody_else_is_named(tmp_path: Pat
     assert said.startswith(f"{theirs} belongs to user id 12345")
 
 
-def tree(root: Path, files: dict[str, str]) -> str:
-    return str(write_files(root, files))
-
-
-def test_cgroup_limits_of_a_job(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "0::/job/step\n",
-        "proc/meminfo": "MemTotal:       1000000 kB\n",
-        "sys/fs/cgroup/job/cpu.max": "100000 100000\n",
-        "sys/fs/cgroup/job/memory.max": "1048576\n",
-        "sys/fs/cgroup/job/step/memory.max": "max\n",
-    }
-    root = tree(tmp_path, files)
-    assert system.cpu_count(root) == 1
-    assert system.memory_bytes(root) == 1048576
-
-
-def test_cgroup_version_1(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "4:cpu,cpuacct:/j\n5:memory:/j\n",
-        "proc/meminfo": "MemTotal: 1000 kB\n",
-        "sys/fs/cgroup/cpu/j/cpu.cfs_quota_us": "50000\n",
-        "sys/fs/cgroup/cpu/j/cpu.cfs_period_us": "100000\n",
-        "sys/fs/cgroup/memory/j/memory.limit_in_bytes": "9223372036854771712\n",
-    }
-    root = tree(tmp_path, files)
-    assert system.cpu_count(root) == 1
-    assert system.memory_bytes(root) == 1000 * 1024
+@pytest.mark.parametrize(
+    ("files", "memory"),
+    [
+        (
+            {
+                "proc/self/cgroup": "0::/job/step\n",
+                "proc/meminfo": "MemTotal:       1000000 kB\n",
+                "sys/fs/cgroup/job/cpu.max": "100000 100000\n",
+                "sys/fs/cgroup/job/memory.max": "1048576\n",
+                "sys/fs/cgroup/job/step/memory.max": "max\n",
+            },
+            1048576,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/j\n5:memory:/j\n",
+                "proc/meminfo": "MemTotal: 1000 kB\n",
+                "sys/fs/cgroup/cpu/j/cpu.cfs_quota_us": "50000\n",
+                "sys/fs/cgroup/cpu/j/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/memory/j/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            1000 * 1024,
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_limits_of_a_job_s_cgroup(tmp_path: Path, files: dict[str, str], memory: int) -> None:
+    root = str(write_files(tmp_path, files))
+    assert (system.cpu_count(root), system.memory_bytes(root)) == (1, memory)
 
 
 def test_interfaces_and_infiniband_ports(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_interfaces_and_infiniband_ports(tmp_path: Path) -> None:
         "sys/class/infiniband/mlx5_1/ports/1/link_layer": "Ethernet\n",
         "proc/net/if_inet6": "20010db8000000000000000000000001 02 40 00 80     eno1\n",
     }
-    found = {each["name"]: each for each in system.nic_facts(tree(tmp_path, files))}
+    found = {each["name"]: each for each in system.nic_facts(str(write_files(tmp_path, files)))}
     assert set(found) == {"eno1", "ib0", "mlx5_0", "mlx5_1"}
     assert found["eno1"]["rate_gbps"] == 25.0
     assert found["eno1"]["addresses"] == ["2001:db8::1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,29 +67,6 @@ def test_old_driver_refuses_new_fields_and_answers_old_ones() -> None:
     assert rows[0]["mig_enabled"] is None
 
 
-def test_mig_instances_belong_to_their_gpu() -> None:
-    assert [gpu["mig_enabled"] for gpu in gpus.parse_query(read("mig/query.txt"))] == [True, False]
-    instances = gpus.parse_list(read("mig/list.txt"))
-    assert [entry.split()[0] for entry in instances[0]] == ["3g.20gb", "2g.10gb", "1g.5gb+me"]
-    assert instances[0][0].endswith("MIG-00000030-1111-5222-8333-000000000001")
-    assert instances[1] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("no_driver", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),
-        ("mismatch", "Driver/library version mismatch; NVML library version: 535.183"),
-        ("no_devices", "No devices were found"),
-        ("unknown_error", "Failed to initialize NVML: Unknown Error"),
-    ],
-)
-def test_problem_is_named_in_the_tools_own_words(name: str, says: str) -> None:
-    text = read(f"{name}/plain.txt")
-    assert says in (gpus.parse_problem(text) or "")
-    assert gpus.parse_query(text) == []
-
-
 def test_lost_gpu_does_not_hide_the_others() -> None:
     text = read("lost/query.txt")
     assert [gpu["index"] for gpu in gpus.parse_query(text)] == [1]
@@ -100,41 +79,52 @@ def test_values_that_nvidia_smi_does_not_have_are_none() -> None:
     assert (second["memory_mib"], second["compute_capability"], second["ecc_errors"]) == (None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [
-        ("proc_version.txt", "470.57.02"),
-        ("proc_version_open.txt", "550.54.15"),
-        ("h200/proc_version.txt", "580.159.04"),
-    ],
-)
-def test_kernel_module_version(name: str, version: str) -> None:
-    assert gpus.parse_proc_version(read(name)) == version
+VERSIONS: list[tuple[Callable[[str], object], dict[str, object]]] = [
+    (
+        gpus.parse_proc_version,
+        {"proc_version": "470.57.02", "proc_version_open": "550.54.15", "h200/proc_version": "580.159.04"},
+    ),
+    (
+        gpus.parse_nvcc,
+        {"nvcc/10.2": "10.2.89", "nvcc/11.1": "11.1.105", "nvcc/11.4": "11.4.48", "nvcc/11.6": "11.6.124",
+         "nvcc/11.8": "11.8.89", "nvcc/12.1": "12.1.105", "nvcc/12.8": "12.8.93", "nvcc/13.0": "13.0.88"},
+    ),
+    (
+        programs.parse_compiler,
+        {"gcc/debian": "12.2.0", "gcc/ubuntu": "9.4.0", "gcc/versioned": "11.4.0", "gcc/rhel": "8.5.0",
+         "gcc/suse": "7.5.0", "gcc/centos7": "4.8.5", "gcc/conda": "12.3.0", "gcc/crosstool": "9.3.0",
+         "gcc/spack": "11.2.0", "gcc/cray": "12.3.0"},
+    ),
+    (
+        system.parse_ldd,
+        {f"ldd/{name}": {"kind": name.partition("-")[0], "version": version}
+         for name, version in {"glibc-debian": "2.36", "glibc-rhel": "2.28", "musl": "1.2.4"}.items()},
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("release", "version"),
-    [
-        ("10.2", "10.2.89"),
-        ("11.1", "11.1.105"),
-        ("11.4", "11.4.48"),
-        ("11.6", "11.6.124"),
-        ("11.8", "11.8.89"),
-        ("12.1", "12.1.105"),
-        ("12.8", "12.8.93"),
-        ("13.0", "13.0.88"),
-    ],
+    ("parse", "name", "version"), [(parse, *row) for parse, rows in VERSIONS for row in rows.items()]
 )
-def test_nvcc_version_with_patch_level(release: str, version: str) -> None:
-    assert gpus.parse_nvcc(read(f"nvcc/{release}.txt")) == version
+def test_the_version_of_a_program_is_its_own_and_not_its_vendors(
+    parse: Callable[[str], object], name: str, version: object
+) -> None:
+    assert parse(read(f"{name}.txt")) == version
 
 
-@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300))
+PARSERS: list[Callable[[str], object]] = [
+    gpus.parse_query, gpus.parse_header, gpus.parse_list, gpus.parse_problem, gpus.parse_proc_version, gpus.parse_nvcc,
+    gpus.query_is_too_new, system.parse_os_release, system.parse_ldd, system.parse_meminfo, system.parse_cgroup_paths,
+    system.parse_infiniband_rate, system.parse_cpu_max, partial(system.parse_scheduler_version, "slurm"),
+    programs.parse_compiler, programs.parse_tool, disks.parse_mountinfo, disks.parse_quota,
+]  # fmt: skip
+PIECES = st.sampled_from(["a", "-", "1 2 3:4 / /x rw - e s o", "[global]", "find-links", "=", ":", "\\040", "\n"])
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300) | st.lists(PIECES).map("".join))
 def test_no_text_crashes_a_parser(text: str) -> None:
-    for function in (gpus.parse_query, gpus.parse_header, gpus.parse_list, gpus.parse_problem):
-        function(text)
-    for function in (gpus.parse_proc_version, gpus.parse_nvcc, gpus.query_is_too_new):
-        function(text)
+    for parse in PARSERS:
+        parse(text)
 
 
 @given(st.lists(st.text(max_size=12), min_size=9, max_size=9))
@@ -164,33 +154,6 @@ def test_os_release_quoting() -> None:
     assert system.parse_os_release('# x=1\nA=\'b c\'\nB="d \\"e\\""\nC="\n') == {"A": "b c", "B": 'd "e"', "C": '"'}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "version"),
-    [("glibc-debian", "glibc", "2.36"), ("glibc-rhel", "glibc", "2.28"), ("musl", "musl", "1.2.4")],
-)
-def test_libc_from_ldd(name: str, kind: str, version: str) -> None:
-    assert system.parse_ldd(read(f"ldd/{name}.txt")) == {"kind": kind, "version": version}
-
-
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [
-        ("debian", "12.2.0"),
-        ("ubuntu", "9.4.0"),
-        ("versioned", "11.4.0"),
-        ("rhel", "8.5.0"),
-        ("suse", "7.5.0"),
-        ("centos7", "4.8.5"),
-        ("conda", "12.3.0"),
-        ("crosstool", "9.3.0"),
-        ("spack", "11.2.0"),
-        ("cray", "12.3.0"),
-    ],
-)
-def test_compiler_version_is_not_the_vendors(name: str, version: str) -> None:
-    assert programs.parse_compiler(read(f"gcc/{name}.txt")) == version
-
-
 def test_d56_a_warning_before_the_line_of_a_compiler_is_not_its_answer() -> None:
     line = "gcc (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0\nCopyright (C) 2021\n"
     assert programs.parse_compiler(f"ccache: warning: version 4.8 is old\n{line}") == "11.4.0"
@@ -214,15 +177,6 @@ def test_d56_a_warning_before_the_line_of_a_compiler_is_not_its_answer() -> None
 )
 def test_tool_version(text: str, version: str | None) -> None:
     assert programs.parse_tool(text) == version
-
-
-def test_scheduler_version_only_from_the_scheduler_itself() -> None:
-    assert system.parse_scheduler_version("slurm", "slurm-wlm 22.05.8\n") == "22.05.8"
-    assert system.parse_scheduler_version("slurm", "slurm 23.11.10") == "23.11.10"
-    assert system.parse_scheduler_version("pbs", "pbs_version = 2022.1.1.20220926110806\n") == "2022.1.1.20220926110806"
-    assert system.parse_scheduler_version("pbs", "SGE 8.1.9\nusage: qstat [options]") is None
-    with pytest.raises(KeyError):
-        system.parse_scheduler_version("lsf", "pbs_version = 2022.1.1")
 
 
 def test_mounts_and_the_one_that_a_path_is_on() -> None:
@@ -260,25 +214,3 @@ def test_cgroup_cpu_limit() -> None:
     assert system.parse_cpu_max("max 100000\n") is None
     assert system.parse_cpu_max("-1 100000") is None
     assert system.parse_cpu_max("1 0") is None
-
-
-def test_infiniband_rate() -> None:
-    assert system.parse_infiniband_rate("200 Gb/sec (4X HDR)") == 200.0
-    assert system.parse_infiniband_rate("2.5 Gb/sec (1X SDR)") == 2.5
-
-
-@given(st.text(max_size=300))
-def test_no_text_crashes_a_parser_of_the_system(text: str) -> None:
-    for function in (system.parse_os_release, system.parse_ldd, programs.parse_compiler, programs.parse_tool):
-        function(text)
-    for function in (system.parse_meminfo, disks.parse_mountinfo, disks.parse_quota, system.parse_infiniband_rate):
-        function(text)
-    for function in (system.parse_cgroup_paths, system.parse_cpu_max):
-        function(text)
-    system.parse_scheduler_version("slurm", text)
-
-
-@given(st.lists(st.sampled_from(["a", "-", "1 2 3:4 / /x rw - e s o", "[global]", "find-links", "=", ":", "\\040"])))
-def test_no_mixture_of_pieces_crashes_a_parser(pieces: list[str]) -> None:
-    text = "\n".join(pieces)
-    assert isinstance(disks.parse_mountinfo(text), list)
