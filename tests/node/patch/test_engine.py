@@ -14,10 +14,11 @@ from envbuild.catalog.patches import load_patches
 from envbuild.node.build import patch as engine
 from envbuild.node.build import patch_sources
 from envbuild.node.build.patch import PatchError, digest
+from tests.node.env_support import git
 from tests.node.patch_support import samples
 from tests.support.fails import fails
 from tests.support.files import write_file
-from tests.support.programs import completed, executable
+from tests.support.programs import executable
 
 ALIASES = "import numpy as np\nkinds = [np.float, np.int]\n"
 
@@ -151,11 +152,6 @@ def test_a_helper_counts_as_no_place_and_has_to_be_there(tmp_path: Path) -> None
     assert apply(tmp_path, spec(edits=edits))["hits"] == 2
     assert (tmp_path / "a.py").read_text().startswith("import os\nimport numpy as np\nkinds = [float, int]\n# envbuild")
     assert apply(tmp_path, spec(edits=edits))["already"]
-
-
-def git(folder: Path, *words: str) -> str:
-    done = completed(["git", "-C", folder, *words], check=True)
-    return done.stdout.strip()
 
 
 def test_the_outcome_must_be_the_pinned_tree_where_the_tree_before_is_known(tmp_path: Path) -> None:

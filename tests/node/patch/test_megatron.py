@@ -33,14 +33,6 @@ def other(model):
 '''
 
 
-def test_the_gradient_all_reduce_is_switched_off_and_nothing_else(tmp_path: Path) -> None:
-    file = write(tmp_path, "megatron/training.py", STEP)
-    result = apply(tmp_path, "megatron-no-tie")
-    assert result["hits"] == 1
-    wanted = STEP.replace("last.share_word_embeddings:", "last.share_word_embeddings and False:")
-    assert file.read_text() == wanted + "# envbuild patch megatron-no-tie: 1 hit\n"
-
-
 FUSED = """\
 import os
 import pathlib
@@ -181,30 +173,7 @@ def test_a_kernel_built_ahead_that_cannot_be_loaded_is_not_hidden_by_a_build(tmp
     assert "built" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "after", "hits"),
-    [
-        ("import numpy as np\nx = np.float\n", "import numpy as np\nx = float\n", 1),
-        ("import numpy\nx = [numpy.int, numpy.bool, numpy.object]\n", "import numpy\nx = [int, bool, object]\n", 3),
-        ("import os, numpy as np\nx = np.float\n", "import os, numpy as np\nx = float\n", 1),
-        ("def f():\n    import numpy as np\n    return np.complex\n",
-         "def f():\n    import numpy as np\n    return complex\n", 1),
-    ],
-)  # fmt: skip
-def test_numpy_aliases_become_what_they_were(tmp_path: Path, text: str, after: str, hits: int) -> None:
-    file = write(tmp_path, "a/b.py", text)
-    assert apply(tmp_path, "numpy-aliases")["hits"] == hits
-    assert file.read_text().startswith(after + "# envbuild")
-
-
 CLIP = "megatron/optimizer/clip_grads.py"
-
-
-@pytest.mark.parametrize("names", ["inf", "inf, nan"])
-def test_inf_comes_from_math(tmp_path: Path, names: str) -> None:
-    file = write(tmp_path, CLIP, f"import torch\nfrom torch._six import {names}\n\nlimit = inf\n")
-    assert apply(tmp_path, "megatron-torch-six")["hits"] == 1
-    assert f"from math import {names}\n" in file.read_text()
 
 
 BENCHMARK = "osdi22_artifact/megatron/benchmark_gpt.py"
@@ -218,12 +187,6 @@ def many(args):
     run("python3 -m torch.distributed.launch "
         f"--nnodes {args.m} case.py")
 """
-
-
-def test_ranks_start_with_torch_distributed_run(tmp_path: Path) -> None:
-    file = write(tmp_path, BENCHMARK, LAUNCH)
-    assert apply(tmp_path, "alpa-launch-torchrun")["hits"] == 2
-    assert file.read_text().startswith(LAUNCH.replace(".launch", ".run"))
 
 
 ROW = """\
@@ -261,13 +224,52 @@ __global__ void {name}(input_t *out, const input_t *in)
 """
 
 
-def test_short_rows_of_the_fused_softmax_go_by_one_element(tmp_path: Path) -> None:
-    both = SOFTMAX.format(name="forward") + SOFTMAX.format(name="backward")
-    names = ("scaled_masked_softmax.h", "scaled_upper_triang_masked_softmax.h")
-    files = [write(tmp_path, f"megatron/fused_kernels/{name}", both) for name in names]
-    assert apply(tmp_path, "megatron-softmax-short")["hits"] == 4
-    wanted = both.replace("STG = 4;", "STG = (WARP_ITERATIONS < 4) ? 1 : 4;")
-    assert [file.read_text().startswith(wanted) for file in files] == [True, True]
+BOTH = SOFTMAX.format(name="forward") + SOFTMAX.format(name="backward")
+SHORT = BOTH.replace("STG = 4;", "STG = (WARP_ITERATIONS < 4) ? 1 : 4;")
+SOFTMAXES = [f"megatron/fused_kernels/scaled_{name}softmax.h" for name in ("masked_", "upper_triang_masked_")]
+NUMPY = "import numpy as np\nx = "
+SIX_OF = "import torch\nfrom {} import {}\n\nlimit = inf\n"
+TEXTS: dict[str, tuple[str, int, dict[str, tuple[str, str]]]] = {
+    "the all-reduce of gradients is off": (
+        "megatron-no-tie", 1, {"megatron/training.py": (STEP, other(STEP, "embeddings:", "embeddings and False:"))}
+    ),
+    "numpy's float": ("numpy-aliases", 1, {"a/b.py": (NUMPY + "np.float\n", NUMPY + "float\n")}),
+    "numpy's whole name": (
+        "numpy-aliases", 3,
+        {"a.py": ("import numpy\nx = [numpy.int, numpy.bool, numpy.object]\n",
+                  "import numpy\nx = [int, bool, object]\n")},
+    ),
+    "numpy among others": (
+        "numpy-aliases", 1,
+        {"a.py": ("import os, numpy as np\nx = np.float\n", "import os, numpy as np\nx = float\n")},
+    ),
+    "numpy in a function": (
+        "numpy-aliases", 1,
+        {"a.py": ("def f():\n    import numpy as np\n    return np.complex\n",
+                  "def f():\n    import numpy as np\n    return complex\n")},
+    ),
+    **{
+        f"{names} of math": (
+            "megatron-torch-six", 1, {CLIP: (SIX_OF.format("torch._six", names), SIX_OF.format("math", names))}
+        )
+        for names in ("inf", "inf, nan")
+    },
+    "ranks start with torch.distributed.run": (
+        "alpa-launch-torchrun", 2, {BENCHMARK: (LAUNCH, LAUNCH.replace(".launch", ".run"))}
+    ),
+    "short rows of the softmax": ("megatron-softmax-short", 4, dict.fromkeys(SOFTMAXES, (BOTH, SHORT))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "hits", "files"), TEXTS.values(), ids=TEXTS)
+def test_the_text_of_a_source_becomes_what_it_should(
+    tmp_path: Path, name: str, hits: int, files: dict[str, tuple[str, str]]
+) -> None:
+    for path, (before, _) in files.items():
+        write(tmp_path, path, before)
+    assert apply(tmp_path, name)["hits"] == hits
+    for path, (_, after) in files.items():
+        assert (tmp_path / path).read_text().startswith(f"{after}{'//' if path.endswith('.h') else '#'} envbuild patch")
 
 
 TRAINING, KERNELS = "megatron/training.py", "megatron/fused_kernels/__init__.py"
