@@ -103,15 +103,18 @@ def test_the_batch_is_halved_until_free_memory_holds_it_and_is_told(
     assert told["says"].startswith(f"GPT of 163 M parameters, batch {batch} × 2048 trained compiled on {H200}; MFU ")
 
 
-def test_a_gpu_without_memory_for_one_sequence_is_a_gap_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    (told,) = full(monkeypatch, 3.5)
-    assert (told["status"], told["metrics"]) == ("skipped", [])
-    assert told["says"] == "not run: 3.5 GiB of GPU memory are free, and one sequence needs 6"
-
-
-def test_a_torch_that_has_no_bfloat16_for_this_gpu_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    (told,) = full(monkeypatch, 15.5, (7, 5), "Tesla T4", bf16=False)
-    assert (told["status"], told["says"]) == ("skipped", "not run: torch 2.4.0 has no bfloat16 here")
+@pytest.mark.parametrize(
+    ("gpu", "bf16", "why"),
+    [
+        ((3.5, (9, 0), H200), True, "3.5 GiB of GPU memory are free, and one sequence needs 6"),
+        ((15.5, (7, 5), "Tesla T4"), False, "torch 2.4.0 has no bfloat16 here"),
+    ],
+)
+def test_what_a_gpu_cannot_do_is_a_gap_and_no_failure(
+    monkeypatch: pytest.MonkeyPatch, gpu: tuple[float, tuple[int, int], str], bf16: bool, why: str
+) -> None:
+    (told,) = full(monkeypatch, *gpu, bf16=bf16)
+    assert (told["status"], told["metrics"], told["says"]) == ("skipped", [], f"not run: {why}")
 
 
 def test_the_compiled_half_is_a_gap_without_native_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,13 +69,6 @@ def test_d74_the_last_lines_of_a_log_do_not_take_long(piece: str) -> None:
     assert _seconds(bench._last_lines, line) < 0.4
 
 
-def test_d74_the_lines_of_training_scripts_are_still_read() -> None:
-    line = "[2024-01-01 00:00:00] steps: 5 loss: 11.25 iter time (s): 0.5 samples/sec: 31.250"
-    assert training_log.read_line("deepspeed", line) == (5, {"loss": 11.25, "iter time (s)": 0.5, "samples/sec": 31.25})
-    row = "0: {'tflops': np.float64(12.5), 'latency': 1.} "
-    assert training_log.read_line("alpa", row) == (0, {"tflops": 12.5, "latency": 1.0})
-
-
 def test_d75_numbers_of_nvidia_smi_and_slurm_have_a_bound() -> None:
     endless = "9" * 4400
     for index in (endless, "\u00b2"):

@@ -115,15 +115,11 @@ def test_who_speaks_slowly_holds_nobody_up() -> None:
         slow.join()
 
 
-def test_a_node_that_reaches_nobody_names_address_port_and_reason(ports: list[int]) -> None:
+def test_who_reaches_nobody_and_who_has_no_free_port_says_where_and_why(ports: list[int]) -> None:
     with fails("nodes-cannot-meet") as error:
         rendezvous.join(["127.0.0.1"], ports, 1, TOKEN, 0.1, 1)
-    assert f"127.0.0.1 port {ports[0]}" in error.value.why
-    assert "refused" in error.value.why
+    assert f"127.0.0.1 port {ports[0]}" in error.value.why and "refused" in error.value.why
     assert "smoke_nodes: 0" in error.value.hint
-
-
-def test_without_a_free_port_the_first_node_says_so(ports: list[int]) -> None:
     with socket.create_server(("0.0.0.0", ports[0])), fails("nodes-cannot-meet") as error:
         rendezvous.receive(ports[:1], 2, TOKEN, 1, 1)
     assert str(ports[0]) in error.value.why
@@ -225,15 +221,22 @@ def changed(name: str, old: str, new: str) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_wrong_sums_fail_however_fast_they_are(ports: list[int]) -> None:
-    broken = changed(
-        "allreduce_nodes",
-        "    correctness(channel",
-        "    dist.all_reduce = lambda *_, **__: None\n    correctness(channel",
-    )
-    checks = part_of(broken, ports, 500)
+@pytest.mark.parametrize(
+    ("old", "new", "failure"),
+    [
+        (
+            "    correctness(channel",
+            "    dist.all_reduce = lambda *_, **__: None\n    correctness(channel",
+            "wrong sum",
+        ),
+        ("if count == 1]", "if count == 1][:1]", "2 ranks were asked for and 1 took part"),
+    ],
+    ids=["wrong sums, however fast", "fewer ranks than asked"],
+)
+def test_a_joint_test_that_is_wrong_fails_on_every_node(ports: list[int], old: str, new: str, failure: str) -> None:
+    checks = part_of(changed("allreduce_nodes", old, new), ports, 500)
     assert [check["status"] for check in checks] == ["failed", "failed"]
-    assert all("wrong sum" in check["says"] for check in checks), checks
+    assert all(any(failure in text for text in check["details"]["failures"]) for check in checks), checks
 
 
 @pytest.mark.slow
@@ -254,14 +257,6 @@ def test_a_rank_that_hangs_ends_at_the_deadline_with_its_stack(ports: list[int],
     assert late(checks, f"{deadline} s"), checks[1]
     left = [entry for entry in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _read(entry)]
     assert left == [], "torchrun's ranks end with it"
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_fewer_ranks_than_asked_fail(ports: list[int]) -> None:
-    fewer = changed("allreduce_nodes", "if count == 1]", "if count == 1][:1]")
-    checks = part_of(fewer, ports, 500)
-    assert all("2 ranks were asked for and 1 took part" in check["details"]["failures"] for check in checks), checks
 
 
 @pytest.mark.slow

@@ -44,17 +44,6 @@ def test_a_skipped_step_has_no_loss_and_one_that_was_skipped_for_a_loss_of_nan_h
     assert judge(losses("megatron", ["\n".join(lines)]), 3) == "the loss is nan at step 2"
 
 
-def test_the_last_fields_of_alcf_and_of_microsoft_are_read() -> None:
-    parts = [" iteration        6/       6", "consumed samples:           48", "consumed tokens:         3072"]
-    parts += ["lm loss: 5.8E+00", "actual seqlen:    64", "samples per second: 12.969"]
-    parts += ["tokens per gpu per second (tgs): 829.991", "TFLOPs: 0.00", ""]
-    line = " | ".join(parts)
-    record = read_line("megatron", line)
-    assert record is not None
-    wanted = {"consumed tokens": 3072, "tokens per gpu per second (tgs)": 829.991, "TFLOPs": 0.0, "lm loss": 5.8}
-    assert {name: record.values[name] for name in wanted} == wanted
-
-
 # The fields of an iteration's line, with their formats, at the pinned commit of each tree.
 SHARED = [("consumed samples", "12d"), ("elapsed time per iteration (ms)", ".1f"), ("learning rate", ".3E")]
 SHARED += [("global batch size", "5d"), ("lm loss", ".6E"), ("loss scale", ".1f"), ("grad norm", ".3f")]
@@ -219,8 +208,3 @@ def test_a_nan_loss_is_not_hidden_by_what_another_rank_or_run_says_of_its_step()
     later = megatron_line(2, 2, {"lm loss": 4.0})
     for each in ([*texts, later], [*texts[::-1], later], ["".join(texts) + later]):
         assert judge(losses("megatron", each), 2) == "the loss is nan at step 1"
-
-
-def test_a_nan_loss_of_megatron_is_read_as_one() -> None:
-    found = losses("megatron", [megatron_line(1, 1, {"lm loss": math.nan})])
-    assert found[0][0] == 1 and math.isnan(found[0][1])

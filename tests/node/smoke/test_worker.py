@@ -90,16 +90,18 @@ def test_a_step_that_lost_its_gpu_is_followed_by_one_in_a_new_worker(tmp_path: P
     assert first["details"]["api"] != second["details"]["api"]
 
 
-def test_a_torch_that_crashes_is_told_by_each_program(tmp_path: Path, log: Path) -> None:
-    where = with_torch(tmp_path, log, "import signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-    gemm, _, _, training = run(tmp_path, where)
-    assert str(gemm["says"]).startswith("the GEMM program crashed with SIGSEGV during start-up")
-    assert str(training["says"]).startswith("the training program crashed with SIGSEGV during start-up")
-
-
-def test_a_torch_that_fails_is_told_in_its_own_words(tmp_path: Path, log: Path) -> None:
-    where = with_torch(tmp_path, log, "raise ImportError('libcudart.so.13 is missing')\n")
-    assert "ImportError: libcudart.so.13 is missing" in str(run(tmp_path, where)[2]["says"])
+@pytest.mark.parametrize(
+    ("torch", "says"),
+    [
+        ("import signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "program crashed with SIGSEGV during start-up"),
+        ("raise ImportError('libcudart.so.13 is missing')\n", "ImportError: libcudart.so.13 is missing"),
+    ],
+)
+def test_a_torch_that_cannot_be_imported_is_told_by_each_program(
+    tmp_path: Path, log: Path, torch: str, says: str
+) -> None:
+    gemm, _, _, training = run(tmp_path, with_torch(tmp_path, log, torch))
+    assert says in str(gemm["says"]) and says in str(training["says"])
 
 
 def test_with_gpus_what_measures_no_speed_runs_at_once(environment: Path, tmp_path: Path) -> None:
