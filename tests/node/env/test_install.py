@@ -84,13 +84,6 @@ def test_a_second_install_and_activate_change_nothing(node: Node) -> None:
     assert node.activate(variant, variables={"A": "2"})[0] is True
 
 
-def test_an_unrecorded_hash_is_refused(node: Node) -> None:
-    package = make_wheel(node.wheels)
-    package["files"][0].update(sha256="unrecorded", reason="the index is gone")
-    error = node.fails(make_variant([package]), "hash-unrecorded", 5)
-    assert error.why == "the index is gone" and "`envbuild lock record demo`" in error.hint
-
-
 @pytest.mark.parametrize("member", ["alpha-1.0.dist-info/METADATA", "alpha/__init__.py"])
 def test_d02_a_wheel_with_a_wrong_record_is_compared_with_its_archive(node: Node, member: str) -> None:
     """As torch 1.8.1, 1.10.0 and 1.11.0 of PyPI: the archive is the lock's, and its RECORD is wrong."""
@@ -391,27 +384,6 @@ def test_a_run_that_lost_its_lease_leaves_the_others_environment_alone(
         node.install(variant)
     assert (node.environment(variant) / "of-the-other").exists()
     assert lease.read(str(node.prefix))["run"] == "the-other"  # type: ignore[index]
-
-
-def test_d100_a_kill_of_a_second_build_leaves_the_first_in_use_and_the_next_takes_it_up(node: Node) -> None:
-    variant = make_variant([make_wheel(node.wheels)])
-    environment = node.build(variant)
-    node.run = "run-killed"
-    code = (
-        "import json, os, signal, sys\nfrom envbuild.node.env import install, packages\n"
-        "packages.Installer.install = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "install.run(json.load(sys.stdin))\n"
-    )
-    request = json.dumps(node.install_request(variant, **again(node, variant)))
-    done = completed([sys.executable, "-c", code], input=request)
-    assert done.returncode == -9
-    assert node.verify(deep=True)["environment"] == str(environment)
-    assert Path(again(node, variant)["environment"]).is_dir()
-    node.run = "run-after"
-    node.install(variant, **again(node, variant))
-    node.activate(variant, **again(node, variant))
-    assert node.verify(deep=True)["ok"]
-    assert [path.name for path in (node.prefix / "envs").iterdir()] == [f"{environment.name}.2"]
 
 
 @pytest.mark.parametrize("name", ["install-of-a-killed-run", "smoke-of-a-killed-run"])

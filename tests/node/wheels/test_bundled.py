@@ -5,8 +5,6 @@ Each byte is checked, all come or none; wrong ones are not used and say why.
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,6 @@ from envbuild.node.wheels import bundled, manage
 from envbuild.node.wheels.build_key import build_key, why_not_for
 from envbuild.node.wheels.bundled import Handed
 from envbuild.node.wheels.store import Store
-from tests.node.build.test_pipeline import args, other_node, python
-from tests.node.env_support import Node, make_variant
-from tests.node.forge import Forge
 from tests.node.wheel_support import PACKAGES, filled, inputs
 from tests.support.fails import fails
 
@@ -81,11 +76,6 @@ def test_an_entry_that_contradicts_itself_is_not_taken_in(tmp_path: Path, two: t
     with fails("bundle-damaged", 5):
         bundled.take_in(str(tmp_path / "to"), str(tmp_path / "unpacked"), index)
     assert Store(str(tmp_path / "to")).folders() == []
-
-
-@pytest.fixture
-def forge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forge:
-    return Forge(tmp_path, monkeypatch)
 
 
 def of_tools(**toolchain: Any) -> dict[str, Any]:
@@ -183,54 +173,3 @@ def test_a_damaged_bundle_is_refused_and_a_store_that_is_only_read_stays_as_it_i
     Handed(given).take_in(str(tmp_path / "file" / "store"), str(tmp_path))
     assert not (tmp_path / "p.tar").exists()
     assert list(tmp_path.glob("handed-*")) == []
-
-
-def _without_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PATH that has git and the shell, and nothing that compiles."""
-    folder.mkdir()
-    for name in ("git", "sh", "env"):
-        (folder / name).symlink_to(str(shutil.which(name)))
-    monkeypatch.setenv("PATH", str(folder))
-    for name in ("cc", "gcc", "ld"):
-        assert shutil.which(name) is None
-
-
-def test_a_node_without_a_compiler_installs_what_another_built(
-    node: Node, forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variant = make_variant([], sources=[forge.patched(build={"extensions": ["quick._fast"]})])
-    first = node.install(variant, **args())[1]["sources"][0]
-    node.activate(variant)
-    assert forge.compiled() == 1
-    given = given_of(node.prefix / "store" / "wheels", tmp_path / "p.tar")
-    shutil.rmtree(forge.hub / "quick")
-    _without_compiler(tmp_path / "few", monkeypatch)
-    other = other_node(tmp_path)
-    handed = {**given, "keys": {"quick": first["build"]["key"]}}
-    second = other.install(variant, **args(handed=handed))[1]["sources"][0]
-    assert (second["build"]["from"], forge.compiled()) == ("store", 0)
-    assert second["build"]["key"] == first["build"]["key"]
-    assert second["build"]["handed"]["used"] is True
-    assert second["patches"] == first["patches"]
-    assert not os.path.exists(given["file"])
-    other.activate(variant)
-    assert python(other.environment(variant), "import quick._fast as f; print(f.answer())") == "42"
-    roots = [each.verify(deep=True)["root"] for each in (node, other)]
-    assert roots[0] == roots[1]
-
-
-def test_a_node_with_another_compiler_builds_for_itself_and_says_so(
-    node: Node, forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variant = make_variant([], sources=[forge.patched()])
-    first = node.install(variant, **args())[1]["sources"][0]
-    assert forge.compiled() == 1
-    given = given_of(node.prefix / "store" / "wheels", tmp_path / "p.tar")
-    monkeypatch.setenv("CFLAGS", "-O1")
-    other = other_node(tmp_path)
-    second = other.install(variant, **args(handed={**given, "keys": {"quick": first["build"]["key"]}}))[1]["sources"][0]
-    assert (second["build"]["from"], forge.compiled()) == ("built", 1)
-    assert second["build"]["key"] != first["build"]["key"]
-    assert second["build"]["handed"] == {
-        "by": "gpu1", "key": first["build"]["key"], "used": False, "why": "another environment",
-    }  # fmt: skip
