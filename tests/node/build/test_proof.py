@@ -75,34 +75,29 @@ def test_a_listing_gives_each_architecture_once_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "lacking"),
+    ("found", "wanted", "lacking", "note"),
     [
-        (["sm_90"], "9.0", []),
-        (["sm_90a"], "9.0", []),
-        (["sm_90"], "9.0a", ["9.0a"]),
-        (["sm_90a"], "9.0a", []),
-        (["sm_80"], "9.0", ["9.0"]),
-        (["compute_90"], "9.0", ["9.0"]),
-        (["sm_90"], "9.0+PTX", ["9.0+PTX"]),
-        (["compute_90", "sm_90"], "9.0+PTX", []),
-        (["sm_80"], "8.6", []),
-        (["sm_86"], "8.0", ["8.0"]),
-        (["sm_90a"], "9.1", ["9.1"]),
-        (["sm_100f"], "10.3", []),
-        (["sm_100a"], "10.3", ["10.3"]),
-        (["sm_100"], "10.0", []),
-        (["sm_120"], "12.0", []),
-        (["sm_70", "sm_75"], "7.5", []),
+        (["sm_90"], "9.0", [], ""),
+        (["sm_90a"], "9.0", [], ""),
+        (["sm_90"], "9.0a", ["9.0a"], ""),
+        (["sm_90a"], "9.0a", [], ""),
+        (["sm_80"], "9.0", ["9.0"], ""),
+        (["compute_90"], "9.0", ["9.0"], ""),
+        (["sm_90"], "9.0+PTX", ["9.0+PTX"], ""),
+        (["compute_90", "sm_90"], "9.0+PTX", [], ""),
+        (["sm_80"], "8.6", [], "8.6 is served by sm_80"),
+        (["sm_80", "sm_86"], "8.6", [], ""),
+        (["sm_86"], "8.0", ["8.0"], ""),
+        (["sm_90a"], "9.1", ["9.1"], ""),
+        (["sm_100f"], "10.3", [], "10.3 is served by sm_100f"),
+        (["sm_100a"], "10.3", ["10.3"], ""),
+        (["sm_100"], "10.0", [], ""),
+        (["sm_120"], "12.0", [], ""),
+        (["sm_70", "sm_75"], "7.5", [], ""),
     ],
 )
-def test_what_serves_a_wanted_architecture(found: list[str], wanted: str, lacking: list[str]) -> None:
-    assert proof.missing(found, [wanted])[0] == lacking
-
-
-def test_a_lower_minor_version_serves_and_that_is_said() -> None:
-    assert proof.missing(["sm_80"], ["8.6"])[1] == ["8.6 is served by sm_80"]
-    assert proof.missing(["sm_80", "sm_86"], ["8.6"])[1] == []
-    assert proof.missing(["sm_90a"], ["9.0"])[1] == []
+def test_what_serves_a_wanted_architecture(found: list[str], wanted: str, lacking: list[str], note: str) -> None:
+    assert proof.missing(found, [wanted]) == (lacking, [note] if note else [])
 
 
 def test_every_object_is_listed_and_one_without_device_code_is_fine(tmp_path: Path, toolkit: str) -> None:
@@ -115,25 +110,29 @@ def test_every_object_is_listed_and_one_without_device_code_is_fine(tmp_path: Pa
     }
 
 
-def test_a_missing_architecture_is_exit_4_and_names_the_extension(tmp_path: Path, toolkit: str) -> None:
-    wheel = wheel_of(tmp_path, "apex_C.so", "amp_C.cpython-311-x86_64-linux-gnu.so")
-    with pytest.raises(NodeError) as caught:
-        proof.architectures(wheel, ["10.0"], toolkit)
+@pytest.mark.parametrize(
+    ("names", "wanted", "what", "why"),
+    [
+        (
+            ["apex_C.so", "amp_C.cpython-311-x86_64-linux-gnu.so"],
+            "10.0",
+            "amp_C",
+            "compute_90, sm_80, sm_90; 1 of 2 extensions",
+        ),
+        (["ptx_only.so"], "9.0", "ptx_only", "it has compute_90;"),
+    ],
+    ids=["another architecture", "PTX alone"],
+)
+def test_a_missing_architecture_is_exit_4_and_names_the_extension(
+    tmp_path: Path, toolkit: str, names: list[str], wanted: str, what: str, why: str
+) -> None:
+    with fails("arch-missing", 4) as caught:
+        proof.architectures(wheel_of(tmp_path, *names), [wanted], toolkit)
     error = caught.value
-    assert (error.code, error.exit_code) == ("arch-missing", 4)
-    assert error.what == "amp_C has no device code for 10.0"
-    assert error.details["missing"] == {"amp_C": ["10.0"]}
-    assert "compute_90, sm_80, sm_90; 1 of 2 extensions" in error.why
-
-
-def test_ptx_alone_is_no_machine_code(tmp_path: Path, toolkit: str) -> None:
-    with pytest.raises(NodeError) as caught:
-        proof.architectures(wheel_of(tmp_path, "ptx_only.so"), ["9.0"], toolkit)
-    assert caught.value.why.startswith("it has compute_90;")
-
-
-def test_nothing_is_demanded_without_an_arch_list(tmp_path: Path, toolkit: str) -> None:
-    assert proof.architectures(wheel_of(tmp_path, "ptx_only.so"), [], toolkit)["found"] == {"ptx_only": ["compute_90"]}
+    assert error.what == f"{what} has no device code for {wanted}"
+    assert error.details["missing"] == {what: [wanted]}
+    assert why in error.why
+    assert proof.architectures(wheel_of(tmp_path, *names), [], toolkit)["how"] == "cuobjdump", "none is demanded"
 
 
 @pytest.mark.parametrize(

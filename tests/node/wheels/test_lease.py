@@ -53,9 +53,9 @@ class Process:
 
     def end(self) -> dict[str, Any]:
         self.process.wait(timeout=PATIENCE)
-        found = json.loads(self.said[-1])
-        assert isinstance(found, dict)
-        return found
+        result = json.loads(self.said[-1])
+        assert isinstance(result, dict)
+        return result
 
 
 Start = Callable[..., Process]
@@ -65,14 +65,18 @@ Start = Callable[..., Process]
 def start(tmp_path: Path) -> Iterator[Start]:
     running: list[Process] = []
 
-    def one(name: str, **options: Any) -> Process:
-        running.append(Process(tmp_path, name, **options))
-        return running[-1]
+    def one(name: str, building: str = "", waits: bool = False, **options: Any) -> Process:
+        """Start a builder; `building` until that file is there, or one that `waits` for another, is met at that."""
+        process = Process(tmp_path, name, **options, **({"until": str(tmp_path / building)} if building else {}))
+        running.append(process)
+        if building or waits:
+            process.until(process.builds if building else process.waits)
+        return process
 
     yield one
-    for each in running:
-        if each.process.poll() is None:
-            each.kill()
+    for process in running:
+        if process.process.poll() is None:
+            process.kill()
 
 
 def set_clock(clock: Path, now: float) -> None:
@@ -99,15 +103,12 @@ def intact(store: Path) -> None:
 
 
 def test_one_builds_and_the_other_waits_says_for_whom_and_uses_it(tmp_path: Path, start: Start) -> None:
-    go = tmp_path / "go"
-    one = start("one", until=str(go))
-    one.until(one.builds)
-    two = start("two")
-    two.until(two.waits)
-    go.touch()
+    one = start("one", building="go")
+    two = start("two", waits=True)
+    (tmp_path / "go").touch()
     assert one.end()["built"] is True
-    told = two.end()
-    assert (told["built"], told["by"]) == (False, "one")
+    result = two.end()
+    assert (result["built"], result["by"]) == (False, "one")
     assert f"waiting for run one on {os.uname().nodename}, process {one.process.pid}, which builds apex" in (
         two.err.read_text()
     )
@@ -116,73 +117,62 @@ def test_one_builds_and_the_other_waits_says_for_whom_and_uses_it(tmp_path: Path
 
 def test_of_many_at_once_exactly_one_builds(tmp_path: Path, start: Start) -> None:
     many = [start(f"n{number}", content=f"N = {number}\n") for number in range(5)]
-    told = [each.end() for each in many]
-    assert sorted(each["built"] for each in told) == [False] * 4 + [True]
-    assert len({each["sha256"] for each in told}) == 1
+    results = [process.end() for process in many]
+    assert sorted(result["built"] for result in results) == [False] * 4 + [True]
+    assert len({result["sha256"] for result in results}) == 1
     intact(tmp_path / "store")
 
 
 def test_those_who_waited_for_a_build_that_failed_fail_with_it_and_the_next_tries_again(
     tmp_path: Path, start: Start
 ) -> None:
-    go = tmp_path / "go"
-    one = start("one", until=str(go), fails=4)
-    one.until(one.builds)
-    waiting = [start(f"n{number}") for number in range(3)]
-    for each in waiting:
-        each.until(each.waits)
-    go.touch()
+    one = start("one", building="go", fails=4)
+    waiting = [start(f"n{number}", waits=True) for number in range(3)]
+    (tmp_path / "go").touch()
     assert one.end()["code"] == "build-failed"
-    for each in waiting:
-        told = each.end()
-        assert (told["code"], told["what"], told["exit"]) == ("build-failed", "no compiler", 4)
-        assert "for the test; so it ended for run one on" in told["why"]
-        assert not each.builds()
+    for process in waiting:
+        result = process.end()
+        assert (result["code"], result["what"], result["exit"]) == ("build-failed", "no compiler", 4)
+        assert "for the test; so it ended for run one on" in result["why"]
+        assert not process.builds()
     assert start("later").end()["built"] is True
     intact(tmp_path / "store")
 
 
 def test_a_builder_that_ran_out_of_something_does_not_stop_those_who_wait(tmp_path: Path, start: Start) -> None:
-    go = tmp_path / "go"
-    one = start("one", until=str(go), fails=75)
-    one.until(one.builds)
-    two = start("two")
-    two.until(two.waits)
-    go.touch()
+    one = start("one", building="go", fails=75)
+    two = start("two", waits=True)
+    (tmp_path / "go").touch()
     assert one.end()["exit"] == 75
     assert two.end()["built"] is True
 
 
 def test_a_deadline_ends_the_waiting_with_try_again(tmp_path: Path, start: Start) -> None:
-    one = start("one", until=str(tmp_path / "never"))
-    one.until(one.builds)
+    start("one", building="never")
     two = start("two", wait=0.2)
-    told = two.end()
-    assert (told["code"], told["exit"], two.process.returncode) == ("build-busy", 75, 75)
-    assert "run one on" in told["why"]
+    result = two.end()
+    assert (result["code"], result["exit"], two.process.returncode) == ("build-busy", 75, 75)
+    assert "run one on" in result["why"]
 
 
 @pytest.mark.parametrize("in_put", [False, True], ids=["while it builds", "while it stores"])
 def test_a_builder_that_is_killed_is_taken_over_at_once_and_the_store_is_intact(
     tmp_path: Path, start: Start, in_put: bool
 ) -> None:
-    one = start("one", until=str(tmp_path / "never"), in_put=in_put)
-    one.until(one.builds)
-    two = start("two")
-    two.until(two.waits)
+    one = start("one", building="never", in_put=in_put)
+    two = start("two", waits=True)
     half = list((tmp_path / "store" / "tmp").iterdir())
     assert bool(half) == in_put
     os.killpg(one.process.pid, signal.SIGKILL)
     one.process.wait()
-    told = two.end()
-    assert (told["built"], told["by"]) == (True, "two")
+    result = two.end()
+    assert (result["built"], result["by"]) == (True, "two")
     assert "took over the lease of run one" in two.err.read_text()
     intact(tmp_path / "store")
 
 
 def test_a_killed_builder_without_a_waiter_holds_up_nobody_later(tmp_path: Path, start: Start) -> None:
-    one = start("one", until=str(tmp_path / "never"), in_put=True)
-    one.until(one.builds)
+    one = start("one", building="never", in_put=True)
     one.kill()
     assert Store(str(tmp_path / "store")).folders() == []
     assert start("two").end()["built"] is True
@@ -194,10 +184,8 @@ def test_a_builder_on_another_machine_counts_by_its_heartbeat_on_the_file_server
 ) -> None:
     clock = tmp_path / "clock"
     set_clock(clock, 1000000)
-    one = start("one", until=str(tmp_path / "never"), clock=str(clock), host="elsewhere")
-    one.until(one.builds)
-    two = start("two", clock=str(clock), host="here")
-    two.until(two.waits)
+    one = start("one", building="never", clock=str(clock), host="elsewhere")
+    two = start("two", clock=str(clock), host="here", waits=True)
     lease = tmp_path / "store" / "leases" / f"{build_key(inputs())}.json"
     for now in range(1000060, 1000360, 60):  # alive: its heartbeat goes with the clock
         set_clock(clock, now)
@@ -215,16 +203,15 @@ def test_a_builder_on_another_machine_counts_by_its_heartbeat_on_the_file_server
 
 
 def test_a_builder_that_wakes_up_late_uses_what_its_successor_stored(tmp_path: Path, start: Start) -> None:
-    clock, go = tmp_path / "clock", tmp_path / "go"
+    clock = tmp_path / "clock"
     set_clock(clock, 1000000)
-    one = start("one", until=str(go), clock=str(clock), host="elsewhere", content="LATE = 1\n")
-    one.until(one.builds)
+    one = start("one", building="go", clock=str(clock), host="elsewhere", content="LATE = 1\n")
     one.process.send_signal(signal.SIGSTOP)
     set_clock(clock, 1000500)
     two = start("two", clock=str(clock), host="here")
     second = two.end()
     assert (second["built"], second["by"]) == (True, "two")
-    go.touch()
+    (tmp_path / "go").touch()
     one.process.send_signal(signal.SIGCONT)
     assert one.end()["sha256"] == second["sha256"]
     intact(tmp_path / "store")

@@ -40,25 +40,25 @@ def as_user(user: int, function: Callable[[], dict[str, Any]]) -> dict[str, Any]
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        said: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         try:
             os.setgroups([GROUP])
             os.setgid(GROUP)
             os.setuid(user)
             os.umask(0o022)
-            said = function()
+            answer = function()
         except BaseException as error:  # noqa: BLE001 - told to the test
-            said = {"error": repr(error)}
+            answer = {"error": repr(error)}
         finally:
-            os.write(write, json.dumps(said).encode())
+            os.write(write, json.dumps(answer).encode())
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as stream:
-        told = json.loads(stream.read())
+        result = json.loads(stream.read())
     os.waitpid(child, 0)
-    assert isinstance(told, dict)
-    assert "error" not in told, told
-    return told
+    assert isinstance(result, dict)
+    assert "error" not in result, result
+    return result
 
 
 def build_in(path: Path) -> dict[str, Any]:
@@ -74,44 +74,41 @@ def build_in(path: Path) -> dict[str, Any]:
         return {"built": built, "stored": entry.stored, "by": entry.facts["by"], "use": store.use, "notes": store.notes}
 
 
-def test_everybody_reads_a_store_that_root_fills(place: Path) -> None:
-    first = build_in(place / "store")
-    assert (first["built"], first["stored"]) == (True, True)
-    told = as_user(ALICE, lambda: build_in(place / "store"))
-    assert (told["built"], told["by"], told["use"]) == (False, 0, "read-only")
-    assert "is only read, what is built is not kept: [Errno 13]" in told["notes"][0]
+@pytest.fixture
+def store(place: Path) -> Path:
+    """The folder of a group, in which each may write."""
+    folder = place / "store"
+    folder.mkdir()
+    os.chown(folder, 0, GROUP)
+    folder.chmod(0o2775)
+    return folder
 
 
-def test_everybody_reads_a_store_that_a_builders_account_fills(place: Path) -> None:
+@pytest.mark.parametrize("owner", [0, ALICE], ids=["root", "a builder's account"])
+def test_everybody_reads_a_store_that_its_owner_fills(place: Path, owner: int) -> None:
     (place / "store").mkdir()
-    os.chown(place / "store", ALICE, GROUP)
-    assert as_user(ALICE, lambda: build_in(place / "store"))["stored"] is True
-    told = as_user(BOB, lambda: build_in(place / "store"))
-    assert (told["built"], told["by"]) == (False, ALICE)
+    os.chown(place / "store", owner, GROUP)
+    first = as_user(owner, lambda: build_in(place / "store"))
+    assert (first["built"], first["stored"]) == (True, True)
+    result = as_user(BOB, lambda: build_in(place / "store"))
+    assert (result["built"], result["by"], result["use"]) == (False, owner, "read-only")
+    assert "is only read, what is built is not kept: [Errno 13]" in result["notes"][0]
 
 
-def test_members_of_a_group_build_into_one_store_and_run_only_their_own(place: Path) -> None:
-    store = place / "store"
-    store.mkdir()
-    os.chown(store, 0, GROUP)
-    store.chmod(0o2775)
-    told = [as_user(user, lambda: build_in(store)) for user in (ALICE, BOB, ALICE, BOB)]
-    assert [(each["built"], each["stored"], each["by"]) for each in told] == [
+def test_members_of_a_group_build_into_one_store_and_run_only_their_own(store: Path) -> None:
+    results = [as_user(user, lambda: build_in(store)) for user in (ALICE, BOB, ALICE, BOB)]
+    assert [(result["built"], result["stored"], result["by"]) for result in results] == [
         (True, True, ALICE),
         (True, True, BOB),
         (False, True, ALICE),
         (False, True, BOB),
     ]
-    assert f"belongs to user id {ALICE}" in told[1]["notes"][0]
+    assert f"belongs to user id {ALICE}" in results[1]["notes"][0]
     (plain, beside) = Store(str(store)).folders()
     assert beside == f"{plain}-{BOB}"
 
 
-def test_nobody_removes_or_damages_what_another_keeps_in_the_store_of_a_group(place: Path) -> None:
-    store = place / "store"
-    store.mkdir()
-    os.chown(store, 0, GROUP)
-    store.chmod(0o2775)
+def test_nobody_removes_or_damages_what_another_keeps_in_the_store_of_a_group(store: Path) -> None:
     as_user(ALICE, lambda: build_in(store))
 
     def prune() -> dict[str, Any]:
@@ -119,32 +116,30 @@ def test_nobody_removes_or_damages_what_another_keeps_in_the_store_of_a_group(pl
         changed, result = manage.run({"prefix": "/nowhere", "args": args})
         return {"changed": changed, **result}
 
-    told = as_user(BOB, prune)
-    assert (told["changed"], told["removed"]) == (False, [])
-    assert "cannot be removed: Permission denied" in told["kept"][0]["why"]
+    result = as_user(BOB, prune)
+    assert (result["changed"], result["removed"]) == (False, [])
+    assert "cannot be removed: Permission denied" in result["kept"][0]["why"]
     assert as_user(ALICE, prune)["changed"] is True
     assert Store(str(store)).folders() == []
 
 
-def test_forged_and_exchanged_entries_in_the_store_of_a_group_are_not_run(place: Path) -> None:
-    store = place / "store"
-    store.mkdir()
-    os.chown(store, 0, GROUP)
-    store.chmod(0o2775)
+def test_forged_and_exchanged_entries_in_the_store_of_a_group_are_not_run(store: Path) -> None:
 
     def keep(**source: Any) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as top:
             return {"key": filled(store, Path(top), **source)[1]}
 
     key = as_user(BOB, keep)["key"]
-    told = as_user(ALICE, lambda: build_in(store))
-    assert (told["built"], told["by"]) == (True, ALICE), "Bob's wheel under the key that Alice asks for"
-    assert f"belongs to user id {BOB}" in told["notes"][0]
+    result = as_user(ALICE, lambda: build_in(store))
+    assert (result["built"], result["by"]) == (True, ALICE), "Bob's wheel under the key that Alice asks for"
+    assert f"belongs to user id {BOB}" in result["notes"][0]
 
     other = as_user(ALICE, lambda: keep(commit="9" * 40))["key"]
     shutil.rmtree(store / f"{key}-{ALICE}")
     shutil.rmtree(store / key)
     os.rename(store / other, store / key)
-    told = as_user(ALICE, lambda: build_in(store))
-    assert (told["built"], told["by"]) == (True, ALICE), "Alice's own wheel of another source, in the place of this one"
-    assert "its inputs give" in told["notes"][0]
+    result = as_user(ALICE, lambda: build_in(store))
+    assert (result["built"], result["by"]) == (True, ALICE), (
+        "Alice's own wheel of another source, in the place of this one"
+    )
+    assert "its inputs give" in result["notes"][0]
