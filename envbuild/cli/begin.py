@@ -33,7 +33,7 @@ def text() -> str:
     lines.append(f"Next on this machine ({here}):")
     for command, says in _steps(used, scheduler):
         lines += [f"  {command}", f"      {says}"]
-    lines += ["", *off_path(), "`envbuild --help` lists all verbs, `help VERB` tells of one.", ""]
+    lines += ["", *off_path(), "`envbuild --help` lists all commands,", "`envbuild help COMMAND` explains one.", ""]
     return "\n".join(lines)
 
 
@@ -51,7 +51,7 @@ def _steps(used: list[str], scheduler: str) -> list[Step]:
     here = ("envbuild provision --target local", "build torch-smoke here, test and verify it")
     cluster = [
         ("envbuild init cluster.yaml", f"describe the cluster that {scheduler} gives you"),
-        ("envbuild doctor --target cluster.yaml", "what follows from it, before anything is changed"),
+        ("envbuild doctor --target cluster.yaml", "check the cluster; changes nothing"),
         ("envbuild provision --target cluster.yaml", "build and test there, through one job"),
     ]
     if used:
@@ -60,12 +60,12 @@ def _steps(used: list[str], scheduler: str) -> list[Step]:
         verify = f"envbuild verify {name}" if shipped else "envbuild status"
         return [
             (f'eval "$(envbuild env activate {name})"', "use it in this shell, until `deactivate`"),
-            (verify, "read every file again" if shipped else "what is there, and since when"),
+            (verify, "read every file again" if shipped else "list the environments"),
             cluster[0] if scheduler else explain,
         ]
     if scheduler:
         return cluster
-    return [here, explain, ("envbuild init lab.yaml", "describe machines that are reached over SSH")]
+    return [here, explain, ("envbuild init lab.yaml", "describe machines that you reach over SSH")]
 
 
 def _gpus() -> int:

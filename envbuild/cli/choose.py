@@ -274,7 +274,7 @@ def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> 
     )
     prepared = prepare(choice, **more)
     if choice.stack is None and not choice.target.endswith((".yaml", ".yml")):
-        ui.note(f"stack: {prepared.reference}, of the target {choice.target}; another: `STACK` after the command")
+        ui.note(f"stack: {prepared.reference}, from the target {choice.target}; for another, name it after the command")
     elif not flags.get("stack") and choice.stack:
         ui.note(f"stack: {prepared.reference}, of {config.settings['stack'].origin}")
     tell_lock(ui, prepared.lock_file)

@@ -55,8 +55,8 @@ _PHASES = {
 def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: Any) -> int:
     """Check this machine, or with --target a cluster.
 
-    Of this machine, the programs that envbuild drives are checked, and a --prefix; of a cluster, its login host or
-    nodes, in 30 s, and what follows from them. With STACK, or of a target that names one, also whether it fits them.
+    On this machine, checks the programs that envbuild uses, and --prefix. On a cluster, asks its login node or nodes,
+    for 30 s at most. If you or the target name a STACK, also says whether it fits them.
     """
     if facts_out is not None:
         return _facts(ui, flags, facts_out, deadline)

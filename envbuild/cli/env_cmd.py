@@ -260,8 +260,8 @@ def _failed(ui: Ui, flags: dict[str, Any]) -> str:
     if not failed:
         raise EnvbuildError(
             "environment-unknown",
-            f"no environment of {name} is half built here",
-            hint="`envbuild status --all` shows those that are there",
+            f"no failed build of {name} is left here",
+            hint="`envbuild status --all` lists all environments",
             exit_code=ExitCode.CHECK_FAILED,
         )
     return str(max(failed, key=lambda path: path.stat().st_mtime))

@@ -94,7 +94,7 @@ def _decided(loaded: LoadedStack, profile: str, target: Target, facts: str | Non
     from envbuild.explain.view import Decided, decide, without_facts
 
     if facts is None or compat is None:
-        note = "decisions need the facts of a node: --facts FILE, or a shipped example (azure-nd96)"
+        note = "to see the decisions for your nodes, add --facts FILE, or a shipped example: --facts azure-nd96"
         return Decided(note=note, rules=without_facts(loaded, profile))
     from envbuild.catalog.node_facts import load_facts
 

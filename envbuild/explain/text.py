@@ -126,7 +126,7 @@ def _decisions(explanation: Explanation, width: int) -> Iterator[str]:
         yield from (_wrapped("any node: ", text, width) for text in explanation.rules)
     if explanation.note:
         yield ""
-        yield _wrapped("decisions: " if explanation.resolutions else "no decisions: ", explanation.note, width)
+        yield _wrapped("decisions: " if explanation.resolutions else "", explanation.note, width)
     for nodes, resolution in _alike(explanation.resolutions):
         yield ""
         chosen = resolution.variant_id or f"refused, nearest is {resolution.nearest}"

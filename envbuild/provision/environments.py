@@ -39,7 +39,7 @@ class Environments(Route):
         """
         nodes = expand_hosts(work.prepared.target.hosts)
         meant = work.prepared.selection or plural(len(nodes), "node")
-        with work.phase("probe", f"asking {meant}"):
+        with work.phase("probe", f"contacting {meant}"):
             work.survey = survey_nodes(nodes, work.prepared, work.run, keep=not work.settings.repair)
         if bring_python and work.survey.without_python:
             with work.phase("toolchain", "bringing a Python to nodes that have none"):
@@ -201,7 +201,7 @@ Together = Callable[[Work, Mapping[str, Current | EnvbuildError], Mapping[str, C
 def ask_in_use(work: Work, question: Question, together: Together = lambda *_: Outcome()) -> list[NodeEvidence]:
     """Ask every node about its environment in use, and then several `together`."""
     prepared, run, verb = work.prepared, work.run, question.verb
-    with work.phase("probe", "asking which environments are there"):
+    with work.phase("probe", "looking for environments"):
         there = environments(prepared.target, run)
         current = {node: current_of(prepared, node, answer) for node, answer in there.items()}
     requests: dict[str, dict[str, Any]] = {}

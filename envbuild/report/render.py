@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import fold_hosts
+from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Evidence
 from envbuild.node import paths
 from envbuild.node.redact import redact_data
@@ -237,5 +238,5 @@ def _templates() -> jinja2.Environment:
     templates.filters.update(hosts=fold_hosts, breakable=breakable, codes=codes, unbroken=unbroken)
     templates.filters.update(md=markdown_text, sentence=markdown_sentence, code=markdown_code, block=markdown_block)
     templates.filters["details"] = view.details
-    templates.globals.update(mark=view.mark, node_marks=view.NODE_MARKS)
+    templates.globals.update(mark=view.mark, node_marks=view.NODE_MARKS, left_out=LEFT_OUT)
     return templates

@@ -59,7 +59,7 @@ def fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
         ("CPU and memory", f"{facts.cpus or '?'} CPUs, {gibibytes(facts.memory_bytes)}"),
         ("GPUs", f"{gpus}{', ' + memory if memory else ''}"),
         ("NVIDIA driver", driver + ceiling),
-        ("nvcc", ", ".join(nvcc.version for nvcc in facts.nvcc) or none),
+        ("nvcc", ", ".join(dict.fromkeys(nvcc.version for nvcc in facts.nvcc)) or none),
         ("Compilers", ", ".join(dict.fromkeys(compilers)) or none),
         ("Pythons", ", ".join(dict.fromkeys(python.version for python in facts.pythons)) or none),
         ("Network", ", ".join(dict.fromkeys(nics)) or "not known"),

@@ -200,7 +200,7 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     return (
         ("Stack", evidence.stack),
         ("Profile", evidence.profile),
-        ("Target", f"{evidence.target}, {plural(len(nodes), 'node')}"),
+        ("Target", f"{evidence.target}, {plural(len(nodes), 'node')}".removeprefix(f"{LEFT_OUT}, ")),
         ("Variant", _first_value([_variant(node, evidence) or "" for node in nodes])),
         ("Python", _first_value([python_version(node) for node in nodes])),
         ("torch", _first_value([torch_version(node) for node in nodes])),

@@ -374,6 +374,6 @@ def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(capsys: pyte
     assert main(["plan", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("example facts of azure-nd96: its nodes, not yours\nplan: opt-175b")
-    assert "stack: opt-175b, of the target azure-nd96" in err
+    assert "stack: opt-175b, from the target azure-nd96" in err
     assert main(["plan", "opt-175b", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
     assert "stack: " not in capsys.readouterr().err

@@ -62,7 +62,7 @@ def test_without_json_the_summary_is_on_stdout_and_the_rest_on_stderr(built: Wor
     done = built.good("provision", "--stack", "./tiny.yaml")
     assert "tiny (exact)" in done.out
     assert len(done.out.splitlines()) <= 24, "the summary fits one screen"
-    assert "asking 1 node" not in done.out
+    assert "contacting 1 node" not in done.out
     assert "\x1b" not in done.out + done.err
 
 

@@ -52,7 +52,7 @@ def test_findings_are_printed_without_asking_anybody(mine: Path, capsys: pytest.
     assert code == 0
     assert "Wrong (1)" in out
     assert "one thing differs" in out
-    assert "decisions need the facts of a node" in out
+    assert "add --facts FILE, or a shipped example" in out
 
 
 def test_json_is_one_document_with_the_three_lists(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def test_explain_prints_findings_and_decisions(target: str, tmp_path: Path) -> N
 def test_d03_every_target_plans_its_default_stack_from_its_own_facts(target: str, tmp_path: Path) -> None:
     profile = PROFILES.get(target, "exact")
     done, _ = run(tmp_path, "plan", "--target", target, "--facts", TARGETS[target])
-    origin = f"stack: {stack_of(target)}, of the target {target}; another: `STACK` after the command\n"
+    origin = f"stack: {stack_of(target)}, from the target {target}; for another, name it after the command\n"
     assert (done.returncode, done.stderr) == (0, origin)
     assert f"plan: {stack_of(target)} ({profile}) on {target}" in done.stdout
     assert "because" in done.stdout

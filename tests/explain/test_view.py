@@ -54,7 +54,7 @@ def test_json_holds_findings_decisions_and_deviations_as_lists(make_stack: Make)
 def test_without_facts_the_reason_is_said(make_stack: Make) -> None:
     explanation = explain(two(make_stack), "exact", decided=Decided(note="no facts"))
     assert explanation.as_dict()["why_no_decisions"] == "no facts"
-    assert "no decisions: no facts" in render_text(explanation)
+    assert "\nno facts" in render_text(explanation)
 
 
 def test_text_groups_by_severity_the_gravest_first(make_stack: Make) -> None:

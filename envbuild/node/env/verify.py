@@ -115,7 +115,7 @@ class _Look:
 
     def _stamp(self, stamped: Json | None) -> None:
         problems = stamp.problems(self.environment, stamped, self.args.get("variant"))
-        good = f"stamp is there, variant {(stamped or {}).get('variant_digest', ''):.12}"
+        good = f"the stamp exists, variant {(stamped or {}).get('variant_digest', ''):.12}"
         version = stamp.python_version(self.environment)
         more = {"details": {"python": version}} if version else {}
         self._add("stamp", problems, good, "stamped", **more)
@@ -223,7 +223,7 @@ class _Look:
             self.drift.append({"path": ".envbuild/files.json", "kind": "changed"})
             return
         drift = _differences(stamped, now)
-        roots = f"root {self.root:.12}, stamped was {stamp_data['root']:.12}"
+        roots = f"root {self.root:.12}, the stamp has {stamp_data['root']:.12}"
         problems = [f"{len(drift)} of {len(stamped)} files differ from the stamp; {roots}"] if drift else []
         if not drift and self.root != stamp_data["root"]:
             problems = [roots]

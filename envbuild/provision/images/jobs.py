@@ -48,7 +48,7 @@ class InJobs(InImages):
         Raises EnvbuildError as `contact`, `JobSite.of` and `ask_in_job` do.
         """
         site = JobSite.of(work.prepared.target)
-        with work.phase("probe", f"asking {site.login}"):
+        with work.phase("probe", f"contacting {site.login}"):
             self.login = _ask_login(work, site)
             known = {} if work.settings.repair else read_told(told_file(work, site))
             looks: Mapping[str, Mapping[str, Any] | EnvbuildError] = known

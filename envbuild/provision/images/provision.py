@@ -133,7 +133,7 @@ class InImages(Route):
         """Ask, and decide what is done on which node."""
         target = work.prepared.target
         names = expand_hosts(target.hosts)
-        with work.phase("probe", f"asking {work.prepared.selection or plural(len(names), 'node')}"):
+        with work.phase("probe", f"contacting {work.prepared.selection or plural(len(names), 'node')}"):
             answers = contact(names, lambda node: look_request(work, node), target.connection, run=work.run)
             for node, answer in answers.items():
                 try:

@@ -175,7 +175,7 @@ class InJobs(Environments):
 
     def look(self, work: Work, *, bring_python: bool) -> None:
         """Ask the login host, and nodes through a job where nothing is known of them."""
-        with work.phase("probe", "asking the login host, and nodes through a job where they are not known"):
+        with work.phase("probe", "contacting the login node, and nodes through a job if they are unknown"):
             work.survey = survey_jobs(work, JobSite.of(work.prepared.target), bring_python=bring_python)
 
     def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
@@ -200,7 +200,7 @@ class InJobs(Environments):
         """
         prepared, outcome = work.prepared, Outcome()
         site = JobSite.of(prepared.target)
-        with work.phase("probe", f"asking {site.login} which environments are there"):
+        with work.phase("probe", f"looking for environments on {site.login}"):
             facts = login_facts(prepared.target, prepared.stack.name, work.run)
             current = current_of(prepared, site.login, [item.to_json_dict() for item in facts.environments])
         if isinstance(current, EnvbuildError):

@@ -58,7 +58,7 @@ def other_gcc(facts: NodeFacts, request: Request, compat: Compat) -> str | None:
 
 
 def gcc_range(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`gcc-range`: nvcc accepts the host gcc, or another one that is there and that the build is given."""
+    """`gcc-range`: nvcc accepts the node's gcc, or another gcc of the node, which the build then uses."""
     nvcc, release, _cuda = toolkits(facts, request, compat)
     gccs = _gccs(facts)
     if nvcc is None or not release:
@@ -85,7 +85,7 @@ def gcc_range(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
 
 
 def cxx11_abi(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`cxx11-abi`: what is prebuilt, or sets a C++ ABI itself, has that of the torch it is loaded into."""
+    """`cxx11-abi`: a prebuilt package, and a source that sets a C++ ABI, has the C++ ABI of torch."""
     build = request.build(compat)
     if build is None:
         return NOTHING

@@ -148,7 +148,7 @@ def image_driver(facts: NodeFacts, request: Request, compat: Compat) -> Decision
 
 
 def peak_is_dense(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`peak-is-dense`: a peak (TFLOPS) for MFU is the dense one, not that with sparsity, and no floor is above it."""
+    """`peak-is-dense`: a peak (TFLOP/s) for MFU is the dense figure, without sparsity, and no floor is above it."""
     out = []
     for name in dict.fromkeys(gpu.device_name for gpu in facts.gpus):
         gpu = compat.gpu_of(name)
@@ -164,11 +164,11 @@ def peak_is_dense(facts: NodeFacts, request: Request, compat: Compat) -> Decisio
 def _peak(peak: float, gpu: Gpu, dense: float, compat: Compat) -> Decision:
     compared = (f"{peak:g} TFLOPS", f"{dense:g} dense")
     if gpu.sparse_tflops is not None and abs(peak - gpu.sparse_tflops) <= 1:
-        what = f"{peak:g} is the figure with sparsity; MFU would come out half"
+        what = f"{peak:g} is the figure with sparsity; it would halve MFU"
         return decision("peak-is-dense", "refuse", what, compared, compat.limits.sparse_note, f"{dense:g}")
     if abs(peak - dense) <= 1:
         return decision("peak-is-dense", "allow", "it is the dense figure", compared, gpu.note)
-    what = f"{gpu.model} is known with another peak"
+    what = f"{gpu.model} has another peak in envbuild's table"
     return decision("peak-is-dense", "warn", what, compared, gpu.note, f"{dense:g}")
 
 

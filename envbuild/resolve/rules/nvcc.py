@@ -64,14 +64,15 @@ def nvcc_minor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     if pair[0] == pair[1]:
         return (decision("nvcc-minor", "allow", "nvcc and torch have the same CUDA version", compared, note),)
     looks = numbers(request.torch) >= compat.cuda.torch_checks_from
-    what = f"nvcc differs in the minor version; torch's builder {'only warns' if looks else 'does not check it'}"
+    differ = f"nvcc {dotted(pair[0])} and torch's CUDA {dotted(pair[1])} differ in the minor version"
+    what = f"{differ}; torch's builder {'only warns' if looks else 'does not check it'}"
     return (decision("nvcc-minor", "warn" if looks else "allow", what, compared, note),)
 
 
 def apex_cuda_check(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`apex-cuda-check`: Apex stops at any difference of versions; within one major its check can be patched out.
 
-    A commit that is not in the known history is only warned of: not every Apex stops.
+    A commit outside the known history only warns, because not every Apex stops.
     """
     pair = _minor_pair(facts, request, compat)
     strict = [name for name in request.compiled if name.lower() in compat.cuda.exact_minor]

@@ -150,12 +150,12 @@ def package_rules(_facts: NodeFacts, request: Request, compat: Compat) -> Decisi
 
 
 def package_homonym(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`package-homonym`: no package of the default index that only shares its name with what recipes mean."""
+    """`package-homonym`: a package of the default index is the project that recipes mean by its name."""
     names = sorted(request.from_pypi & set(compat.homonyms))
     if names or not request.from_pypi:
         return tuple(homonym(name, compat) for name in names)
     compared = (f"{len(request.from_pypi)} packages of the default index", f"not {', '.join(compat.homonyms)}")
-    what = "no package is a namesake of the one that recipes mean"
+    what = "no package only shares its name with the one that recipes mean"
     return (decision("package-homonym", "allow", what, compared, compat.homonym_note),)
 
 
@@ -168,7 +168,7 @@ def homonym(name: str, compat: Compat) -> Decision:
 
 
 def build_isolation(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`build-isolation`: a setup.py that imports torch is built beside the torch of the environment."""
+    """`build-isolation`: a source whose setup.py imports torch is built in the environment, which has torch."""
     base_unknown = request.installed and request.torch is None
     if "imports-torch" not in request.traits or base_unknown:
         return NOTHING
@@ -178,7 +178,7 @@ def build_isolation(_facts: NodeFacts, request: Request, compat: Compat) -> Deci
         what = "sources are built beside torch, without isolation"
         return (decision("build-isolation", "allow", what, compared, note),)
     compared = ("no torch in the environment", "the recipe imports torch")
-    what = "a recipe imports torch, and the environment has none"
+    what = "setup.py of a source imports torch, and the environment has none"
     return (decision("build-isolation", "refuse", what, compared, note, "`torch:` in the profile, or a base with it"),)
 
 

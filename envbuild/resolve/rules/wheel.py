@@ -9,7 +9,7 @@ from envbuild.resolve.request import NOTHING, Decisions, Request, decision
 
 
 def torch_release_known(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`torch-release-known`: the release is in the data; outside their range it cannot be judged and warns."""
+    """`torch-release-known`: envbuild's tables have the release; one outside their range is not judged and warns."""
     if request.torch is None or request.installed:
         return NOTHING
     known = list(compat.torch)
@@ -144,7 +144,7 @@ def torch_locator(_facts: NodeFacts, request: Request, compat: Compat) -> Decisi
 
 
 def torch_aarch64(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`torch-aarch64`: on aarch64 older releases, and those of PyPI for longer, are CPU builds under any name."""
+    """`torch-aarch64`: on aarch64, older releases are CPU builds under any name; on PyPI, some newer ones too."""
     release = None if request.installed else request.release(compat)
     flavour = request.wanted_flavour(compat)
     if release is None or request.machine != "aarch64" or not release.tags.get("aarch64"):
