@@ -202,7 +202,7 @@ def _checked(key: str, value: Any, origin: str, folder: Path) -> Value:
         raise EnvbuildError(
             "config-invalid",
             f"there is no setting {key!r}",
-            why=f"said by {origin}",
+            why=f"set by {origin}",
             hint=did_you_mean(key, KEYS),
         )
     if entry.kind == "bool":
@@ -230,7 +230,7 @@ def _expanded(value: str, key: str, origin: str) -> Path:
 
 
 def _invalid(key: str, origin: str, says: str, hint: str = "") -> EnvbuildError:
-    return EnvbuildError("config-invalid", f"the setting `{key}` {says}", why=f"said by {origin}", hint=hint)
+    return EnvbuildError("config-invalid", f"the setting `{key}` {says}", why=f"set by {origin}", hint=hint)
 
 
 def _variable(key: str) -> str:

@@ -289,8 +289,8 @@ def refuse_unrecorded_torch(lock: Lock, draft: str) -> None:
             raise EnvbuildError(
                 "index-unreachable",
                 f"no hash of torch {package.version} is known, because `{package.index}` cannot be reached",
-                why="what has no recorded hash is not installed",
-                hint=f"`envbuild lock record` where the index can be reached, or take {instead} of the default index",
+                why="envbuild installs no file without a recorded hash",
+                hint=f"run `envbuild lock record` where the index is reached, or take {instead} of the default index",
                 details={"relaxations": [{"was": flavour, "becomes": instead}]},
             )
 
@@ -319,7 +319,7 @@ def _confirm(asks: bool) -> Callable[[], None]:
             "plan-unconfirmed",
             "nothing was built; the stack file and its lock are kept",
             why="the plan was declined" if asks else "there is no terminal to ask whether the plan is carried out",
-            hint="`--yes` carries it out unasked",
+            hint="`--yes` runs it without asking",
         )
 
     return confirm

@@ -88,7 +88,7 @@ def _checked(path: Path, data: Any, forms: Mapping[str, TypeAdapter[Any]]) -> di
         for key in forms.keys() & data.keys():
             checked[key] = forms[key].validate_python(data[key])
     except (ValidationError, AttributeError) as error:
-        why = f"`{key}` has another form than conda gives it" if key else "it is not a mapping"
+        why = f"`{key}` does not have the form that conda writes" if key else "it is not a mapping"
         raise EnvbuildError("conda-config-invalid", f"{path} is not a valid conda configuration", why=why) from error
     return checked
 

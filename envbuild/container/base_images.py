@@ -286,7 +286,7 @@ def find_place(variant: Variant, containers: Containers, stack: StackImage | Non
     else:
         raise EnvbuildError(
             "image-base-unfit",
-            f"{variant.id} stands on what a node has (base {variant.base.kind}), and an image has nothing of a node",
+            f"{variant.id} builds on the base `{variant.base.kind}` of a node, which an image does not have",
             hint="choose a profile or `--variant` with `base: none` or an image as its base",
         )
     given, notes = given or Given(), tuple[str, ...]()

@@ -122,7 +122,7 @@ def pod_request(known: Pods | None, **given: Any) -> PodRequest:
             "name-unusable",
             f"--{str(first['loc'][0]).replace('_', '-')}: {first['input']!s:.100} cannot be used in Kubernetes",
             why=str(first["msg"]),
-            hint="a name as a Job's has small letters, digits and `-`, 49 at most; a resource is as "
+            hint="a name has at most 49 lower-case letters, digits and `-`; a resource is written as "
             "`kubectl describe node` lists it (rdma/hca_shared_devices_a)",
         ) from error
 

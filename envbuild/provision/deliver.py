@@ -49,7 +49,7 @@ def _refuse_other(path: Path, index: dict[str, Any], prepared: Prepared) -> None
 
 
 def _does_not_fit(path: Path, why: str, command: str) -> EnvbuildError:
-    hint = f"make one for this target where a network is: `{command}`"
+    hint = f"on a machine with a network, make one for this target: `{command}`"
     return EnvbuildError("bundle-does-not-fit", f"{path} does not fit", why=why, hint=hint)
 
 
@@ -66,8 +66,8 @@ def refuse_lacking(path: Path, index: dict[str, Any], variant: Variant, facts: N
                 f"{path} lacks a file that the lock names",
                 why=f"{name} of {variant.id}, for {facts.node}, is "
                 + ("not in the bundle" if name not in there else "a different file in the bundle"),
-                hint="make it again with this lock: `envbuild bundle create STACK -o FILE`, without --base-is-there "
-                "where no base is",
+                hint="make it again with this lock: `envbuild bundle create STACK -o FILE`; --base-is-there "
+                "is only for nodes with a base",
             )
 
 

@@ -123,7 +123,8 @@ def copy_report(path: Path, output: Path, *, publish: bool = False) -> tuple[lis
     if publish:
         evidence = published(evidence)
         text, envelope = render_json(evidence).encode(), None
-    left = [f"{item.path} is left out: it is not public" for item in report.evidence.attachments if publish and not item.is_public]
+    held = [item.path for item in report.evidence.attachments if publish and not item.is_public]
+    left = [f"{path} is left out: it is not public" for path in held]
     files = report_files(evidence, text, envelope)
     files |= {name: render(evidence).encode() for name, render in FORMATS.values()}
     for item in evidence.attachments:

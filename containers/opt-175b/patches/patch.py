@@ -182,7 +182,7 @@ def _edit(tree: _Folder, name: str, edit: Json, new: dict[str, str], hits: dict[
                 counts[path] = count
                 hits[path] = hits.get(path, 0) + (0 if helper else count)
         elif not helper and pattern.search(tree.read(path)):
-            what = f"{path} carries the marker of patch {name} and has places left"
+            what = f"{path} has the comment of patch {name}, and unchanged places"
             raise PatchError("patch-precondition", what, f"pattern {edit['find']}")
     least, most = edit["times"]
     # Files that are patched already have their part of the hits in their markers.

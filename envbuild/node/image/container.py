@@ -138,7 +138,7 @@ def _try(args: Json, prefix: str) -> Json:
         raise NodeError(
             "image-damaged",
             f"{path} is missing or damaged",
-            why=f"its sha256 is {(digest or 'none')[:12]} here, made was {(wanted or 'some')[:12]}",
+            why=f"its sha256 is {(digest or 'none')[:12]} here, the built file has {(wanted or 'some')[:12]}",
             hint="`envbuild provision --repair` builds it again",
         )
     return dict(_tested(args, path), file={"path": path, "bytes": os.stat(path).st_size, "sha256": digest})

@@ -184,7 +184,7 @@ def _run(argv: list[str], args: Json, env: dict[str, str | None]) -> None:
     done = proc.run(argv, timeout=TIMEOUT, env=proc.clean_env(env))
     if done.ok:
         return
-    why = "no end after %d s" % TIMEOUT if done.timed_out else (done.err or done.out).strip()[-800:]
+    why = "it did not end within %d s" % TIMEOUT if done.timed_out else (done.err or done.out).strip()[-800:]
     paths.refuse_full(why, args.get("tmp") or args["prefix"], why)
     raise NodeError(
         "image-transfer-failed",
@@ -314,7 +314,7 @@ def _apptainer(args: Json, folder: str, path: str, variables: dict[str, str | No
     if done.ok:
         return
     output = (done.out + "\n" + done.err).strip()
-    why = "no end after %d s" % BUILD_TIMEOUT if done.timed_out else output[-_LAST:] or f"exit {done.rc}"
+    why = "it did not end within %d s" % BUILD_TIMEOUT if done.timed_out else output[-_LAST:] or f"exit {done.rc}"
     paths.refuse_full(output, folder, why)
     raise NodeError(
         "image-build-failed",

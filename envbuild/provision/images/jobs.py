@@ -294,7 +294,7 @@ def _answered(node: str, answer: ContactResult, args: Mapping[str, Any], prefix:
         outcome.errors[node] = EnvbuildError(
             "image-damaged",
             f"{node}: {args['file']['path']} is not the file that was made",
-            why=f"its sha256 is {str(seen)[:12]} there, made was {str(made)[:12]}",
+            why=f"its sha256 is {str(seen)[:12]} there, the built file has {str(made)[:12]}",
             hint="`envbuild provision --repair` builds it again",
             details={"node": node},
         )

@@ -171,7 +171,7 @@ def plain(data: bytes, _: str, node: str) -> ContactResult:
     if not isinstance(response, dict) or not isinstance(response.get("ok"), bool):
         error = EnvbuildError(
             "answer-unreadable",
-            f"{node}: what it answered cannot be read",
+            f"{node}: its answer cannot be read",
             why=f"it is empty, not JSON, or larger than {FILE_LIMIT >> 20} MiB",
             hint="see the answer and the log in the job's folder",
         )
