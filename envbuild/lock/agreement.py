@@ -1,4 +1,4 @@
-"""What a lock says against what its stack says, whatever the digests say; pure, and asked before every plan."""
+"""Compares what a lock says with what its stack says, apart from digests; pure, runs before every plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from envbuild.node.paths import read_json
 
 
 class ChosenProfile(NamedTuple):
-    """A profile of a stack; `why` is empty where the user asked for it or it is the stack's default."""
+    """A profile of a stack; `why` is empty if the user asked for it or it is the stack's default."""
 
     name: str
     why: str = ""
@@ -44,7 +44,7 @@ def choose_profile(loaded: LoadedStack, asked: str | None, target: Target | None
 
 
 def profile_in_use(stack: Stack, environment: str) -> str | None:
-    """The profile of the environment at a path of this machine, by its stamp; None where no stamp of the stack is."""
+    """The profile of the environment at a path on this machine, from its stamp; None without a stamp of the stack."""
     stamp = read_json(f"{environment}/.envbuild/stamp.json") or {}
     profile = stamp.get("profile")
     return profile if stamp.get("stack") == stack.name and profile in stack.profiles else None
@@ -117,7 +117,7 @@ def refuse_edited(lock: Lock, stack: Stack, profile: str, name: str) -> None:
 
 
 def asked(lock: Lock, profile: Profile) -> tuple[str, ...]:
-    """The packages (normal names) that a lock has for itself and not because another package requires them."""
+    """The packages (normalised names) that a lock has for itself, not because another package requires them."""
     listed = {package_name(text) for text in profile.packages}
     return tuple(
         sorted(
@@ -127,7 +127,7 @@ def asked(lock: Lock, profile: Profile) -> tuple[str, ...]:
 
 
 def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
-    """What the lock says against what the stack says, whatever the digests say."""
+    """The differences between what the lock says and what the stack says, apart from digests."""
     findings = []
     day = profile.as_of.isoformat() if profile.as_of else None
     if day and lock.as_of != day:

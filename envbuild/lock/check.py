@@ -26,16 +26,16 @@ _RUN = ("environment", "imports", "smoke", "training", "deviations", "runs", "sy
 
 
 def changed_fields(lock: Lock, stack: Stack) -> list[str]:
-    """The fields of the lock's profile that are not what they were; one that a side lacks was at its default there."""
+    """The fields of the lock's profile that changed; a missing field had its default value."""
     now = field_digests(stack.profiles[lock.profile])
     return sorted(name for name in now.keys() | lock.manifest_fields if now.get(name) != lock.manifest_fields.get(name))
 
 
 def restated(lock: Lock, stack: Stack, say: Callable[[str], None]) -> Lock | None:
-    """The lock with today's patches and the stack's words; None where that takes a resolution, or nothing changed.
+    """The lock with today's patches and the stack's texts; None if that needs a resolution, or nothing changed.
 
-    Packages, versions of tools and date stay those of the resolution. `say` gets a sentence for each patched
-    tree that could not be read.
+    Packages, versions of tools and date stay those of the resolution. `say` gets a sentence for each patched tree that
+    could not be read.
     """
     if not lock.manifest_fields or not set(changed_fields(lock, stack)) <= set(_RUN):
         return None
@@ -60,10 +60,10 @@ def restated(lock: Lock, stack: Stack, say: Callable[[str], None]) -> Lock | Non
 
 
 def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply | None = None) -> list[LockFinding]:
-    """Everything in which a lock disagrees with its stack, with itself, or (when `online`) with upstream.
+    """Everything in which a lock disagrees with its stack, with itself, or (if `online`) with upstream.
 
-    `supply`: the indexes that are asked whether all that is locked is needed, and what of it is yanked. An empty list
-    means that all was looked at and agrees. Sources and indexes that cannot be reached are `unchecked`.
+    `supply`: the indexes to ask whether all locked packages are needed and which are yanked. An empty list: everything
+    was checked and agrees. Sources and indexes that cannot be reached are `unchecked`.
     """
     findings = [
         LockFinding(

@@ -1,4 +1,4 @@
-"""The conda part of a variant: what conda is asked for, what it answered, and what is left to pip."""
+"""The conda part of a variant: the request to conda, its answer, and what pip resolves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AS_THE_PROFILE_SAYS = CondaAsked()
 def lock_conda(
     profile: Profile, plan: Plan, as_of: str | None, old: Variant | None, asked: CondaAsked, say: Callable[[str], None]
 ) -> LockedConda | None:
-    """What conda installs for a variant; None for one of the engine venv. `old`: its versions are kept.
+    """What conda installs for a variant; None for the engine venv. `old`: its versions are kept.
 
     Raises EnvbuildError: what `conda.channels.places` and `conda.solve.solve` raise.
     """
@@ -70,7 +70,7 @@ def _measured(package: CondaPackage, before: Mapping[str, CondaPackage]) -> Cond
 
 
 def refuse_both(conda: LockedConda | None, packages: Iterable[LockedPackage]) -> None:
-    """Raises EnvbuildError `conda-and-wheel` (exit 7) where conda and pip would install one distribution."""
+    """Raises EnvbuildError `conda-and-wheel` (exit 7) if conda and pip would install one distribution."""
     theirs = {str(canonicalize_name(package.name)): package for package in (conda.packages if conda else ())}
     both = [(theirs[package.name], package) for package in packages if package.name in theirs]
     for archive, package in both:

@@ -1,4 +1,4 @@
-"""What changed between two locks, for people and as JSON."""
+"""Differences between two locks, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONDA = {"provides", "link_scripts", "unrecorded"}
 
 @dataclass(frozen=True)
 class Change:
-    """One difference. `before` is None for what was added, `after` for what was removed."""
+    """One difference. `before` is None for an addition, `after` for a removal."""
 
     variant: str
     what: str

@@ -1,4 +1,4 @@
-"""Reads lock files (`write.py` writes them), and what a lock keeps of the stack file that it was made from."""
+"""Reads lock files (`write.py` writes them), and the digests of the stack file that a lock keeps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_lock(path: Path) -> Lock:
 
 @lru_cache(maxsize=32)
 def parse_lock(text: str, name: str) -> Lock:
-    """The same from text; `name` is what messages call it. Once a text: one command asks several times."""
+    """The same from text; messages call it `name`. Cached by text, because one command asks several times."""
     try:
         data = parse_toml(text)
     except (ValueError, RecursionError) as error:  # a number too long, tables too deep: not all is a TOMLDecodeError

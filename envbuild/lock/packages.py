@@ -1,6 +1,6 @@
 """Resolves the packages of one variant with uv and turns uv's answer into locked packages.
 
-On a base it is uv, too, that decides what comes on top of it, on the interpreter that is there.
+On a base, uv also decides what to add to the base's packages, with the base's interpreter.
 """
 
 from __future__ import annotations
@@ -62,13 +62,12 @@ class Index:
 
 @dataclass(frozen=True)
 class Request:
-    """One resolution. `excludes` are package names never resolved; `pins` are versions to keep where they fit.
+    """One resolution. `excludes`: package names never resolved; `pins`: versions to keep if they fit.
 
-    `indexes` says which package comes from another index than the user's own. `as_of` is a date: nothing newer.
-    `stand_ins` (name to version) are installed by something else: they count, and are not in the answer. `no_deps`
-    takes the requirements alone. `stable`: no version before a release. `allow_build` are the packages that come as
-    source distributions: what they need is known only after code of theirs has run here. `may_build` come so where no
-    wheel fits.
+    `indexes`: packages from another index than the user's own. `as_of`: nothing newer than this date. `stand_ins` (name
+    to version) are installed by something else: they count, and are not in the answer. `no_deps` takes the requirements
+    alone. `stable`: no pre-release. `allow_build`: packages that may come as source distributions; their requirements
+    are known only after their code has run here. `may_build`: the same, but only if no wheel fits.
     """
 
     python: str
@@ -216,7 +215,7 @@ def _resolved(request: Request) -> list[Offer]:
 
 
 def yanked_sentences(offers: Iterable[Offer]) -> Iterator[str]:
-    """A sentence for each offer that is yanked: uv still takes what is asked for by its very version, or was locked."""
+    """A sentence for each yanked offer: uv still takes a version that is pinned or locked."""
     for offer in offers:
         if offer.yanked is not None:
             reason = f" ({offer.yanked})" if offer.yanked else ""
@@ -227,7 +226,7 @@ def yanked_sentences(offers: Iterable[Offer]) -> Iterator[str]:
 
 
 def versions(given: Mapping[str, str], by: str) -> dict[str, str]:
-    """The versions of stand-ins, which no index has: `1.26.4+conda`. What is no version of Python's has none."""
+    """The versions of stand-ins, which no index has: `1.26.4+conda`. PEP 440 must know the version."""
     pins = {}
     for name, text in given.items():
         try:
@@ -347,7 +346,7 @@ def _artifact(item: OfferedFile) -> ArtifactFile:
 
 
 def carry_over(new: LockedPackage, old: LockedPackage | None) -> LockedPackage:
-    """The old entry when both name the same contents, as far as hashes are known: a recorded one stays recorded."""
+    """The old entry if both have the same contents, as far as hashes are known: a recorded hash stays recorded."""
     if old is None or (old.version, old.index) != (new.version, new.index):
         return new
     known = {file.file: file.sha256 for file in old.files}
@@ -378,11 +377,11 @@ def offered_files(
 
 
 def newcomers(offers: Sequence[Offer], request: Request, before: Container[str]) -> Iterator[str]:
-    """A sentence about the offers that are not `before`, that the request does not name, and whose project is young.
+    """A sentence about each new offer that the request does not name and whose project is young.
 
-    Anybody can register a name that another package then pulls in. The upload time of a version says little (old
-    projects release every week), so the index is asked once more, as it was `YOUNG` before: what it had not then is
-    young. An index that states no upload times cannot be asked; nothing is said then.
+    Anybody can register a name that another package then requires. The upload time of a version says little, because
+    old projects release often. The index is therefore asked again, as of `YOUNG` before: a project that it did not have
+    is young. An index without upload times cannot be asked.
     """
     asked = {package_name(text) for text in request.requirements}
     today = date.fromisoformat(request.as_of) if request.as_of else datetime.now(UTC).date()
@@ -416,7 +415,7 @@ def _missing(names: Sequence[str], earlier: Request) -> list[str]:
 
 @dataclass(frozen=True)
 class BasePython:
-    """An interpreter that is there, its minor version and what it provides (normalised name to version)."""
+    """An existing interpreter: its minor version and its packages (normalised name to version)."""
 
     path: Path
     python: str
@@ -441,7 +440,7 @@ def read_base(path: Path) -> BasePython:
 
 
 def check_provides(base: Base, provided: dict[str, str]) -> None:
-    """Raise EnvbuildError `base-lacks` (exit 7) where the base does not provide what the stack relies on."""
+    """Raise EnvbuildError `base-lacks` (exit 7) if the base lacks a package that the stack relies on."""
     for text in base.provides:
         wanted = requirement(text)
         version = provided.get(canonicalize_name(wanted.name))

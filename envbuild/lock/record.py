@@ -29,9 +29,9 @@ _DEADLINE_S = 7200.0
 
 @dataclass(frozen=True)
 class Origin:
-    """Where files come from: `folders` first, then the index that the lock names, or, with `only_folders`, none.
+    """Where files come from: `folders` first, then the index that the lock names (never with `only_folders`).
 
-    `indexes`: other addresses of named indexes. `cache` keeps what was fetched, as `<sha256>/<file>`.
+    `indexes`: other addresses of named indexes. `cache` keeps fetched files, as `<sha256>/<file>`.
     """
 
     folders: Sequence[str]
@@ -46,18 +46,18 @@ def _files(lock: Lock) -> Iterator[tuple[LockedPackage, ArtifactFile]]:
 
 
 def unrecorded(lock: Lock) -> list[tuple[LockedPackage, ArtifactFile]]:
-    """The files of a lock that have no hash, each once, with their packages."""
+    """The files of a lock without a hash, each once, with their packages."""
     lacking = ((package, file) for package, file in _files(lock) if file.sha256 == "unrecorded")
     return list({(package.index, file.file): (package, file) for package, file in lacking}.values())
 
 
 def recorded(lock: Lock) -> Known:
-    """The files of a lock that have one."""
+    """The files of a lock with a hash."""
     return {(package.index, file.file): file for package, file in _files(lock) if file.sha256 != "unrecorded"}
 
 
 def filled(lock: Lock, known: Known) -> Lock:
-    """The lock with known hashes where it has none; the digest of a variant is that of its contents with them."""
+    """The lock with known hashes filled in, and its variant digests computed anew."""
 
     def with_hashes(package: LockedPackage) -> LockedPackage:
         files = (known.get((package.index, file.file), file) if file.sha256 == "unrecorded" else file

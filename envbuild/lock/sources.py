@@ -1,4 +1,4 @@
-"""Pins git sources: commit to tree, ancestors proven, submodules resolved all the way down; and what trees say."""
+"""Pins git sources: commit to tree, ancestors proven, submodules resolved recursively; and reads their trees."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def pin_patches(names: tuple[str, ...], commit: str) -> tuple[LockedPatch, ...]:
 def with_what_trees_say(
     sources: Sequence[LockedSource], previous: Lock | None, reader: GitReader, say: Callable[[str], None]
 ) -> tuple[LockedSource, ...]:
-    """The sources with what their trees do that newer packages do not take, their sizes and their patched trees.
+    """The sources with their code that newer packages do not accept, their sizes and their patched trees.
 
-    What the previous lock says of the same commit stays: a commit does not change. `say` gets a sentence for each tree
-    that could not be read.
+    Values of the previous lock for the same commit stay, because a commit does not change. `say` gets a sentence for
+    each tree that could not be read.
     """
     texts = "the tree of {} was not looked at for removed names", "the tree of {} was not measured"
     sources = _learned(sources, previous, "uses", lambda source: scan(reader, source.git, source.commit), say, texts[0])
@@ -115,7 +115,7 @@ def _learned(
 
 
 def taken_by(source: LockedSource, reader: GitReader) -> Unpacked:
-    """What the tree of a source takes with those of its submodules. Raises what `reader` does."""
+    """The disk space of a source's tree with its submodules. Raises what `reader` does."""
     sizes = reader.sizes(source.git, source.commit)
     for part in source.submodules:
         sizes |= {f"{part.path}/{path}": size for path, size in reader.sizes(part.git, part.commit).items()}

@@ -39,17 +39,17 @@ class Plan(NamedTuple):
 
     @property
     def engine(self) -> Literal["venv", "conda"]:
-        """What makes the environment."""
+        """The engine of the environment."""
         return "venv" if self.virtual is None else "conda"
 
     @property
     def platform(self) -> LockPlatform:
-        """That of the nodes which conda solves for; without conda always the same."""
+        """The platform that conda solves for; without conda always the same."""
         return PLATFORM if self.virtual is None else platform_of(self.virtual)
 
 
 def decided(profile: Profile, plan: Plan) -> dict[str, Any]:
-    """The fields of a variant that stack and plan decide, and no resolution."""
+    """The fields of a variant that stack and plan decide, without a resolution."""
     return {
         "engine": plan.engine,
         "python": plan.python,
@@ -62,7 +62,7 @@ def decided(profile: Profile, plan: Plan) -> dict[str, Any]:
 
 
 def run_fields(profile: Profile) -> dict[str, Any]:
-    """Those that say what is run with the environment."""
+    """The fields that say what runs with the environment."""
     return {
         "imports": profile.imports,
         "environment": dict(sorted(profile.environment.items())),
@@ -133,7 +133,7 @@ def _provides(base: Base, package: str) -> bool:
 
 
 def locked_image(base: Base, before: LockedImage | None = None) -> LockedImage | None:
-    """The image of a base; pinned where its reference holds the digest, or the lock had one (`before`)."""
+    """The image of a base; pinned if its reference has the digest, or the lock had one (`before`)."""
     if base.image is None:
         return None
     _, _, digest = base.image.partition("@sha256:")
@@ -168,12 +168,12 @@ def environment(python: str, platform: str) -> dict[str, str]:
 
 
 def provides(spec: CondaSpec | None) -> dict[str, str]:
-    """Distribution, by its normal name, to the conda package that stands in for it."""
+    """Distribution, by its normalised name, to the conda package that provides it."""
     return {str(canonicalize_name(name)): conda for name, conda in spec.provides.items()} if spec else {}
 
 
 def specs(profile: Profile, spec: CondaSpec, python: str, platform: str) -> tuple[str, ...]:
-    """The match specs: Python, those of the section, and the versions that the profile asks of what conda provides."""
+    """The match specs: Python, those of the section, and the profile's versions of what conda provides."""
     theirs = provides(spec)
     wanted = [Requirement(text) for text in (*profile.packages, *profile.constraints)]
     if profile.torch is not None and "torch" in theirs:

@@ -1,4 +1,4 @@
-"""The nouns: strict pydantic models; import the module you need, nothing is re-exported here.
+"""Strict pydantic models of all values.
 
-In: plain data. Out: values that cannot be wrong in shape. Never reads, writes or asks.
+Import the module that you need. In: plain data. Out: validated values. No input or output.
 """

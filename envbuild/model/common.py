@@ -15,7 +15,7 @@ from envbuild.text import unsafe
 
 
 def mistakes(error: ValidationError) -> list[str]:
-    """What a model refused: of each mistake the dotted field and the sentence of pydantic."""
+    """The dotted field and pydantic's sentence for each mistake."""
     return [": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in error.errors()]
 
 
@@ -25,7 +25,7 @@ def first_mistake(error: ValidationError) -> str:
 
 
 def all_differ(names: Iterable[str], problem: str) -> None:
-    """Raise ValueError where a name is there twice."""
+    """Raise ValueError if a name occurs twice."""
     listed = list(names)
     if len(set(listed)) != len(listed):
         raise ValueError(problem)
@@ -64,7 +64,7 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 
 
 def plain_line(value: str) -> str:
-    """A name, path, address or requirement as it is. Raises ValueError for a character that nobody sees."""
+    """A name, path, address or requirement, unchanged. Raises ValueError for an invisible character."""
     return _without(unsafe(value), value)
 
 
@@ -107,7 +107,7 @@ def _host_name(value: str) -> str:
 
 
 def git_url(value: str) -> str:
-    """An address that git may be given; raises ValueError for any other."""
+    """An address that envbuild passes to git; raises ValueError for any other."""
     plain_line(value)
     parts = urlsplit(value)
     if parts.scheme not in ("https", "ssh"):
@@ -139,7 +139,7 @@ Level = Literal["measured", "stamped", "not-checked"]
 
 
 def settable(name: str, *, site: bool = False) -> str:
-    """The name of a variable that may be set (`site`: by a target); raises ValueError for any other."""
+    """The name of a variable that a stack (`site`: a target) may set; raises ValueError for any other."""
     if not may_set(name, site):
         raise ValueError(
             f"{name} must not be set: loaders, shells, interpreters and build tools choose by it what they run "
@@ -178,14 +178,14 @@ BLOCK = 4096
 
 
 class Unpacked(StrictModel):
-    """What contents take on a disk: bytes in blocks of 4 KiB, one for each folder included, and files with folders."""
+    """Disk space of contents: bytes in blocks of 4 KiB, one for each folder included, and files with folders."""
 
     bytes: Annotated[int, Field(ge=0)]
     inodes: Annotated[int, Field(ge=0)]
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Self:
-        """What files take, by relative path to size in bytes."""
+        """The disk space of files, given their sizes in bytes by relative path."""
         folders = {folder for path in sizes for folder in PurePosixPath(path).parents[:-1]}
         blocks = sum(-(-size // BLOCK) for size in sizes.values()) + len(folders)
         return cls(bytes=blocks * BLOCK, inodes=len(sizes) + len(folders))

@@ -38,7 +38,7 @@ def pack(files: Files) -> bytes:
 
 
 def unpack(data: bytes) -> Files:
-    """The list in what `pack` made, or a node (rows). Raises ValueError for what is none, or is larger than 64 MiB."""
+    """The list, from what `pack` made or from a node's rows. Raises ValueError if it is neither, or is above 64 MiB."""
     try:
         rows: Any = json.loads(text(data))
         if isinstance(rows, list):
@@ -51,7 +51,7 @@ def unpack(data: bytes) -> Files:
 
 
 def text(data: bytes) -> bytes:
-    """The JSON of a packed list. Raises ValueError for what is not one whole stream, or is larger than 64 MiB."""
+    """The JSON of a packed list. Raises ValueError if it is not one whole gzip stream, or is larger than 64 MiB."""
     stream = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         contents = stream.decompress(data, LIMIT)
@@ -165,7 +165,7 @@ class ImageEvidence(StrictModel):
 
 
 class NodeLog(StrictModel):
-    """What the node program wrote down on a node while this run changed it: where it lies there, and its digest."""
+    """The log that the node program wrote on a node in this run: its path on the node, and its digest."""
 
     file: str
     bytes: int
@@ -173,9 +173,9 @@ class NodeLog(StrictModel):
 
 
 class StepTime(StrictModel):
-    """A step of the run on a node, as the journal has it: `began` seconds after the run did.
+    """A step of the run on a node, from the journal: `began` seconds after the run did.
 
-    `seconds`: how long it took, None where it did not end; `parts`: seconds by phase, where the node told them.
+    `seconds`: how long it took, None if it did not end; `parts`: seconds by phase, if the node reported them.
     """
 
     name: Public[str]
@@ -216,7 +216,7 @@ class NodeEvidence(StrictModel):
 
 
 class Deviation(StrictModel):
-    """Nodes whose environment is not the one that most have: `differs` says in what, in three lines at most."""
+    """Nodes whose environment differs from that of most nodes; `differs` says how, in three lines at most."""
 
     nodes: NodeNames
     root: Public[str | None] = None
@@ -224,9 +224,9 @@ class Deviation(StrictModel):
 
 
 class Equality(StrictModel):
-    """Whether all nodes have one environment: the Merkle root that most have, on which nodes, and who deviates.
+    """Whether all nodes have one environment: the Merkle root of most nodes, which nodes have it, and which deviate.
 
-    `python`: the full version of their interpreter, which is part of the contents; None where no check told it.
+    `python`: the full version of their interpreter, which is part of the contents; None if no check read it.
     """
 
     root: Public[str]
@@ -236,9 +236,9 @@ class Equality(StrictModel):
 
 
 class PackageFile(StrictModel):
-    """The file of a locked package that fits the nodes of a variant; an installer that is given hashes takes no other.
+    """The file of a locked package that fits the nodes of a variant; an installer with hashes accepts no other.
 
-    `sha256` as locked, `index` the *name* of the index that has it; of conda's, of the channel, and where it is in it.
+    `sha256` as locked. `index`: the *name* of the index; for conda the channel, and the path in it.
     """
 
     name: Public[str]
@@ -252,7 +252,7 @@ class PackageFile(StrictModel):
 
 
 class BuiltVariant(StrictModel):
-    """A variant that nodes of the run have, `id` as in the lock, with its package files. The whole one is attached."""
+    """A variant that nodes of the run have, with its package files; `id` as in the lock. The whole one is attached."""
 
     id: Public[str]
     digest: Public[Sha256]
@@ -274,9 +274,9 @@ class Attachment(StrictModel):
 
     @property
     def is_public(self) -> bool:
-        """Whether it goes with a published report: it tells contents, no places and no nodes.
+        """Whether a published report includes it: it has contents, no places and no nodes.
 
-        The file of a stack of one's own, with what its author wrote into it, goes into a kit alone.
+        A user's own stack file goes into a kit only.
         """
         return self.kind not in ("plan", "journal", "stack")
 
@@ -288,7 +288,7 @@ def attachment(kind: str, path: str, data: bytes, of: str | None) -> Attachment:
 
 
 class StackFinding(StrictModel):
-    """What is wrong with the document that the stack was made from, and what envbuild does instead."""
+    """A mistake of the stack's document, and what envbuild does instead."""
 
     id: Public[str]
     severity: Public[Severity]
@@ -353,7 +353,7 @@ def checks_exit(checks: Iterable[Check]) -> ExitCode:
 
 
 def run_exit(nodes: Iterable[NodeEvidence]) -> ExitCode:
-    """The exit code of a run: the gravest, and `PARTIAL` among them when some nodes are good and some are not."""
+    """The most severe exit code of a run; `PARTIAL` is one of them if some nodes are good and some are not."""
     codes = [node.exit for node in nodes]
     if any(codes) and not all(codes):
         codes.append(ExitCode.PARTIAL)

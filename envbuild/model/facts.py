@@ -50,9 +50,8 @@ class CpuFacts(_Fact):
 class PythonFacts(_Fact):
     """One interpreter: real path, full version, whether it belongs to a virtual environment, its site packages.
 
-    `openssl` is the version that its ssl module is linked with, None for another library or none; `libstdcxx`
-    whether the loader finds libstdc++.so.6 in it, None where that was not asked; `also` are the paths by which the
-    probe was asked for it.
+    `openssl`: the version that its ssl module is linked with; None: another library or none. `libstdcxx`: whether the
+    loader finds libstdc++.so.6; None: not asked. `also`: other paths by which the probe found it.
     """
 
     path: str
@@ -68,8 +67,7 @@ class PythonFacts(_Fact):
 class GpuFacts(_Fact):
     """One GPU as nvidia-smi names it. Memory in MiB; `compute_capability` as `9.0`; `mig` is the instance list.
 
-    `health`: what it says of modes, limits and repairs, under nvidia-smi's names; what the driver does not know is not
-    there.
+    `health`: modes, limits and repairs under nvidia-smi's names, without those that the driver does not know.
     """
 
     index: Public[int]
@@ -85,12 +83,12 @@ class GpuFacts(_Fact):
 
     @property
     def device_name(self) -> str:
-        """The name, marked where MIG divides the GPU: what runs there has a part of it."""
+        """The name, marked if MIG divides the GPU: a process then gets a part of it."""
         return f"{self.name} MIG" if self.mig_enabled else self.name
 
 
 class DriverFacts(_Fact):
-    """NVIDIA driver; `cuda_ceiling` is the newest CUDA it supports. `problem` says why it cannot be asked."""
+    """NVIDIA driver; `cuda_ceiling` is the newest CUDA that it supports. `problem` says why it cannot be read."""
 
     version: Public[str | None] = None
     cuda_ceiling: Public[str | None] = None
@@ -122,7 +120,7 @@ class NicFacts(_Fact):
 
 
 class DiskFacts(_Fact):
-    """Space where the prefix will be: bytes and inodes that are free for us, quota counted where it can be read."""
+    """Space on the file system of the prefix: free bytes and inodes for this user, with the quota if it can be read."""
 
     path: str
     filesystem: Public[str] = ""
@@ -146,7 +144,7 @@ class SchedulerFacts(_Fact):
 
 
 class TreeFacts(_Fact):
-    """A working tree of the user on the node: `problem` says why it is unusable, `unknown` why git says nothing of it.
+    """A working tree of the user on the node: `problem` says why it is unusable, `unknown` why git reports nothing.
 
     `changed`: files that differ from the commit or are not in git.
     """
@@ -160,9 +158,9 @@ class TreeFacts(_Fact):
 
 
 class StampFacts(_Fact):
-    """One environment found under the prefix; `stamp` is its stamp file, None when it is half built.
+    """One environment under the prefix; `stamp` is its stamp file, None if it is half built.
 
-    `checks` are the fast checks of the environment in use, where the probe was asked to verify it.
+    `checks`: the fast checks of the environment in use, if the probe was asked to verify it.
     """
 
     path: str
@@ -181,20 +179,20 @@ class StampFacts(_Fact):
 
 
 class NodeFacts(_Fact):
-    """Everything a probe read on one node, at one time (`probed_at`, UTC, RFC 3339).
+    """Everything that a probe read on one node, at one time (`probed_at`, UTC, RFC 3339).
 
     `files_found`: wanted file name -> path in a find-links folder of the node's pip configuration. `reachable`: name of
     an index, or address of a git source -> a TCP connection to its host (or to the proxy) succeeded. `trees`: the state
-    of each source that is a working tree. `busy`: the lease
-    of who is changing the prefix. `product`: what the firmware says the machine is, where it says so. `brief`: the
-    probe was asked for little, so what is missing says nothing. `shared`: the folder that the node shares with the
-    login host, where the prefix lies on a disk of its own; no probe says it, the target does. `limits`: what the system
-    lets a process of the session have (`node/probe/system.py`), and `clock`, where it is not this machine's.
+    of each source that is a working tree. `busy`: the lease of the process that changes the prefix. `product`: the
+    machine's name from its firmware, if known. `brief`: the probe read a part only, so a missing value means nothing.
+    `shared`: the folder that the node shares with the login node if the prefix is on the node's own disk; it comes from
+    the target. `limits`: limits of a process of the session (`node/probe/system.py`), and `clock` if it is not this
+    machine's.
     """
 
     @classmethod
     def from_plain(cls, data: Any) -> Self:
-        """Facts of a node's answer, what no reader sees in its texts (control characters and the like) escaped."""
+        """Facts from a node's answer, with invisible characters of its texts escaped."""
         return super().from_plain(visible_data(data))
 
     protocol: Public[int]
@@ -237,15 +235,15 @@ class NodeFacts(_Fact):
 
     @property
     def stage_prefix(self) -> str:
-        """Where tools, deliveries and built wheels go: to the folder that nodes share, else below the prefix."""
+        """The folder for tools, deliveries and built wheels: the shared folder, else the prefix."""
         return self.shared or self.prefix.path
 
     def filled(self, template: str) -> str:
-        """A path of a target with `{user}` and `{home}` filled in; what `{data}` is, only the node knows."""
+        """A path of a target with `{user}` and `{home}` filled in; only the node knows `{data}`."""
         return template.replace("{user}", self.user).replace("{home}", self.home)
 
     def shown(self, variables: Mapping[str, Any]) -> Self:
-        """As a process with these variables sees the node: which GPUs, where one of them says it."""
+        """The node as a process with these variables sees it: the GPUs that one of them selects."""
         return self.model_copy(update={"visible_devices": variables.get(VISIBLE, self.visible_devices)})
 
     def hardware(self) -> dict[str, Any]:
@@ -253,7 +251,7 @@ class NodeFacts(_Fact):
         return {"driver": self.driver.version, "gpus": [gpu.name for gpu in self.gpus]}
 
     def class_key(self) -> dict[str, Any]:
-        """The part that makes two nodes one node class: everything but names, times, free space and stamps."""
+        """The facts that define a node class: all but names, times, free space and stamps."""
         data = self.model_dump(mode="json")
         for key in ("node", "hostname", "probed_at", "prefix", "shared", "tmp", "environments", "toolchain", "busy"):
             data.pop(key)

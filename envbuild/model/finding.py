@@ -1,4 +1,4 @@
-"""Findings: what a document says wrongly, what is true, and a check of it that a program can run."""
+"""Findings: wrong statements of a document, what is true, and a check that a program can run."""
 
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
@@ -28,15 +28,12 @@ _Dotted = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)+$")]
 
 @lru_cache(maxsize=4096)
 def requirement(text: str) -> Requirement:
-    """What a requirement says, to be read only. Once a text: profiles and variants say the same again and again.
-
-    Raises packaging's InvalidRequirement.
-    """
+    """The parsed requirement, shared and read-only. Raises packaging's InvalidRequirement."""
     return Requirement(text)
 
 
 def package_name(text: str) -> str:
-    """The normal name of the package that a requirement asks for. Raises as `requirement` does."""
+    """The normalised package name of a requirement. Raises as `requirement` does."""
     return str(canonicalize_name(requirement(text).name))
 
 
@@ -252,10 +249,9 @@ def _one_is_a_list(value: Any) -> Any:
 class Finding(StrictModel):
     """A statement of a document that is wrong, stale or unpinned, and what envbuild does instead.
 
-    `anchor` is an exact piece of one line of the document (none for what the document leaves out), `nth` says which of
-    its places where it is there more than once, `also` are further places that say the same, `replacement` is what to
-    type instead of the anchored command, `check` one check or a list of which all must hold. A finding without a check
-    says `unverified: true`.
+    `anchor`: an exact part of one line of the document (none if the document leaves it out), `nth`: which occurrence,
+    `also`: further places that say the same, `replacement`: what to type instead of the anchored command. `check`: one
+    check or a list of which all must hold. A finding without a check says `unverified: true`.
     """
 
     id: Name

@@ -1,4 +1,4 @@
-"""How a stack is started: the words of its command as data, and the commands that a recipe makes of them."""
+"""How a stack is started: its command as data, and the commands that a recipe makes from it."""
 
 import json
 import re
@@ -116,7 +116,7 @@ class LaunchData(StrictModel):
 
 
 class Endpoint(StrictModel):
-    """A TCP port that must accept a connection before a command starts; `seconds` until that is given up."""
+    """A TCP port that must accept a connection before a command starts; `seconds`: how long to wait for it."""
 
     address: Text
     port: Port
@@ -141,14 +141,14 @@ class Command(StrictModel):
 
 
 class LaunchFile(StrictModel):
-    """A file that must be there before the commands run."""
+    """A file that must exist before the commands run."""
 
     path: AbsPath
     text: str
 
 
 class Default(StrictModel):
-    """A value that nobody gave, said aloud."""
+    """A value that the user did not give; envbuild prints it."""
 
     name: Text
     value: Text

@@ -36,15 +36,15 @@ LOCK_VERSION = 1
 
 
 def canonical_json(data: Any) -> bytes:
-    """Sorted keys, no spaces, UTF-8: the form that every digest is taken over."""
+    """JSON with sorted keys, no spaces and UTF-8: the form that every digest is computed over."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 class ArtifactFile(StrictModel):
-    """One acceptable file of a package. `size` in bytes where the index said it, `unpacked` where a wheel was asked.
+    """One acceptable file of a package. `size` in bytes if the index states it, `unpacked` if the wheel was read.
 
-    `sha256` is `unrecorded` where no record of it was found; then `reason` says why. `witness` names whose record it is
-    when it is not this tool's own download.
+    `sha256` is `unrecorded` if no record of it is known; `reason` then says why. `witness`: whose record it is, if
+    envbuild did not download the file itself.
     """
 
     file: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$")]
@@ -58,7 +58,7 @@ class ArtifactFile(StrictModel):
 class LockedPackage(StrictModel):
     """One package at one version; `index` is the *name* of the index that has it (catalog/compat/indexes.json).
 
-    `metadata_from` names the build whose metadata said what this one needs, where its own could not be read.
+    `metadata_from`: the build whose metadata gave the requirements, if its own could not be read.
     """
 
     name: PackageName
@@ -134,7 +134,7 @@ class LockedSource(StrictModel):
 
 
 class LockedTree(StrictModel):
-    """A folder of the user as a source: named, and how it is installed. `at`: where it lies here; never in a lock."""
+    """A folder of the user as a source: its name and how it is installed. `at`: its path here; never in a lock."""
 
     name: SourceName
     install: Literal["path", "editable"] = "path"
@@ -142,7 +142,7 @@ class LockedTree(StrictModel):
 
 
 class LockedInterpreter(StrictModel):
-    """`present`: the CPython of that minor version that is there. `standalone`: a build by name and hash."""
+    """`present`: the node's own CPython of that minor version. `standalone`: a build by name and hash."""
 
     kind: Literal["present", "standalone"] = "present"
     name: Text | None = None
@@ -207,7 +207,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
 
     @property
     def outside(self) -> str:
-        """The first source that uses folders outside the environment, so that no pack or image can hold it; or none."""
+        """The first source that uses folders outside the environment, which no image can hold; or none."""
         names = (*(tree.name for tree in self.trees), *(source.name for source in self.sources if source.outputs))
         return next(iter(names), "")
 
@@ -273,7 +273,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
         return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
 
     def on_top(self, provided: Mapping[str, str]) -> tuple[LockedPackage, ...]:
-        """The packages without those that the base may have, and has in the accepted range."""
+        """The packages without those that the base has in an accepted version."""
         accepted = {canonicalize_name(pin.name): pin.specifier for pin in map(requirement, self.base.accepts or ())}
         kept = {
             name
@@ -283,7 +283,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
         return tuple(package for package in self.packages if canonicalize_name(package.name) not in kept)
 
     def without_sizes(self) -> Self:
-        """The same without what only a plan reads: the files of an image do not change when somebody measures."""
+        """The same without sizes, which only a plan reads: an image does not change when a size becomes known."""
         nothing = {"unpacked": None}
         packages = (
             package.model_copy(update={"files": tuple(file.model_copy(update=nothing) for file in package.files)})
@@ -294,7 +294,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
 
     @property
     def uses_cuda(self) -> bool:
-        """Whether it has a torch that is not built for the CPU alone; one without a mark is taken for a CUDA build."""
+        """Whether its torch is a CUDA build; a torch without a flavour counts as one."""
         locked = (package.version for package in self.packages if package.name == "torch")
         version = self.torch or self.provided.get("torch") or next(locked, None)
         return version is not None and (self.flavour or version.partition("+")[2]) != "cpu"

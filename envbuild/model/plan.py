@@ -14,11 +14,10 @@ StepKind = Literal["toolchain", "deliver", "install", "smoke", "activate", "cont
 class Step(StrictModel):
     """One step on one node.
 
-    `request` is the JSON that the node program receives on stdin (None for steps that are not node program calls);
-    `fetch_bytes` what comes over the network, `disk_bytes` and `inodes` what stays, `beside_bytes` what lies there too
-    while the step runs, `seconds` a rough estimate for time limits of jobs, `before` what this host needed for it
-    before (None: not measured); `unsized` names what is not counted in them, as its size is not recorded, and `rough`
-    says that bytes on the disk are not all recorded ones.
+    `request`: the JSON for the node program's stdin (None for other steps). `fetch_bytes`: from the network.
+    `disk_bytes` and `inodes`: what stays. `beside_bytes`: further space while the step runs. `seconds`: a rough
+    estimate for time limits of jobs. `before`: what this host needed for the step before (None: not measured).
+    `unsized`: parts without a recorded size, which are not counted. `rough`: some bytes on disk are estimates.
     """
 
     kind: StepKind
@@ -36,7 +35,7 @@ class Step(StrictModel):
 
 
 class NodePlan(StrictModel):
-    """The steps of one node; no steps means the environment is there and current."""
+    """The steps of one node; none if its environment is complete and current."""
 
     node: str
     environment: str
@@ -59,16 +58,16 @@ class NodePlan(StrictModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def peak_bytes(self) -> int:
-        """The most that they take there at once."""
+        """The most disk space that the steps use at once."""
         lasting = accumulate(step.disk_bytes for step in self.steps)
         return max((bytes_ + step.beside_bytes for bytes_, step in zip(lasting, self.steps, strict=True)), default=0)
 
 
 class BuildClass(StrictModel):
-    """Nodes for which `sources` (names) are compiled once, because the same wheels are right for all `nodes`.
+    """Nodes for which `sources` (names) are compiled once, because the same wheels fit all `nodes`.
 
-    `donor`: a finished node that has the wheels. Else the first of `builders` builds before the others begin, and the
-    second where that fails; both are of `nodes`.
+    `donor`: a node that already has the wheels. Otherwise the first of `builders` builds before the others begin, and
+    the second if the first fails; both are among `nodes`.
     """
 
     sources: tuple[str, ...]
@@ -78,9 +77,7 @@ class BuildClass(StrictModel):
 
 
 class SpreadClass(StrictModel):
-    """Nodes on one prefix that all share: `builder` builds the environment, or has `finished` it, and the `nodes` test
-    it; they may be none.
-    """
+    """Nodes that share a prefix: `builder` builds the environment or has it (`finished`); `nodes`, if any, test it."""
 
     environment: str
     builder: str

@@ -110,7 +110,7 @@ class LaunchVariable(StrictModel):
 
 
 class MemoryModel(StrictModel):
-    """Least number of nodes for a model, told of the largest (`model`): bytes a parameter, spread over all GPUs.
+    """Least number of nodes for the largest model (`model`): bytes a parameter, spread over all GPUs.
 
     `usable` is the part of a GPU's memory (`gpu_gb`, 10^9 bytes) that weights, gradients and optimizer state may take;
     the rest is for activations, buffers and NCCL.

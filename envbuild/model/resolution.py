@@ -8,11 +8,11 @@ Verdict = Literal["allow", "patch", "warn", "refuse"]
 
 
 class Decision(StrictModel):
-    """One rule applied once.
+    """One rule applied once. `compared` are the two values as text.
 
-    `compared` are the two values as text; `source` cites where the law comes from and `verified` how far its data were
-    checked, each in one short line (the catalog has the whole notes); `instead` is the nearest thing that would work,
-    for a refusal, and `torch` the nearest build of torch in the data, whether a profile has it or not.
+    `source`: where the rule's knowledge comes from, `verified`: how far its data were checked; one short line each (the
+    catalog has the whole notes). `instead`: the nearest thing that would work, for a refusal. `torch`: the nearest
+    build of torch in the data, in a profile or not.
     """
 
     rule: Public[str]
@@ -26,7 +26,7 @@ class Decision(StrictModel):
 
     @property
     def alternatives(self) -> str:
-        """Everything that would work; empty where nothing is known."""
+        """Everything that would work; empty if nothing is known."""
         return " or ".join(filter(None, (self.instead, self.torch)))
 
 
@@ -39,7 +39,7 @@ class Candidate(StrictModel):
 
 
 class DeliveryChoice(StrictModel):
-    """Who fetches the files and sources of one node, and why; `why` is empty where there is nothing to say."""
+    """Who fetches the files and sources of one node, and why; `why` may be empty."""
 
     by: Public[Literal["node", "controller"]] = "node"
     why: str = ""
@@ -48,9 +48,9 @@ class DeliveryChoice(StrictModel):
 class Resolution(StrictModel):
     """The outcome for one node: the variant to build, the interpreter to build it with, and for which GPUs.
 
-    `arch_list` is what CUDA code of the sources is compiled for, None where none is or where the stack says it; `nvcc`
-    the path of the compiler for it, `gcc` that of the host compiler where it is not to be the usual one; `wheels_from`
-    the node that compiles for this one, which cannot; `delivery` who fetches for it.
+    `arch_list`: what CUDA code of the sources is compiled for; None: nothing, or the stack says it. `nvcc`: the path of
+    its compiler. `gcc`: the path of the host compiler if it is not the default. `wheels_from`: the node that compiles
+    for this one, which cannot. `delivery`: who fetches for it.
     """
 
     node: NodeName

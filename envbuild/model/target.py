@@ -44,14 +44,14 @@ def _mount(value: str) -> str:
 
 
 def not_option(value: str) -> str:
-    """A value that no program takes for an option."""
+    """A value that no program reads as an option."""
     if not value or value.startswith("-"):
         raise ValueError("must not be empty or start with '-'")
     return value
 
 
 def program_path(value: str) -> str:
-    """A path of a program that nothing takes for more than that, in a shell or a Dockerfile."""
+    """A path of a program without characters that a shell or a Dockerfile interprets."""
     if not _PATH.fullmatch(value) or ".." in value.split("/"):
         raise ValueError("must be an absolute path of letters, digits and ._+-")
     return value
@@ -161,7 +161,7 @@ class HostSource(StrictModel):
 
     @property
     def given(self) -> dict[str, str]:
-        """What is said, as text: `{"slurm": "hpc"}`."""
+        """The source as text: `{"slurm": "hpc"}`."""
         fields = {"slurm": self.slurm, "pbs": self.pbs, "inventory": self.inventory}
         if self.command is not None:
             fields["command"] = " ".join(self.command)
@@ -285,7 +285,7 @@ class Target(StrictModel):
     `store` is the wheel store for what is built from source (`<prefix>/store/wheels` without one; nodes may
     share it), `build_jobs` how many compile jobs run at once (from cores and memory without one). What of this can be
     planned but not provisioned yet is in `provision/survey/supported.py`. `smoke_nodes`: how many nodes take part in
-    the joint smoke test, the first ones (none: all; 0: no such test). `shared`: a folder that the login host and all
+    the joint smoke test, the first ones (none: all; 0: no such test). `shared`: a folder that the login node and all
     nodes of a job see; with `placement: node-local`, where `prefix` is on each node's own disk, jobs, tools and
     bundles lie there.
     """
@@ -380,7 +380,7 @@ class Target(StrictModel):
 
 
 def login_connection(target: Target) -> Connection | None:
-    """How the login host of a target is reached; None when jobs are submitted from this machine."""
+    """How to reach the login node of a target; None if jobs are submitted from this machine."""
     login = target.connection.login
     if login is None:
         return None
@@ -389,9 +389,9 @@ def login_connection(target: Target) -> Connection | None:
 
 
 def as_login(target: Target) -> Target:
-    """Of a target whose nodes share a prefix and are reached through jobs: the login host, which sees that prefix.
+    """The login node of a job target whose nodes share a prefix, as a target; any other target unchanged.
 
-    Where each node has a disk of its own, its prefix is the folder that they share. Any other target as it is.
+    If each node has its own disk, the prefix of the login node is the shared folder.
     """
     if target.connection.kind != "job":
         return target

@@ -1,5 +1,5 @@
 """What fits: facts x variants x compatibility data -> Resolution, with a reason for every decision. Pure.
 
-In: what nodes said and what a lock offers. Out: one variant a node, or why none. Never asks a node or writes;
-`compat_read.py` alone reads, the catalog's data.
+In: facts of nodes, and a lock. Out: one variant for each node, or why none. Only `compat_read.py` reads files, the
+catalog's data.
 """

@@ -15,10 +15,10 @@ _CODE = re.compile(r"[0-9]{1,2}\.[0-9][af]?(\+PTX)?")
 
 
 class Architectures(NamedTuple):
-    """`codes` as TORCH_CUDA_ARCH_LIST spells them, oldest first; `given` is who said so; `gpus` the GPUs they are for.
+    """`codes` as TORCH_CUDA_ARCH_LIST spells them, oldest first; `given`: their origin; `gpus`: the GPUs they are for.
 
-    `stack`: its own variable; `node`: the GPUs that are there; `target`: what it expects; `torch`: nobody, so all that
-    torch itself has.
+    Origins: `stack`: its own variable; `node`: the node's GPUs; `target`: its `expects`; `torch`: none of these, so all
+    architectures of torch.
     """
 
     codes: tuple[str, ...]
@@ -50,7 +50,7 @@ def toolkit(facts: NodeFacts, request: Request, compat: Compat) -> NvccFacts | N
 
 
 def architectures(facts: NodeFacts, request: Request, compat: Compat) -> Architectures | None:
-    """What the sources of a request are compiled for; None where none has a build or torch has no CUDA."""
+    """What the sources of a request are compiled for; None if no source has a build or torch has no CUDA."""
     if not (request.built or request.compiled) or request.torch is None or request.wanted_flavour(compat) == "cpu":
         return None
     if request.arch_list is not None:
@@ -67,13 +67,13 @@ def architectures(facts: NodeFacts, request: Request, compat: Compat) -> Archite
 
 
 def bound_arch_list(facts: NodeFacts, request: Request, compat: Compat) -> tuple[str, ...] | None:
-    """What becomes part of the variant; None also where the stack's own variable says it, which is part already."""
+    """What becomes part of the variant; None also if the stack's own variable, which is part already, says it."""
     archs = architectures(facts, request, compat)
     return None if archs is None or archs.given == "stack" else archs.codes
 
 
 def given_codes(arch_list: str | None) -> tuple[str, ...]:
-    """The codes of a TORCH_CUDA_ARCH_LIST that a stack sets; empty where it sets none or names no numbers."""
+    """The codes of a TORCH_CUDA_ARCH_LIST of a stack; empty without one, or if it has no numbers."""
     return _codes_of(arch_list) if arch_list is not None else ()
 
 

@@ -77,7 +77,7 @@ def fitting_file(package: LockedPackage, platform: Platform) -> ArtifactFile | N
 
 
 def best_wheel(files: Iterable[str], platform: Platform) -> str | None:
-    """The wheel an installer would take: the most specific that fits, of such ones that of the highest build tag."""
+    """The wheel that an installer would take: the most specific that fits, and of these the highest build tag."""
     ranks = {file: place for file in sorted(files) if (place := rank(file, platform)) is not None}
     return max(ranks, key=lambda file: ranks[file], default=None)
 
@@ -117,7 +117,7 @@ def _places(platform: Platform) -> Mapping[Tag, int]:
 
 
 def built(variants: Mapping[str, Variant], nodes: Iterable[NodeEvidence]) -> tuple[BuiltVariant, ...]:
-    """Which files of each variant fit the nodes that have it; nodes without facts add none."""
+    """Which files of each variant fit the nodes that have it; a node without facts adds none."""
     out = []
     having = list(nodes)
     for digest, variant in variants.items():

@@ -31,7 +31,7 @@ class ApexHistory(NamedTuple):
     raises: Ranges
 
     def knows(self, commit: str) -> bool:
-        """Whether a commit is one of the history that was read."""
+        """Whether a commit is in the history that was read."""
         return commit[:_DIGITS] in self.places
 
     def flags_at(self, commit: str) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ _LONGEST_NOTE = 120
 
 
 class Note(NamedTuple):
-    """Where a value comes from and how far it was verified, each in one short line; not `firm` means: only warn.
+    """Where a value comes from and how far it was verified, in one short line each; if not `firm`, it can only warn.
 
     `source` begins with the place of the whole note in the catalog: `compat/torch.yaml#releases: ...`.
     """
@@ -110,9 +110,9 @@ class TorchRelease(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """One GPU model; peaks in dense TFLOPS (bf16 or fp16), memory in GB, bandwidths in GB/s.
+    """One GPU model; peaks in dense TFLOP/s (bf16 or fp16), memory in GB, bandwidths in GB/s.
 
-    `nvlink`: of both ways, 0 without it; None: not known, as where it takes a bridge.
+    `nvlink`: both directions together, 0 without NVLink; None: unknown, for example with a bridge.
     """
 
     model: str
@@ -138,7 +138,7 @@ class Image(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """A package that loads a library of the system."""
+    """A package that loads a library of the operating system."""
 
     has: Requirement
     note: Note
@@ -147,7 +147,7 @@ class Loads(NamedTuple):
 class PackageRule(NamedTuple):
     """One row of packages.yaml: when it applies, what breaks, what then works, and the variable that helps.
 
-    `fails`: what Python says where it has broken.
+    `fails`: the error text of Python that shows this failure.
     """
 
     id: str
@@ -170,7 +170,7 @@ class PackageRule(NamedTuple):
 
 
 class PackageTraits(NamedTuple):
-    """What a well known package does; `at`: the module of it that does, `builds`: which builds import."""
+    """What a well-known package does; `at`: in which of its modules, `builds`: whether builds import that module."""
 
     has: Requirement
     traits: tuple[str, ...]
@@ -179,7 +179,7 @@ class PackageTraits(NamedTuple):
 
 
 class OwnList(NamedTuple):
-    """Which CUDA versions a source takes for one another, by major, and the variable that turns its check off."""
+    """The CUDA versions that a source accepts for one another, by major, and the variable that turns its check off."""
 
     variable: str
     accepts: Mapping[int, tuple[Numbers, ...]]
@@ -266,9 +266,9 @@ class Compat(NamedTuple):
     apex_note: Note
 
     def named_gpus(self) -> dict[str, Gpu]:
-        """The rows by each whole name that nvidia-smi and torch may print, of older drivers and cards too.
+        """The rows by each whole name that nvidia-smi and torch may print, also of older drivers and cards.
 
-        A name with more in it (`H200 NVL`, `… Laptop GPU`, `… MIG 3g.40gb`) is of other hardware, or of a part of it.
+        A longer name (`H200 NVL`, `… Laptop GPU`, `… MIG 3g.40gb`) is other hardware, or a part of a GPU.
         """
         return {f"{brand}{gpu.name}": gpu for gpu in self.gpus.values() for brand in _BRANDS}
 
@@ -290,6 +290,6 @@ class Compat(NamedTuple):
 
 
 def short(text: str) -> str:
-    """The first sentence, at most 120 characters: a decision cites its note, the catalog has the whole of it."""
+    """The first sentence, at most 120 characters: a decision cites it, and the catalog has the whole note."""
     first = " ".join(re.split(r"[;.]\s", text, maxsplit=1)[0].split())
     return first if len(first) <= _LONGEST_NOTE else textwrap.shorten(first, _LONGEST_NOTE, placeholder=" …")

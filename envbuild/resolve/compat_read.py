@@ -1,4 +1,4 @@
-"""Reads the compat data of the catalog; the only I/O of this room."""
+"""Reads the compat data of the catalog; the only I/O of resolve/."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ OF_NODE = {
 
 
 def evaluate(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """Apply every rule that has something to say about the request, in order. Pure."""
+    """Apply every rule that concerns the request, in order. Pure."""
     decisions = [item for check in RULES.values() for item in check(facts, request, compat)]
     decisions.extend(packages.package_rules(facts, request, compat))
     return tuple(decisions)
@@ -132,8 +132,8 @@ class Resolver:
     """A lock and a target, ready to judge nodes.
 
     `supply`: what this machine could deliver; `variant`: the id that the user asked for, `interpreter` a path or a
-    version; `reference`: the stack as commands name it; `tool_bytes`: what tools that a node may lack take on its
-    disk, by folder.
+    version; `reference`: the stack as commands name it; `tool_bytes`: disk space of tools that a node may lack, by
+    folder.
     """
 
     def __init__(
@@ -172,10 +172,10 @@ class Resolver:
     def fleet(
         self, facts: Mapping[str, NodeFacts], others: Mapping[str, NodeFacts] | None = None
     ) -> dict[str, Resolution]:
-        """`resolve` for many nodes; what equal nodes share is decided once.
+        """`resolve` for many nodes; equal nodes are decided once.
 
-        A node that lacks nvcc or a compiler gets what a node like it is given that has them, which may also be one of
-        `others`: the rest of the fleet, which is not decided for (brief facts will do where it is finished).
+        A node that lacks nvcc or a compiler gets the variant of a similar node that has them. That node may also be one
+        of `others`: the rest of the fleet, which is not decided (brief facts are enough for a finished node).
         """
         resolutions = {node: self.resolve(value) for node, value in facts.items()}
         return {**resolutions, **borrow(self, facts, resolutions, others or {})}

@@ -1,6 +1,6 @@
 """What an environment costs: bytes to fetch, bytes and inodes on the disk, rough seconds.
 
-What a lock records of a wheel is added up; where it records nothing, stated factors stand in.
+Sizes in the lock are added up; for other wheels fixed factors are used.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ SECONDS_PER_PACKAGE = 0.05
 
 
 class Estimate(NamedTuple):
-    """`fetch_bytes` of the files whose size is recorded; `unsized` packages (and sources) come on top.
+    """`fetch_bytes`: files with a recorded size; the `unsized` packages and sources are not included.
 
-    `disk_bytes` and `inodes` stay; `work_bytes` lie beside them while it is installed, and `index_bytes` too where the
-    node asks the index itself. `certain_bytes` are recorded ones; `rough`: not all of the others are.
+    `disk_bytes` and `inodes` stay. `work_bytes`: further space during the installation, and `index_bytes` if the node
+    asks the index itself. `certain_bytes`: recorded sizes; `rough`: some other sizes are estimates.
     """
 
     fetch_bytes: int
@@ -64,11 +64,11 @@ class Estimate(NamedTuple):
     rough: bool
 
     def beside_bytes(self, *, delivered: bool) -> int:
-        """What lies beside the environment while it is installed and goes with the run."""
+        """Further disk space during the installation, which is removed with the run."""
         return self.work_bytes + (self.fetch_bytes if delivered else self.index_bytes)
 
     def smoke_bytes(self, *, delivered: bool) -> int:
-        """What lies beside the environment while it is tested and goes with the run."""
+        """Further disk space during the smoke test, which is removed with the run."""
         return SMOKE_BYTES + SMOKE_BYTES_PER_INODE * self.inodes + (self.fetch_bytes if delivered else 0)
 
     def in_words(self, *, delivered: bool = False) -> str:
@@ -81,13 +81,13 @@ class Estimate(NamedTuple):
 
 
 def disk_words(count: int, unsized: Sequence[str], *, rough: bool) -> str:
-    """`747 MB`; `about` where it is `rough`, `at least` where the size of a package is not even known packed."""
+    """`747 MB`; with `about` if `rough`, with `at least` if a package has no known size at all."""
     known = all(name.startswith(SOURCE) for name in unsized)
     return f"{('about ' if rough else '') if known else 'at least '}{size(count)}"
 
 
 def fetch_words(count: int, unsized: Sequence[str]) -> str:
-    """`202 MB to fetch`; `at least` where something comes on top that nobody has sized."""
+    """`202 MB to fetch`; with `at least` if a part has no recorded size."""
     if unsized and not count:
         return "an unknown amount to fetch"
     return f"{'at least ' if unsized else ''}{size(count)} to fetch"

@@ -1,8 +1,7 @@
-"""Facts of nodes judged: what each means, whether CUDA stops at it, and what helps. Tables; pure.
+"""Facts of nodes judged: what each means, whether CUDA stops, and what helps. Tables; pure.
 
-One node by itself: `CAUSES` (what nvidia-smi or the probe said), `SIGNS` (what a GPU or port says of itself) and the
-GPUs that are missing. Nodes beside each other: `SHARED`, what equal machines have in common, where the odd one is
-named. Plan, refusals and `doctor` all read these.
+One node: `CAUSES` (from nvidia-smi or the probe), `SIGNS` (what a GPU or port reports) and missing GPUs. Several nodes:
+`SHARED`, what equal machines have in common, to find the one that differs. Plans, refusals and `doctor` read these.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _LOAD = "load the module as the node's administrator (`modprobe nvidia`), or ins
 
 
 class Fault(NamedTuple):
-    """What is wrong with a node, and what helps; `stops`: no CUDA program starts there, else the smoke test decides."""
+    """A fault of a node, and what helps; `stops`: no CUDA program starts; otherwise the smoke test decides."""
 
     what: str
     helps: str
@@ -151,7 +150,7 @@ _PORT_SIGNS = {
 
 
 def driver_fault(facts: NodeFacts) -> Fault | None:
-    """What the problem of the driver means; None where it has none."""
+    """What the driver's problem means; None without a problem."""
     text = facts.driver.problem
     if text is None:
         return None
@@ -161,7 +160,7 @@ def driver_fault(facts: NodeFacts) -> Fault | None:
 
 
 def faults(facts: NodeFacts) -> tuple[Fault, ...]:
-    """What is wrong with one node's driver, GPUs and ports by what they say themselves."""
+    """The faults that a node's driver, GPUs and ports report."""
     driver = driver_fault(facts)
     known = [driver] if driver else []
     for gpu in facts.gpus:
@@ -184,7 +183,7 @@ def faults(facts: NodeFacts) -> tuple[Fault, ...]:
 
 
 def missing_gpus(facts: NodeFacts, *, exclusive: bool) -> Fault | None:
-    """GPUs that are there and cannot be seen: outside of jobs, in a job that has the node for itself or has none."""
+    """GPUs that the node has and a process cannot see: outside of jobs, or in a job with the whole node or no GPU."""
     seen, physical = visible_gpus(facts), physical_gpus(facts)
     if seen >= physical or (seen and facts.scheduler.job and not exclusive):
         return None
@@ -193,7 +192,7 @@ def missing_gpus(facts: NodeFacts, *, exclusive: bool) -> Fault | None:
 
 
 def what_shows_gpus(facts: NodeFacts, count: int | None = None) -> str:
-    """What makes GPUs visible that are there, by the cause that hides them; `count` of them are wanted."""
+    """How to make hidden GPUs visible, by the cause that hides them; `count` of them are wanted."""
     fault = driver_fault(facts)
     if fault is not None:
         return fault.helps
@@ -208,7 +207,7 @@ def what_shows_gpus(facts: NodeFacts, count: int | None = None) -> str:
 
 
 def broken(facts: NodeFacts) -> Fault | None:
-    """Why no CUDA program can use the GPUs that the node has; None where one can, or where it has none."""
+    """Why no CUDA program can use the node's GPUs; None if one can, or if the node has no GPU."""
     if not physical_gpus(facts) and not facts.gpus:
         return None
     stopping = next((fault for fault in faults(facts) if fault.stops), None)
@@ -216,7 +215,7 @@ def broken(facts: NodeFacts) -> Fault | None:
 
 
 def usable(facts: NodeFacts) -> bool:
-    """Whether a process on the node can use a GPU, as far as facts say: what was read of GPUs counts."""
+    """Whether a process on the node can use a GPU, as far as the facts say."""
     return visible_gpus(facts) > 0 and broken(facts) is None
 
 
@@ -248,7 +247,7 @@ def _limit(name: str) -> Callable[[NodeFacts], str]:
 
 
 def gpus_text(facts: NodeFacts) -> str:
-    """`8 x NVIDIA A100`, `7 of 8 x …` where a process sees fewer than there are; MIG instances with their number."""
+    """`8 x NVIDIA A100`, `7 of 8 x …` if a process sees fewer than the node has; MIG instances with their number."""
     names = [gpu.name for gpu in facts.gpus]
     seen, physical = visible_gpus(facts), physical_gpus(facts)
     if not names:
@@ -263,7 +262,7 @@ def gpus_text(facts: NodeFacts) -> str:
 
 
 def mig_instances(facts: NodeFacts) -> int:
-    """MIG instances that a process may use: all that there are, or those that CUDA_VISIBLE_DEVICES names."""
+    """MIG instances that a process may use: all, or those that CUDA_VISIBLE_DEVICES names."""
     instances = [name.rpartition(" ")[2] for gpu in facts.gpus for name in gpu.mig]
     if facts.visible_devices is None or "MIG-" not in facts.visible_devices:
         return len(instances)
@@ -315,12 +314,12 @@ def shared(facts: NodeFacts, usual_memory: int) -> dict[str, str]:
 
 
 def equal_memory(one: int, other: int) -> bool:
-    """Equal machines differ by some megabytes; where a module is missing there is a gap."""
+    """Whether two sizes of memory are equal: equal machines differ by some megabytes, a missing module by more."""
     return abs(one - other) <= _MEMORY_TOLERANCE * other
 
 
 def odd_ones(fleet: Mapping[str, NodeFacts]) -> dict[str, list[str]]:
-    """In what nodes are not like the others with the same machine and GPUs: text -> their names."""
+    """How nodes differ from the others with the same machine and GPUs: text -> their names."""
     odd: dict[str, list[str]] = {}
     kin = grouped(fleet, lambda node: (fleet[node].product, frozenset(gpu.name for gpu in fleet[node].gpus)))
     for nodes in kin.values():

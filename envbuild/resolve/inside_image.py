@@ -1,4 +1,4 @@
-"""Which variants fit an engine, and which rules say nothing about the inside of an image."""
+"""Which variants fit an engine, and which rules do not apply inside an image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NGC = re.compile(r"(?:.*/)?nvidia/pytorch:([0-9]{2}\.[0-9]{2})-py3(?:@.*)?")
 
 
 def engine_rule(variant: Variant, target: Target) -> Decisions:
-    """`engine-fits`: the variant can be built with the target's engine; nothing is said where both are usual."""
+    """`engine-fits`: the variant can be built with the target's engine; no decision if both are venv."""
     base, engine = variant.base, target.engine
     standing = f"image {base.image}" if base.kind == "image" else f"base {base.kind}"
     compared = (f"engine {engine}", f"{variant.engine} on {standing}")
@@ -42,7 +42,7 @@ def engine_rule(variant: Variant, target: Target) -> Decisions:
 
 
 def in_image(variant: Variant, target: Target) -> bool:
-    """Whether the environment will be inside an image that is still to be built."""
+    """Whether the environment will be inside an image that is not built yet."""
     return target.engine == "container" and variant.base.kind in ("none", "image")
 
 
@@ -54,11 +54,11 @@ def image_python(variant: Variant) -> Decisions:
 
 
 def seen_inside(facts: NodeFacts) -> NodeFacts:
-    """The node as a process in a container sees it: its hardware and driver, nothing of its system."""
+    """The node as a process in a container sees it: its hardware and driver, not its system."""
     return facts.model_copy(update={"libc": LibcFacts(), "nvcc": (), "compilers": ()})
 
 
 def image_tag(variant: Variant, compat: Compat) -> str | None:
-    """The month (`22.02`) of NVIDIA's PyTorch image that the variant stands on, None for any other image."""
+    """The month (`22.02`) of NVIDIA's PyTorch image that the variant builds on, None for any other image."""
     found = _NGC.fullmatch(variant.base.image or "")
     return found.group(1) if found and found.group(1) in compat.images else None

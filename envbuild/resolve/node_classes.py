@@ -21,9 +21,9 @@ _NO_PRODUCT = re.compile(
 
 
 class NodeClass(NamedTuple):
-    """Nodes with equal facts: `label` says what they are, `nodes` are their names in order.
+    """Nodes with equal facts: `label` describes them, `nodes` are their names in order.
 
-    `differs`: in what they are not like the largest class (which has none); `fault`: what is wrong with their GPUs and
+    `differs`: how they differ from the largest class (empty for that class); `fault`: what is wrong with their GPUs and
     ports, `hint`: what helps.
     """
 
@@ -37,7 +37,7 @@ class NodeClass(NamedTuple):
 def group(facts: Mapping[str, NodeFacts], *, exclusive: bool = False) -> tuple[NodeClass, ...]:
     """The classes of a fleet, the largest first (then by the first node's name).
 
-    `exclusive`: jobs get whole nodes here, so a GPU that is not visible inside of one is missing.
+    `exclusive`: jobs get whole nodes, so a GPU that a job does not see is missing.
     """
     members = grouped(facts, lambda node: json.dumps(_key(facts[node]), sort_keys=True))
     classes = [names for nodes in members.values() for names in _of_equal_memory(sorted(nodes), facts)]
@@ -90,7 +90,7 @@ def describe(facts: NodeFacts) -> str:
 
 
 def differences(usual: NodeFacts, other: NodeFacts) -> tuple[str, ...]:
-    """In what a node is not like the usual one, as `driver 470.57.02 ≠ 470.82.01`; what people look for first."""
+    """How a node differs from another, as `driver 470.57.02 ≠ 470.82.01`; the most important first."""
     here, shared_usual = (shared(facts, usual.memory_bytes or 0) for facts in (other, usual))
     names = dict.fromkeys((*shared_usual, *here))
     odd = [name for name in names if here.get(name) != shared_usual.get(name)]
@@ -109,7 +109,7 @@ def _other_differences(usual: NodeFacts, other: NodeFacts) -> tuple[str, ...]:
 
 
 def gpu_fault(facts: NodeFacts, *, exclusive: bool) -> tuple[str, str]:
-    """What is wrong with GPUs and ports of a node, as `7 of 8 GPUs visible`, and what helps; empty where nothing is."""
+    """What is wrong with a node's GPUs and ports, as `7 of 8 GPUs visible`, and what helps; empty if nothing is."""
     missing = missing_gpus(facts, exclusive=exclusive)
     both = (*((missing,) if missing else ()), *faults(facts))
     return "; ".join(fault.what for fault in both), "; ".join(dict.fromkeys(fault.helps for fault in both))

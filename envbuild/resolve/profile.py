@@ -49,12 +49,12 @@ def refusals(profile: Profile, compat: Compat) -> Decisions:
 
 
 def refuse(profile: Profile, compat: Compat) -> None:
-    """Raise the first of `refusals` (exit 7), its rule as the code and what would work as the hint."""
+    """Raise the first of `refusals` (exit 7), with the rule as code and the alternative as hint."""
     _raise_first(refusals(profile, compat))
 
 
 def unlocked(profile: Profile, compat: Compat) -> tuple[str, ...]:
-    """What of a profile cannot work on any node, by its own versions, as `findings` say it of a lock."""
+    """What of a profile cannot work on any node, by the versions that it names; as `findings` for a lock."""
     pins = dict(pin for text in (*profile.packages, *profile.constraints) if (pin := _pin(text)))
     torch = profile.torch.version if profile.torch else None
     built = any(source.build for source in profile.pinned_sources)
@@ -79,7 +79,7 @@ def _pin(text: str) -> tuple[str, str] | None:
 
 
 def refuse_locked(lock: Lock, compat: Compat) -> None:
-    """Raise `package-homonym` (exit 7) where a known homonym has come in, by whatever package."""
+    """Raise `package-homonym` (exit 7) if the lock has a known homonym, whichever package requires it."""
     names = {str(canonicalize_name(p.name)) for v in lock.variants for p in v.packages if p.index == "pypi"}
     asked = Request(from_pypi=frozenset(names))
     rulings = rules_packages.package_homonym(_NOBODY, asked, compat)
@@ -93,7 +93,7 @@ def decisions(variant: Variant, compat: Compat) -> Decisions:
 
 
 def findings(lock: Lock, compat: Compat) -> dict[str, Decision]:
-    """What of a lock cannot work on any node, or will stop somebody there, as a sentence with what would work instead.
+    """What of a lock cannot work on any node, or will fail there, as sentences with an alternative.
 
     Refusals come first.
     """
@@ -109,7 +109,7 @@ def _sentence(item: Decision) -> str:
 
 
 def mending(variant: Variant, compat: Compat) -> tuple[str, ...]:
-    """Constraints under which no rule about packages refuses what a variant has locked."""
+    """Constraints with which no package rule refuses the locked versions of a variant."""
     rows = {rule.id: rule for rule in compat.package_rules}
     names = {str(canonicalize_name(package.name)) for package in variant.packages}
     versions: list[str] = []

@@ -1,4 +1,4 @@
-"""What can be had from where, and so who fetches: the node itself, or the controller for it."""
+"""What can be reached from where, and therefore who fetches: the node itself, or the controller for it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from envbuild.resolve.artifacts import Platform, fitting_file
 
 
 class Supply(NamedTuple):
-    """What the controller found: name of an index, `channel_key` or address of a git source -> it can be reached; file
-    name -> path in its find-links folders or its cache. Empty: it was not asked.
+    """What the controller can reach: index, `channel_key` or git address -> whether it answers; file name -> path.
+
+    Paths are in its find-links folders or its cache. Empty: it was not asked.
     """
 
     reachable: Mapping[str, bool] = {}
@@ -24,7 +25,7 @@ class Supply(NamedTuple):
 
 
 class Supplied(NamedTuple):
-    """Who fetches for one node, and what can be had from nowhere: names of packages and sources, and the places."""
+    """Who fetches for one node, and what nobody can reach: names of packages and sources, and their places."""
 
     choice: DeliveryChoice
     missing: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ def channels_needed(lock: Lock) -> list[str]:
 
 
 def channel_key(name: str) -> str:
-    """A channel among the places that are asked for; an index may have the same name."""
+    """The key of a channel in `Supply`; an index may have the same name."""
     return f"conda:{name}"
 
 
@@ -71,8 +72,9 @@ def repositories(variant: Variant) -> Iterator[tuple[str, str]]:
 
 
 def supplied(variant: Variant, facts: NodeFacts, target: Target, supply: Supply, platform: Platform) -> Supplied:
-    """Who fetches what a variant needs: as the target says; else the node where it can, the controller where only that
-    one can. What is not known to be out of reach counts as within.
+    """Who fetches what a variant needs: as the target says, else the node, else the controller if only that can.
+
+    A place that is not known to be out of reach counts as reachable.
     """
     reach = {**supply.reachable, **facts.reachable}
     own = [] if all(reach.values()) else list(_lacking(variant, reach, facts.files_found, platform))
@@ -143,5 +145,5 @@ def _needed(variant: Variant) -> Mapping[str, str]:
 
 
 def place(address: str) -> str:
-    """The host of a repository, which people know."""
+    """The host of a repository's address."""
     return urlsplit(address).hostname or address

@@ -32,17 +32,16 @@ def named_variant(lock: Lock, name: str) -> Variant:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One thing to decide about. What is None or empty is not asked, and its rules do not apply.
+    """One thing to decide about. A field that is None or empty is not asked, and its rules do not apply.
 
-    `torch` is the public version, `flavour` cpu or cuXYZ; `index` the name of the index that torch comes from;
-    `compiled` the names of what is compiled with nvcc, `built` of every source that has a build. By a source's name:
-    `commits`, `patches` and `flags`, and `build_variables` of its build alone. `arch_list` is the TORCH_CUDA_ARCH_LIST
-    of the stack, `expected_gpu` the model that the target names; `exclusive` says that jobs there get whole nodes.
-    `packages`: canonical name to version, `from_pypi` those of the default index; `installed` says that torch is there
-    already (a base), so that nothing about its wheel is asked. `variables` are those of the run; `abis` the C++ ABI of
-    extensions that do not leave it to torch, by their name; `traits` what sources and packages do, `uses` the same
-    with the place where a source does it. `gpus` is how many each node must give, `peak_tflops` and `floor_tflops` (per
-    GPU) what is taken for the dense peak and what a GPU must reach.
+    `torch` is the public version, `flavour` cpu or cuXYZ; `index` the name of the index of torch; `compiled` the names
+    of what nvcc compiles, `built` of every source that has a build. By a source's name: `commits`, `patches` and
+    `flags`, and `build_variables` of its build alone. `arch_list` is the TORCH_CUDA_ARCH_LIST of the stack,
+    `expected_gpu` the model that the target names; `exclusive`: jobs get whole nodes. `packages`: canonical name to
+    version, `from_pypi` those of the default index; `installed`: torch is part of a base, so its wheel is not judged.
+    `variables` are those of the run; `abis` the C++ ABI of extensions that set their own, by name; `traits` what
+    sources and packages do, `uses` the same with the place in a source. `gpus`: how many each node must give,
+    `peak_tflops` the assumed dense peak and `floor_tflops` the floor, per GPU.
     """
 
     torch: str | None = None
@@ -75,11 +74,11 @@ class Request:
     floor_tflops: float | None = None
 
     def release(self, compat: Compat) -> TorchRelease | None:
-        """The torch release that is asked for, None when there is none or it is not known."""
+        """The torch release that is asked for; None without torch or for an unknown release."""
         return compat.torch.get(self.torch) if self.torch else None
 
     def wanted_flavour(self, compat: Compat) -> str | None:
-        """The flavour asked for, or what PyPI gives when none is asked for."""
+        """The flavour asked for, or else PyPI's."""
         release = self.release(compat)
         return self.flavour or (release.pypi_flavour if release else None)
 
@@ -96,7 +95,7 @@ def capabilities(facts: NodeFacts) -> tuple[tuple[str, Numbers], ...]:
 
 
 def visible_gpus(facts: NodeFacts) -> int:
-    """How many GPUs a process on the node sees: all, or those that CUDA_VISIBLE_DEVICES names and that are there."""
+    """How many GPUs a process on the node sees: all, or the existing ones that CUDA_VISIBLE_DEVICES names."""
     named = visible_devices(facts.visible_devices)
     if named is None:
         return len(facts.gpus)
@@ -136,7 +135,7 @@ def decision(
     instead: str | None = None,
     torch: str | None = None,
 ) -> Decision:
-    """One decision. A refusal that rests on data which are not firm becomes a warning that says so."""
+    """One decision. A refusal by data that are not firm becomes a warning that says so."""
     if verdict == "refuse" and not note.firm:
         verdict, what = "warn", f"{what} (by data that are not verified, so it is not refused)"
     return Decision(

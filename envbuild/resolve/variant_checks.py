@@ -1,4 +1,4 @@
-"""One lock variant against one node: what the node itself must have before any rule about torch is asked."""
+"""One lock variant against one node: what the node itself must have, before any rule about torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _named(variant: Variant) -> tuple[tuple[str, LockedPackage], ...]:
 
 
 def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, target: Target) -> Request:
-    """What the rules are asked about a variant on a target; for a base, about the torch that the base has."""
+    """The request for the rules about a variant on a target; for a base, about the base's torch."""
     named = _named(variant)
     packages = {name: package.version for name, package in named}
     packages |= variant.conda.distributions if variant.conda else {}
@@ -130,14 +130,14 @@ def _abis(packages: tuple[LockedPackage, ...], sources: tuple[LockedSource, ...]
 
 
 def needs_nvcc(build: Build) -> bool:
-    """Whether a build compiles CUDA code, as far as its flags, extensions and files say so."""
+    """Whether a build compiles CUDA code, by its flags, extensions and files."""
     options = (*build.flags, *(build.extensions or ()))
     files = [file for module in build.modules or () for file in module.sources]
     return any(word in text for text in options for word in NVCC_WORDS) or any(file.endswith(".cu") for file in files)
 
 
 def stack_arch_list(variant: Variant) -> str | None:
-    """The TORCH_CUDA_ARCH_LIST that a stack sets itself; it stands above what the GPUs say."""
+    """The TORCH_CUDA_ARCH_LIST of the stack itself; it wins over the node's GPUs."""
     value = variant.environment.get("TORCH_CUDA_ARCH_LIST")
     return value if isinstance(value, str) and value.strip() else None
 
@@ -187,7 +187,7 @@ def record_command(reference: str, profile: str) -> str:
 
 
 def recorded_rule(variant: Variant, facts: NodeFacts, command: str) -> Decisions:
-    """`hash-unrecorded`: a file without a hash can be planned; `provision` refuses it until `command` recorded it."""
+    """`hash-unrecorded`: a file without a hash can be planned; `provision` refuses it until `command` records it."""
     return tuple(
         decision(
             "hash-unrecorded",
@@ -330,14 +330,14 @@ def _no_python(variant: Variant, facts: NodeFacts, asked: str | None) -> Decisio
 
 
 def python_hint(python: str, *, by_stack: bool) -> str:
-    """What gives a node a Python; `by_stack`: its stack may bring one."""
+    """How a node gets a Python; `by_stack`: its stack may bring one."""
     install = f"`uv python install {python}` on the node (or a module, or the system's package)"
     own = "; or `interpreters: [present, standalone]` in a stack file of your own, which brings one"
     return install + own * by_stack
 
 
 def asked_python(asked: str, wanted: str, facts: NodeFacts) -> str:
-    """Why an interpreter that somebody named, by path or version, is not taken where `wanted` is needed."""
+    """Why an interpreter that the user named, by path or version, does not fit `wanted`."""
     named = next((p for p in facts.pythons if asked in (p.path, *p.also)), None)
     if named is not None:
         return f"{asked} is Python {named.version}, and the stack needs Python {wanted}"
@@ -347,7 +347,7 @@ def asked_python(asked: str, wanted: str, facts: NodeFacts) -> str:
 
 
 def disk_rules(cost: Estimate, beside: int, packages: int, facts: NodeFacts) -> Decisions:
-    """`prefix-usable`, `disk-space` and `disk-inodes` where the prefix will be; `beside`: bytes at the peak besides."""
+    """`prefix-usable`, `disk-space` and `disk-inodes` for the prefix; `beside`: further bytes at the peak."""
     prefix = facts.prefix
     if not prefix.writable or prefix.noexec:
         problem = prefix.reason or ("it is mounted noexec" if prefix.writable else "it cannot be written")
@@ -382,7 +382,7 @@ def _room(rule: str, free: int, need: int, certain: int, compared: tuple[str, st
 def bound_variant(
     lock: Lock, variant: Variant, python: PythonFacts | None, arch_list: tuple[str, ...] | None
 ) -> Variant:
-    """The variant as it will be built: what its base provides and the GPUs it is compiled for are in its digest."""
+    """The variant as it will be built: packages of its base and GPU architectures become part of its digest."""
     if variant.base.kind != "none" and python is not None and python.packages is not None:
         variant = variant.with_provided(lock.stack, lock.profile, dict(python.packages))
     return variant.with_arch_list(lock.stack, lock.profile, arch_list)

@@ -1,7 +1,7 @@
 """Nodes that lack nvcc or a compiler, beside nodes of the same kind that have them: whose wheels they get. Pure.
 
-What such a node gets is what the rules choose for it with the other's nvcc, if the other one gets the same variant.
-How the wheels come to it is a matter of the plan (`plan/sharing.py`).
+The rules decide for such a node with the other node's nvcc, if that node gets the same variant. `plan/sharing.py` plans
+how the wheels reach it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def borrow(
     resolutions: Mapping[str, Resolution],
     others: Mapping[str, NodeFacts],
 ) -> dict[str, Resolution]:
-    """New resolutions for nodes that lack a tool and can take what another node of the fleet has built."""
+    """New resolutions for nodes that lack a tool and can use the wheels of another node of the fleet."""
     lacking = {
         node: why for node, resolution in resolutions.items() if (why := _lacks(facts[node], resolution)) is not None
     }

@@ -1,5 +1,4 @@
-"""Readers of what a lock is made from: git trees, indexes, wheels, and what builds require.
+"""Readers of what a lock is made from: git trees, indexes, wheels, and requirements of builds.
 
-In: a manifest's words. Out: versions, files and hashes as they are there.
-Never writes a lock.
+In: values of a stack file. Out: versions, files and hashes. Never writes a lock.
 """

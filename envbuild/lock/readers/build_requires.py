@@ -52,8 +52,8 @@ _BRINGS = {
 class Needs:
     """What one source needs to be built.
 
-    `imports`: modules of its setup.py whose package is not known here; `versioned`: it is said what its version is
-    where git's tags are not there to say it.
+    `imports`: modules that its setup.py imports and whose package is unknown; `versioned`: its version is set, so git's
+    tags are not needed.
     """
 
     source: str
@@ -130,14 +130,14 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def additions(needs: Sequence[Needs], profile: Profile) -> tuple[str, ...]:
-    """The requirements that the profile does not decide itself: whose package it neither lists nor bounds."""
+    """The requirements of packages that the profile neither lists nor bounds."""
     named = {_name(text) for text in (*profile.packages, *profile.constraints)} | {"torch"}
     every = dict.fromkeys(text for need in needs for text in need.requirements)
     return tuple(text for text in every if (name := _name(text)) is not None and name not in named)
 
 
 def with_needs(sources: Sequence[LockedSource], needs: Sequence[Needs], profile: Profile) -> tuple[LockedSource, ...]:
-    """The sources with the names of the packages that are in the lock for their builds alone."""
+    """The sources with the names of the packages that the lock has for their builds only."""
     names = {need.source: {name for text in additions([need], profile) if (name := _name(text))} for need in needs}
     return tuple(
         source.model_copy(update={"needs": tuple(sorted(names.get(source.name, ()))) or None}) for source in sources
@@ -156,9 +156,9 @@ def _name(text: str) -> str | None:
 def unmet(
     needs: Sequence[Needs], versions: Mapping[str, str], provided: Container[str], python: str, platform: str
 ) -> Iterator[str]:
-    """Sentences about what a build wants and a variant has not, and about what to add for it.
+    """Sentences about what a build wants and a variant lacks, and what to add for it.
 
-    `versions`: name to version; `provided`: names of what a base has in a version that is not known yet.
+    `versions`: name to version; `provided`: names of packages that a base has in an unknown version.
     """
     for need in needs:
         for text in need.requirements:

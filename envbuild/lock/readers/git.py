@@ -1,7 +1,7 @@
-"""Asks git about commits of upstream repositories, and fetches no more than the question needs.
+"""Asks git about commits of upstream repositories, and fetches only what the question needs.
 
-The user's own configuration applies (`insteadOf`, credential helper, proxy); hooks, prompts and the `ext` transport
-do not. A commit is proven by its own hash: git checks every object it fetches.
+The user's own configuration applies (`insteadOf`, credential helper, proxy); hooks, prompts and the `ext` transport do
+not. A commit is proven by its own hash: git checks every object that it fetches.
 """
 
 from __future__ import annotations
@@ -150,12 +150,12 @@ class GitReader:
         }
 
     def has_path(self, url: str, commit: str, path: str) -> bool:
-        """Whether a file or folder of that path is in the commit."""
+        """Whether the commit has a file or folder of that path."""
         tree = self.tree(url, commit)
         return path in tree or any(name.startswith(path + "/") for name in tree)
 
     def read(self, url: str, commit: str, path: str) -> str | None:
-        """The text of a file (undecodable bytes replaced), None when there is no such file."""
+        """The text of a file (undecodable bytes replaced); None if the commit does not have it."""
         return self.read_all(url, commit, [path])[path] if path in self.tree(url, commit) else None
 
     def read_all(self, url: str, commit: str, paths: Iterable[str]) -> dict[str, str]:
@@ -165,7 +165,7 @@ class GitReader:
         return {path: output_of(place, "cat-file", "blob", oid) for path, oid in oids.items()}
 
     def files_with(self, url: str, commit: str, text: str, under: str | None = None) -> list[str]:
-        """Paths of the files below `under` that hold an exact text."""
+        """Paths of the files below `under` that contain an exact text."""
         inside = {
             oid
             for path, (mode, oid) in self.tree(url, commit).items()
@@ -174,7 +174,7 @@ class GitReader:
         return self._grep(url, commit, inside, ["-F", "-e", text], [under] if under else [])
 
     def python_with(self, url: str, commit: str, pattern: str) -> list[str]:
-        """Paths of the Python files that an extended regular expression is found in."""
+        """Paths of the Python files that an extended regular expression matches in."""
         files = {
             oid for path, (mode, oid) in self.tree(url, commit).items() if path.endswith(".py") and mode[:3] == "100"
         }

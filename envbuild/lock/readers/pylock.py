@@ -29,9 +29,9 @@ ARCHITECTURES = {"linux_x86_64": "x86_64", "linux_aarch64": "aarch64"}
 
 @dataclass(frozen=True)
 class OfferedFile:
-    """One file of a release as the index offers it; `size` in bytes and `uploaded` where it says them.
+    """One file of a release as the index offers it; `size` in bytes and `uploaded` if the index states them.
 
-    `url` may be a file:// one; `unpacked` is what the file itself says.
+    `url` may be a file:// address; `unpacked`: disk space, read from the file itself.
     """
 
     file: str
@@ -44,7 +44,7 @@ class OfferedFile:
 
 @dataclass(frozen=True)
 class Offer:
-    """One resolved package with the files that it offers; `yanked`: why (maybe empty), None where it is not."""
+    """One resolved package with the files that it offers; `yanked`: the reason (maybe empty) or None."""
 
     name: str
     version: str
@@ -124,7 +124,7 @@ def _size_of(item: OfferedFile) -> int | None:
 
 
 def with_sizes(files: Iterable[OfferedFile]) -> list[OfferedFile]:
-    """The same files with their sizes, asked of the index where it did not say them (at most 8 requests at once)."""
+    """The same files with their sizes, asked of the index if it did not state them (at most 8 requests at once)."""
 
     def sized(item: OfferedFile) -> OfferedFile:
         size = item.size if item.size is not None else _size_of(item)

@@ -1,7 +1,7 @@
-"""What the tree of a source does that newer packages do not take, found by syntax in its pinned tree.
+"""Code of a source that newer packages do not accept, found by syntax in its pinned tree.
 
-The traits are those of compat/packages.yaml. What setup.py does stops a build, what a module does when it is imported
-stops everybody who imports it, and what a function does who calls it.
+The traits are those of compat/packages.yaml. Code in setup.py stops a build, code that runs at import stops every
+import, and code in a function stops its callers.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def scan(reader: GitReader, url: str, commit: str) -> dict[str, str]:
 
 
 def uses(texts: Mapping[str, str], reached: Container[str] | None = None) -> dict[str, str]:
-    """Trait to its places in Python files, by path; those that do not parse are of another Python and left out.
+    """Trait to its places in Python files, by path; files that do not parse are for another Python and left out.
 
-    Places are `FILE:LINE` with commas between; one that runs when its module is imported is marked `AT_IMPORT`, unless
-    the module is none of those `reached`. setup.py and what is marked come first.
+    Places are `FILE:LINE` with commas between; a place that runs at import is marked `AT_IMPORT`, unless its module is
+    not in `reached`. setup.py and marked places come first.
     """
     by_trait: dict[str, dict[tuple[int, str, int], str]] = {}
     for path in texts:
@@ -91,10 +91,10 @@ def _run_by_import(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def open_imports(reader: GitReader, url: str, commit: str, entries: Iterable[str] = ()) -> dict[str, str]:
-    """Modules that a commit imports when it starts, neither in its tree nor of Python, with the files in between.
+    """Modules that a commit imports at its start, neither in its tree nor in Python, with the files in between.
 
-    These are said as `train.py → model/moe.py`. `entries`: scripts, and modules by their names, that are
-    started besides what lies at the top. Raises EnvbuildError as `scan`.
+    Written as `train.py → model/moe.py`. `entries`: scripts and module names that are also started, besides those at
+    the top. Raises EnvbuildError as `scan`.
     """
     texts = reader.read_all(url, commit, reader.python_with(url, commit, "import"))
     above = imported_from_top(texts, entries)
@@ -110,10 +110,10 @@ def open_imports(reader: GitReader, url: str, commit: str, entries: Iterable[str
 
 
 def imported_from_top(texts: Mapping[str, str], entries: Iterable[str] = ()) -> dict[str, str]:
-    """The files that are imported, whatever else happens, from scripts and packages at the top of a tree.
+    """The files that scripts and packages at the top of a tree always import.
 
-    Each with the file that imports it, empty for where it begins; the nearest come first. `entries`: paths and modules
-    where it begins too.
+    Each with the file that imports it, empty for a start; the nearest come first. `entries`: further starts, paths and
+    modules.
     """
     modules: dict[str, str] = {}
     for path in texts:

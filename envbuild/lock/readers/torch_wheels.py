@@ -216,7 +216,7 @@ def _requires_of(wheel: Path) -> tuple[str, ...]:
 
 
 def check_against_records(packages: tuple[LockedPackage, ...], records: TorchRecords) -> None:
-    """Raise EnvbuildError `hash-contradicts-record` (exit 5) where a file differs from its public record."""
+    """Raise EnvbuildError `hash-contradicts-record` (exit 5) if a file differs from its public record."""
     for package in packages:
         for item in package.files:
             record = records.files.get(item.file)

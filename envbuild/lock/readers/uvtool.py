@@ -120,7 +120,7 @@ def _failure(output: str) -> EnvbuildError:
 
 
 def no_solution(why: str, relaxations: Sequence[Mapping[str, str]] = ()) -> EnvbuildError:
-    """The error of requirements that contradict each other; `relaxations`: those that are enough, one at a time."""
+    """The error of contradicting requirements; `relaxations`: each one that is enough to loosen."""
     names = [f"`{relaxation['was']}`" for relaxation in relaxations]
     ways = "; or ".join(
         f"loosen `{relaxation['was']}`" + (f" ({relaxation['version']} fits)" if relaxation["version"] else "")
@@ -140,7 +140,7 @@ def no_solution(why: str, relaxations: Sequence[Mapping[str, str]] = ()) -> Envb
 
 
 def build_not_allowed(packages: Sequence[str], why: str) -> EnvbuildError:
-    """The error of packages that only a source distribution could be; its details hold their names."""
+    """The error of packages that exist only as source distributions; its details have their names."""
     options = " ".join(f"--allow-build {name}" for name in packages)
     return EnvbuildError(
         "build-not-allowed",

@@ -1,6 +1,6 @@
-"""A wheel as a file: whether it is the package that it is named after, and holds what its own RECORD says.
+"""A wheel as a file: whether it is the package of its name, and contains what its own RECORD says.
 
-Nothing of it is unpacked or run.
+Unpacks and runs nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _TAILS = (1 << 16, 1 << 22, 1 << 26)
 
 
 def of_wheel(url: str) -> Unpacked | None:
-    """What a wheel takes at an http(s) or file URL; None where it cannot be asked, for a lock without it is as good."""
+    """The disk space of a wheel at an http(s) or file URL; None if it cannot be read, which a lock may leave out."""
     sizes = members(url)
     return None if sizes is None else Unpacked.of(sizes)
 
 
 def members(url: str) -> dict[str, int] | None:
-    """The files of a wheel at an http(s) or file URL with their sizes, by its listing alone; None as `of_wheel`."""
+    """The files of a wheel at an http(s) or file URL with their sizes, from its listing; None as `of_wheel`."""
     parts = urlsplit(url)
     if not parts.path.endswith(".whl"):
         return None

@@ -46,7 +46,7 @@ def _gcc_bounds(release: Numbers, full: Numbers, request: Request, compat: Compa
 
 
 def other_gcc(facts: NodeFacts, request: Request, compat: Compat) -> str | None:
-    """The gcc that a build has to be given in the place of the usual one; None where that one works, or none does."""
+    """The gcc that a build must use instead of the default one; None if the default works, or no gcc does."""
     nvcc, release, _cuda = toolkits(facts, request, compat)
     gccs = _gccs(facts)
     if nvcc is None or not release or not gccs:

@@ -16,7 +16,7 @@ from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, decision
 
 
 def unexpected(facts: NodeFacts, target: Target) -> tuple[str, ...]:
-    """In what the node differs from the hardware that the target says it has."""
+    """How the node differs from the hardware that the target expects."""
     expects, out = target.expects, []
     if expects.gpu is not None:
         others = sorted({gpu.name for gpu in facts.gpus if not is_model(expects.gpu, gpu.name)})

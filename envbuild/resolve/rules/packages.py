@@ -26,16 +26,16 @@ _CXX = "libstdc++.so.6"
 
 
 def install_words(library: str) -> str:
-    """How a library of the system comes to a node, as what to do next."""
+    """How to install a library of the operating system, as a hint."""
     package = PACKAGES.get(library)
     return f"install {library} on that node{f' ({package})' if package else ''}"
 
 
 def finds_libstdcxx(variant: Variant, python: PythonFacts | None, facts: NodeFacts) -> bool | None:
-    """Whether the variant will find libstdc++.so.6; None where no probe asked, and where conda brings it.
+    """Whether the variant finds libstdc++.so.6; None if no probe asked, or if conda brings it.
 
-    An interpreter that the toolchain brings has none of its own: it finds what the others there find, and where these
-    differ, as one of conda brings its own, nobody knows (None).
+    An interpreter of the toolchain has none of its own: it finds what the node's interpreters find. If these differ,
+    because a conda interpreter brings its own, the answer is unknown (None).
     """
     if variant.conda is not None:
         return None
@@ -74,7 +74,7 @@ _PATCHED = " patched by "
 
 
 def meets(version: str, requirement: Requirement) -> bool:
-    """Whether a version is in the requirement's range; what is no PEP 440 version is in none."""
+    """Whether a version is in the requirement's range; a version that PEP 440 does not know is in no range."""
     try:
         return requirement.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
@@ -97,7 +97,7 @@ def _holds(requirement: Requirement, request: Request) -> bool:
 def package_rule(
     rule: PackageRule, request: Request, patches: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 ) -> Decision | None:
-    """One row applied; None when it says nothing about the request. `patches`: what each ends."""
+    """One row applied; None if it does not concern the request. `patches`: the traits that each ends."""
     done = rule.trait is None or rule.trait in request.traits or rule.trait in request.uses
     if not (done and all(_holds(requirement, request) for requirement in rule.has)):
         return None
@@ -135,7 +135,7 @@ def _with_patch(rule: PackageRule, patches: Mapping[str, tuple[str, ...]], sourc
 
 
 def advice(output: str, compat: Compat) -> str:
-    """What ends a failure that a rule knows by what Python said of it: rule, and edit of the stack; else nothing."""
+    """How to end a failure that a rule knows by Python's error text: rule, and edit of the stack; else empty."""
     rule = next((rule for rule in compat.package_rules if any(text in output for text in rule.fails)), None)
     if rule is None:
         return ""
@@ -204,9 +204,9 @@ def apex_flags(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions
 def traits_of(
     packages: Mapping[str, str], names: Iterable[str], compat: Compat, *, built: bool
 ) -> tuple[frozenset[str], dict[str, str]]:
-    """The traits that well known packages and sources bring, and those that one module brings, with its place.
+    """The traits of well-known packages and sources, and those of one module, with its place.
 
-    A build imports some of these modules, so where something is `built` what it does stops that.
+    Builds import some of these modules, so such a trait stops what is `built`.
     """
     stops = {trait for name in names for trait in compat.source_traits.get(name.lower(), ())}
     uses: list[tuple[str, str]] = []
@@ -228,7 +228,7 @@ def from_source(packages: Iterable[LockedPackage]) -> frozenset[str]:
 
 
 def scanned(sources: Iterable[LockedSource], compat: Compat) -> tuple[frozenset[str], dict[str, str]]:
-    """What the scan of the trees found: traits that stop a build, and the others with their first place."""
+    """Traits that the scan of the trees found: those that stop a build, and the others with their first place."""
     stops: set[str] = set()
     elsewhere: list[tuple[str, str]] = []
     for source in sources:
@@ -244,9 +244,9 @@ def scanned(sources: Iterable[LockedSource], compat: Compat) -> tuple[frozenset[
 
 
 def gravest(places: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The place of each trait that says most, of equal ones the first.
+    """The most severe place of each trait, the first of equal ones.
 
-    What stops an import says more than what stops a call, and that more than what a patch takes care of.
+    A stopped import is more severe than a stopped call, and a place that a patch corrects is least severe.
     """
     found: dict[str, str] = {}
     for trait, place in sorted(places, key=lambda each: (_PATCHED in each[1], AT_IMPORT not in each[1])):

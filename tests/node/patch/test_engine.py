@@ -238,9 +238,7 @@ def test_a_patched_file_that_was_changed_back_is_refused(tmp_path: Path) -> None
     apply(tmp_path, spec())
     path = tmp_path / "a.py"
     path.write_text(path.read_text().replace("[float", "[np.float"))
-    with pytest.raises(
-        PatchError, match=r"a\.py has the comment of patch the-patch, and unchanged places"
-    ):
+    with pytest.raises(PatchError, match=r"a\.py has the comment of patch the-patch, and unchanged places"):
         apply(tmp_path, spec())
 
 
