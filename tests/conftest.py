@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 
 # With two threads on a busy machine, most of torch's time goes into waiting for each other: four times as much in all.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A probe starts every Python that it finds: of pyenv's, which may be a dozen, the one that runs the tests is enough.
+os.environ["PATH"] = os.pathsep.join(
+    [
+        *(folder for folder in os.environ["PATH"].split(os.pathsep) if Path(folder).name != "shims"),
+        str(Path(os.path.realpath(sys.executable)).parent),
+    ]
+)
+os.environ.setdefault("ENVBUILD_TEST_PYENV", os.environ.get("PYENV_ROOT", str(Path.home() / ".pyenv")))
+os.environ["PYENV_ROOT"] = os.devnull
 # What a test writes need not outlive the machine, and a disk takes some milliseconds to promise that it does.
 os.fsync = lambda _: None
 # Thousands of tests are no garbage: looking for some among them costs a fifth of collecting, and some of every test.
@@ -33,7 +43,7 @@ def pytest_collection(session: pytest.Session) -> None:
     from hypothesis import settings
 
     # An example takes as long as the machine needs that does other work, too.
-    settings.register_profile("patient", settings(), deadline=None)
+    settings.register_profile("patient", settings(), max_examples=40, deadline=None)
     settings.load_profile("patient")
     worker = getattr(session.config, "workerinput", None)
     if worker is None or session.config.args != session.config.getini("testpaths"):

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from envbuild.node import hashing, read_text
 from envbuild.node.packages import installed
 from envbuild.node.probe import inventory
 from envbuild.regular_file import read_file
-from tests.support.programs import completed
+from tests.support import forked
 
 TOP = Path(envbuild.__file__).parent
 # Modules that open files without it: what ships, what this program wrote itself, and what it writes.
@@ -56,14 +54,14 @@ def test_d72_no_module_opens_files_of_others_by_itself() -> None:
     assert sorted(reads) == sorted(OWN.split())
 
 
-def _limited() -> None:
+def limited() -> None:
+    """Less memory than a file without end would fill."""
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 
 
-def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "envbuild", *words]
+def _run(folder: Path, *words: str) -> forked.Ended:
     env = {**os.environ, "XDG_DATA_HOME": str(folder / "data")}
-    return completed(argv, cwd=folder, timeout=60, preexec_fn=_limited, env=env)
+    return forked.run(words, cwd=folder, timeout=60, env=env, before=("tests.test_regular_file:limited",))
 
 
 @pytest.fixture

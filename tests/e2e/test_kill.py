@@ -16,7 +16,7 @@ import pytest
 from envbuild.provision.ansible.steps import MARKER
 from envbuild.provision.run.journal import EventKind
 from tests.e2e.killing import descendants
-from tests.e2e.world import World, snapshot
+from tests.e2e.world import World
 from tests.support.patience import PATIENCE
 from tests.support.programs import completed
 
@@ -44,10 +44,13 @@ POINTS = [
     for number in (1, 2, 3, 4)
     if number == 1 or kind in DURING_WORK
 ]
-# Only while steps run are there processes that could go on, or be killed, alone.
 WORKING = [point for point in POINTS if point[0] in DURING_WORK]
-CASES = [(*point, "self") for point in POINTS] + [(*point, "all") for point in WORKING]
-OTHERS = [(*point, "others") for point in WORKING if point[0] == EventKind.STEP_STARTED]
+# Before the first step nothing is written that a second run does not write as well.
+BEFORE_WORK = [kind for kind, _ in POINTS[: POINTS.index(WORKING[0])]]
+# Only while a step runs are there processes that could go on, or be killed, alone.
+RUNNING = [point for point in WORKING if point[0] == EventKind.STEP_STARTED]
+CASES = [(*point, "self") for point in POINTS if point[0] not in BEFORE_WORK] + [(*point, "all") for point in RUNNING]
+OTHERS = [(*point, "others") for point in RUNNING]
 WHOM = {"first": CASES, "update": [*CASES, *OTHERS], "repair": [each for each in CASES if each[:2] in WORKING] + OTHERS}
 MATRIX = [(scenario, *case) for scenario, steps in STEPS.items() for case in WHOM[scenario] if case[1] <= steps]
 OLD, NEW = "1.0", "2.0"
@@ -126,9 +129,7 @@ def check_convergence(shared: Shared, *, again: bool = False) -> None:
     assert (again.rc, again.json["steps_run"], again.node["root"]) == (0, 0, shared.roots[NEW])
     deep = world.run("verify", "--stack", "./tiny.yaml", "--json")
     assert (deep.rc, deep.node["drift"]) == (0, []), deep.err
-    left = [name for name in snapshot(world.prefix) if name.startswith("lease.json")]
-    left += [path.name for path in (world.prefix / "envs").iterdir() if ".trash-" in path.name]
-    left += [name for name in snapshot(world.prefix) if name.startswith("tmp/")]
+    left = [*world.prefix.glob("lease.json*"), *world.prefix.glob("envs/*.trash-*"), *world.prefix.glob("tmp/*")]
     assert left == []
 
 
@@ -142,6 +143,16 @@ def test_a_killed_run_leaves_what_was_in_use_and_a_rerun_converges(
     if scenario in IN_USE:
         # The new one is in use as soon as it has been activated, which an orphan may still do now.
         assert in_use(shared) in (IN_USE[scenario], NEW)
+    check_convergence(shared, again=scenario == "repair")
+    assert orphans(shared.world) == []
+
+
+@pytest.mark.parametrize("scenario", list(IN_USE | {"first": ""}), indirect=True)
+def test_runs_killed_one_after_the_other_before_they_work_leave_what_was_in_use(shared: Shared, scenario: str) -> None:
+    assert BEFORE_WORK == ["run-started", "contacted", "resolved", "planned", "playbook-started"]
+    for kind in BEFORE_WORK:
+        assert shared.kill(kind, 1, "self", *(["--repair"] if scenario == "repair" else [])) == -signal.SIGKILL
+        assert scenario not in IN_USE or in_use(shared) == IN_USE[scenario]
     check_convergence(shared, again=scenario == "repair")
     assert orphans(shared.world) == []
 
@@ -248,8 +259,10 @@ def own_files(world: World) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("scenario", ["first"], indirect=True)
-@pytest.mark.parametrize(("kind", "number"), [("step-started", 2), ("step-finished", 3), ("evidence-written", 1)])
-@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("kind", "number", "share"),
+    [("step-started", 2, 0.5), ("step-finished", 3, 0.0), ("step-finished", 3, 0.5), ("evidence-written", 1, 0.5)],
+)
 def test_files_of_our_own_that_a_killed_run_left_torn_are_no_mistake_of_envbuild(
     shared: Shared, scenario: str, kind: str, number: int, share: float
 ) -> None:

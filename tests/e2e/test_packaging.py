@@ -39,11 +39,10 @@ def synced(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`pip wheel .` of the checkout, with the locked build backend."""
+    """`pip wheel .` of the checkout, with the locked build backend, which the tests' own environment has."""
     folder = tmp_path_factory.mktemp("wheel")
-    python = synced(folder)
     words = ("pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    made = call(python, "-m", *words, REPOSITORY, cwd=folder)
+    made = call(sys.executable, "-m", *words, REPOSITORY, cwd=folder)
     assert made.returncode == 0, made.stderr
     (file,) = folder.glob("envbuild-*.whl")
     return file

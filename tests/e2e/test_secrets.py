@@ -61,7 +61,7 @@ def test_d68_no_secret_variable_of_caller_or_target_reaches_a_sink_by_any_verb(t
         ("doctor", "--facts-out", "facts.json", "--target", "./hosts.yaml"),
         ("run", "show", "last"),
     ]  # fmt: skip
-    said = [world.run(*words, env=callers, fresh=True) for words in lines]
+    said = [world.run(*words, env=callers, fresh=words[0] in ("provision", "doctor")) for words in lines]
     assert [done.rc for done in said] == [0, 0, 0, 0, 0, 0, 0, 0, 2, 0]
     assert "DB_PASS=***" in said[-2].err, "the program printed its environment"
     assert "${DB_PASS:?" in said[4].out, "a script asks for what it does not hold"

@@ -28,7 +28,7 @@ from tests.support.programs import completed
 __all__ = ["MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "forget_sizes", "lines_until", "site", "snapshot"]
 
 # What a user's shell may carry and a test must not see; the rest (PATH, certificates, proxies) stays.
-_FOREIGN = ("PIP_", "UV_", "GIT_", "XDG_", "ENVBUILD_", "ANSIBLE_", "PYTHON", "VIRTUAL_ENV")
+_FOREIGN = ("PIP_", "UV_", "GIT_", "XDG_", "ENVBUILD_", "ANSIBLE_", "PYENV", "PYTHON", "VIRTUAL_ENV")
 DEADLINE = 240
 _COMMAND = [sys.executable, "-m", "envbuild"]
 # What an interpreter reads when it starts.

@@ -137,10 +137,7 @@ def find_python(version: str) -> Path:
     Looked for: `ENVBUILD_TEST_PYTHON<xy>`, PATH, and pyenv's folder. Raises UnavailableError.
     """
     candidates = [os.environ.get(f"ENVBUILD_TEST_PYTHON{version.replace('.', '')}"), shutil.which(f"python{version}")]
-    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
-    if not pyenv.is_dir():
-        # Tests set HOME to an empty folder; the account's own home is meant here.
-        pyenv = Path(f"~{_account()}/.pyenv").expanduser()
+    pyenv = Path(os.environ.get("ENVBUILD_TEST_PYENV", "~/.pyenv")).expanduser()
     candidates += [str(path) for path in sorted(pyenv.glob(f"versions/{version}*/bin/python{version}"))]
     code = "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix)"
     for candidate in filter(None, candidates):
@@ -311,12 +308,6 @@ def _await_port(node: Node, process: subprocess.Popen[bytes]) -> None:
 def _suite() -> str:
     release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     return release.get("VERSION_CODENAME", "bookworm") if release.get("ID") == "debian" else "bookworm"
-
-
-def _account() -> str:
-    import pwd
-
-    return pwd.getpwuid(os.getuid()).pw_name
 
 
 def _add_python(tree: Path, prefix: Path) -> None:

@@ -617,7 +617,7 @@ def test_headers_without_end_are_refused(tmp_path: Path, kind: bytes) -> None:
     assert refused(path).code == "kit-invalid"
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=strategies.data())
 def test_whatever_a_tar_file_holds_it_is_read_or_refused(tmp_path: Path, data: strategies.DataObject) -> None:
     whole = packed({"kit/kit.json": b"{}", "kit/report/evidence.json": b"{}" * 300}, member("kit/x", tarfile.DIRTYPE))
@@ -640,7 +640,7 @@ VALUES = strategies.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(key=strategies.sampled_from(["schema_version", "envbuild", "form", "files"]), value=VALUES)
 def test_whatever_a_manifest_holds_it_is_read_or_refused(key: str, value: Any) -> None:
     plain = {"schema_version": "2.0", "envbuild": "0.1.0", "form": "full", "files": []}

@@ -86,7 +86,7 @@ def locks(draw: st.DrawFn) -> Lock:
     return lock(*variants, created_with=draw(st.dictionaries(names, texts, max_size=2)), as_of=draw(texts | st.none()))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(locks())
 def test_what_is_read_is_what_was_written_and_writes_the_same_bytes(made: Lock) -> None:
     text = render_lock(made)
@@ -95,7 +95,7 @@ def test_what_is_read_is_what_was_written_and_writes_the_same_bytes(made: Lock) 
     assert render_lock(again) == text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.one_of(st.text(max_size=200), st.dictionaries(names, texts).map(lambda d: "\n".join(f"{k} = 1" for k in d))))
 def test_any_text_is_read_or_refused_with_a_code(text: str) -> None:
     with fails("lock-invalid"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import click
@@ -31,6 +32,7 @@ UNRECORDED = {
 }
 
 
+@cache
 def shipped(file: str) -> Lock:
     return read_lock(resources.lockfiles() / file)
 
@@ -104,7 +106,7 @@ def torch_of(variant: Variant) -> tuple[str, str, str | None]:
 def test_torch_comes_from_where_that_build_is_and_says_whose_metadata_it_uses(
     stack: str, profile: str, variant: int, torch: tuple[str, str, str | None]
 ) -> None:
-    made = read_lock(lock_path(shipped_stack(stack), profile))
+    made = shipped(lock_path(shipped_stack(stack), profile).name)
     assert torch_of(made.variants[variant]) == torch
 
 
@@ -116,7 +118,7 @@ def test_torch_comes_from_where_that_build_is_and_says_whose_metadata_it_uses(
     ],
 )
 def test_a_stack_on_an_image_locks_what_goes_on_top_and_never_torch(stack: str, image: str) -> None:
-    (variant,) = read_lock(lock_path(shipped_stack(stack), "exact")).variants
+    (variant,) = shipped(lock_path(shipped_stack(stack), "exact").name).variants
     assert variant.image is not None
     assert (variant.image.name, variant.image.digest) == (image, "unrecorded")
     assert variant.image.reason

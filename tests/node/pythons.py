@@ -14,7 +14,7 @@ import pytest
 @cache
 def find_python(minor: str) -> str | None:
     """A working `python3.X` of PATH or of pyenv; shims that lead nowhere do not count."""
-    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    versions = Path(os.environ["ENVBUILD_TEST_PYENV"]) / "versions"
     candidates = [str(path / "bin" / f"python{minor}") for path in sorted(versions.glob(f"{minor}.*"))]
     candidates += [shutil.which(f"python{minor}")]  # last: a shim of pyenv is a hundred processes of bash
     for path in candidates:

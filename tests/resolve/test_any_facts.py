@@ -17,7 +17,7 @@ from tests.resolve.any_facts import any_facts
 from tests.resolve.builders import compat, make_lock, package, resolve, resolve_fleet, target, torch_lock, torch_package
 from tests.resolve.test_golden import CASES, request_of
 
-CHEAP = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+CHEAP = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SHIPPED = sorted(path.name for path in resources.lockfiles().glob("*.lock.toml"))
 TARGETS: list[dict[str, Any]] = [
     {},
@@ -86,7 +86,7 @@ def test_the_default_stack_ends_in_a_decision(facts: NodeFacts, fields: dict[str
 def test_every_shipped_lock_ends_in_a_decision(name: str) -> None:
     lock = read_lock(resources.lockfiles() / name)
 
-    @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
     @given(any_facts(), st.sampled_from(TARGETS))
     def decide(facts: NodeFacts, fields: dict[str, Any]) -> None:
         check(facts, lock, fields)
@@ -102,7 +102,7 @@ def test_every_rule_answers_any_facts(facts: NodeFacts, row: dict[str, Any]) -> 
         assert item.verdict != "refuse" or not item.verified.startswith("not verified")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(any_facts(), max_size=4), st.sampled_from(TARGETS))
 def test_a_fleet_of_any_nodes_ends_in_a_decision_for_each(nodes: list[NodeFacts], fields: dict[str, Any]) -> None:
     named = {f"n{index}": facts.model_copy(update={"node": f"n{index}"}) for index, facts in enumerate(nodes)}

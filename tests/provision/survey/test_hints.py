@@ -55,13 +55,13 @@ def errors(result: Done) -> list[dict[str, str]]:
 def test_d79_where_a_refusal_names_a_profile_that_profile_plans(stack: str, target: str) -> None:
     place = ("plan", "--stack", stack, "--target", target, "--facts", target, "--json")
     profiles = load_stack(stack).stack.profiles
-    for profile in profiles:
-        result = ask(*place, "--profile", profile)
+    results = {profile: ask(*place, "--profile", profile) for profile in profiles}
+    for result in results.values():
         for error in errors(result) if result.exit_code else ():
             named = re.search(r"`--profile (\S+)` fits", error["hint"])
             assert named or "no other profile of" in error["hint"] or len(profiles) == 1, error["hint"]
             assert not re.search(r"torch [0-9]", error["hint"]), "no build of torch that no profile has"
-            assert named is None or ask(*place, "--profile", named[1]).exit_code == 0
+            assert named is None or results[named[1]].exit_code == 0
 
 
 def test_d79_another_variant_of_the_lock_is_named_before_another_profile() -> None:
