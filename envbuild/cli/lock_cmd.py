@@ -132,18 +132,23 @@ def _made(
     keep = previous if not asked and (conda_unrecorded or not unrecorded) else None
     same = restated(keep, loaded.stack, ui.warn) if keep else None
     ui.note(f"{'resolving' if same is None else 'nothing to resolve in'} {loaded.stack.name}, profile {name}")
-    made = same or create_lock(
-        loaded.stack,
-        name,
-        default_supply(find_links, _named_urls(indexes), allow_build),
-        as_of=as_of.date() if as_of else None,
-        base_python=base_python,
-        previous=previous,
-        upgrade=upgrade,
-        standalone=standalone_interpreters(configured({}).toolchain),
-        conda=CondaAsked(tuple(map(of_facts, nodes.values())), conda_unrecorded),
-        say=ui.warn,
-    )
+    try:
+        made = same or create_lock(
+            loaded.stack,
+            name,
+            default_supply(find_links, _named_urls(indexes), allow_build),
+            as_of=as_of.date() if as_of else None,
+            base_python=base_python,
+            previous=previous,
+            upgrade=upgrade,
+            standalone=standalone_interpreters(configured({}).toolchain),
+            conda=CondaAsked(tuple(map(of_facts, nodes.values())), conda_unrecorded),
+            say=ui.warn,
+        )
+    except EnvbuildError as error:
+        if places := _asking_lines(loaded, error):
+            error.why = "\n".join(filter(None, (*places, error.why)))
+        raise
     refuse_locked(made, compat)
     for text in findings(made, compat):
         ui.warn(text)
@@ -151,6 +156,26 @@ def _made(
     if built:
         ui.note(f"locked as source distributions, whose setup code runs when they are built: {', '.join(built)}")
     return made
+
+
+def _asking_lines(loaded: LoadedStack, error: EnvbuildError) -> list[str]:
+    """The lines of a stack file that ask for packages which the error of a resolution names: `my.yaml:7: six>=99`."""
+    from packaging.utils import canonicalize_name
+
+    from envbuild.catalog.yaml_load import read_yaml
+    from envbuild.model.finding import package_name
+
+    if error.code not in ("package-not-found", "resolution-failed", "build-not-allowed"):
+        return []
+    names = set(map(canonicalize_name, re.findall(r"\w[\w.-]*\w", f"{error.what} {error.why}")))
+    document = read_yaml(loaded.path)
+    return [
+        f"{loaded.path.name}:{document.locate(('profiles', profile, field, index))[0]}: {text}"
+        for profile, fields in document.data.get("profiles", {}).items()
+        for field in ("packages", "constraints")
+        for index, text in enumerate(fields.get(field) or ())
+        if package_name(text) in names
+    ]
 
 
 def ensure_lock(ui: Ui, loaded: LoadedStack, name: str, allow: Callable[[Sequence[str]], bool]) -> Path:

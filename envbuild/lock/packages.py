@@ -299,7 +299,7 @@ def _project(work: Path, request: Request) -> Path:
             for _, index in sorted(used.items())
         ]
     project = {
-        "name": "envbuild-lock-request",
+        "name": "this-stack",
         "version": "0",
         "requires-python": f"=={request.python}.*",
         "dependencies": list(request.requirements),
