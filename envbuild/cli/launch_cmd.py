@@ -323,7 +323,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
         site, job, made = make_job(target, stack, profile, asked, run.run)
         for default in made.defaults:
             why = f" ({default.why})" if default.why else ""
-            run.journal.stage(f"not said: {default.name}={default.value}{why}")
+            run.journal.stage(f"default: {default.name}={default.value}{why}")
         if flags["no_wait"]:
             number = submit_job(run, site, job)
             ui.result({"job": number, "output": job.output}, lambda: number)

@@ -57,7 +57,7 @@ def head(launch: Launch) -> Iterator[str]:
     if launch.degrees:
         yield comment(", ".join(f"{name} {value}" for name, value in launch.degrees.items()))
     for default in launch.defaults:
-        yield comment(f"not said: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
+        yield comment(f"default: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
     for deviation in launch.deviations:
         yield comment(f"{deviation.finding}: {deviation.does}")
     for note in launch.notes:

@@ -199,7 +199,7 @@ class NodeSteps(NamedTuple):
         step = Step(
             kind="toolchain",
             what=toolchain_words(missing, self.facts.stage_prefix),
-            why=f"missing on the node, or another version (node program {self.inputs.pyz_digest[:12]})",
+            why=f"the node lacks them or has another version (node program {self.inputs.pyz_digest[:12]})",
             disk_bytes=amount,
             inodes=2 * len(missing),
             seconds=TOOLCHAIN_SECONDS,

@@ -262,7 +262,7 @@ def test_a_stack_is_held_against_the_host_or_against_the_gpus_that_jobs_get() ->
     (h200,) = load_facts("h200").values()
     line = needs(h200, target())
     assert (line.level, line.hint) == ("missing", "`--profile ported-cu130` fits")
-    assert "no kernel image for 9.0" in line.consequence and "nvcc 13.0 cannot compile" in line.consequence
+    assert "no code for compute capability 9.0" in line.consequence and "nvcc 13.0 cannot compile" in line.consequence
     assert needs(h200, target(), "ported-cu130").level == "ok"
     login = facts(**IN_SLURM)
     line = needs(login, target(**JOBS, expects={"gpu": "A100"}))

@@ -22,7 +22,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_text_says_what_was_not_said_and_ends_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "opt-175b", "-t", "azure-nd96", "--environment", "/e", "--output", "/o")
     assert out.startswith("# opt-175b, profile exact: 125m on 1 x 8 GPUs\n")
-    assert "# not said: prefix=test-125m" in out
+    assert "# default: prefix=test-125m" in out
     assert "# opt-t-and-n: " in out
     assert ". /e/.envbuild/activate.sh\ncd /o\n/e/bin/opt-baselines --model-size 125m" in out
 

@@ -40,7 +40,7 @@ def _gpu_arch(name: str, capability: Numbers, build: TorchBuild, request: Reques
     if needs_ptx(build, capability):
         what = f"{label} runs on {dotted(capability)} through PTX only, which the driver compiles when it loads"
         return decision("gpu-arch", "allow" if build.ptx_note.firm else "warn", what, compared, build.ptx_note)
-    what = f"{label} has no kernel image for {dotted(capability)}"
+    what = f"{label} has no code for compute capability {dotted(capability)}"
     cannot = _cannot_compile(build, capability, compat)
     note = build.note if build.note.firm or not cannot else compat.cuda.arch_note
     what = f"{what}; {cannot}" if cannot else what
