@@ -63,43 +63,36 @@ def rules_page() -> str:
 ![Each rule allows, warns or refuses a variant; the first that nothing refuses is taken](../pictures/decisions.svg)
 
 A lock has several variants of one environment. They differ in Python, CUDA flavour, base and engine. For each node
-envbuild goes through
-the variants in the lock's order. It asks every [rule](#the-rules). A rule compares one value of the node with one
-value of the
-variant, and answers:
+envbuild goes through the variants in the lock's order. It asks every [rule](#the-rules). A rule compares one value of
+the node with one value of the variant, and answers:
 
 - **allow**: it fits. The answer has both values.
 - **warn**: it works with a reservation, or the value that would refuse it is not verified.
 - **refuse**: it cannot work. The answer names the nearest variant that would.
 
 envbuild takes the first variant that no rule refuses. `plan` shows the refusals that matter to you. `explain --facts`
-shows all, and so
-does the report.
+shows all, and so does the report.
 
 ## Where rules get their knowledge
 
 From tables in `envbuild/catalog/compat/`: which driver runs which CUDA, which PyTorch release has code for which GPU,
-which nvcc takes
-which gcc. Each row names its source. A row that nobody has verified is marked. Such a row can warn, but it never
-refuses alone.
+which nvcc takes which gcc. Each row names its source. A row that nobody has verified is marked. Such a row can warn,
+but it never refuses alone.
 
 ## What rules do not decide
 
 Whether it works. envbuild installs the variant, imports it and runs the smoke test before it writes the stamp. An
-environment that fails
-a test is not put into use.
+environment that fails a test is not put into use.
 
 ## Nodes of several kinds
 
 Each node gets its own variant. Nodes that are equal in everything that rules compare are decided once. If two kinds
-of nodes get
-environments with different roots, `provision` says so.
+of nodes get environments with different roots, `provision` says so.
 
 ## The rules
 
 The rules are asked in this order. Rules about pairs of packages follow, one row each in
-`envbuild/catalog/compat/packages.yaml`. "Decided by"
-names a file in `envbuild/resolve/` and its function.
+`envbuild/catalog/compat/packages.yaml`. "Decided by" names a file in `envbuild/resolve/` and its function.
 
 {table(("rule", "what it asks", "decided by"), rows)}
 These look at a variant and its node alone, before or beside the others:

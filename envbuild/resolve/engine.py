@@ -98,6 +98,7 @@ OF_NODE = {
     "conda-virtual": "the node has what the conda packages need of its system.",
     "prefix-usable": "the folder for environments can be written, allows programs, and has room.",
     "files-out-of-reach": "the index or repository can be reached from where the files are fetched; else it warns.",
+    "stack-name-shared": "the environment in use of this name is not from another folder; else it warns.",
     "gpu-broken": "the node's GPUs can be used at all; else a build for the CPU must be asked for.",
     "gpu-health": "the GPUs report nothing that makes them slow or wrong; else it warns.",
     "gpu-unused": "a node with GPUs does not get a build for the CPU unnoticed.",
@@ -232,6 +233,7 @@ class Resolver:
         decisions += (
             *_reach_rule(found_at),
             *_tree_rule(variant, facts),
+            *_name_rule(facts, self.lock.stack),
             *interface_rule({**variant.environment, **self.target.environment}, facts),
             *_gpu_use(variant, facts, cost, self._unasked, expected=self._expects_gpus),
         )
@@ -401,6 +403,18 @@ def _tree_rule(variant: Variant, facts: NodeFacts) -> Decisions:
             instead = "a file system that the node mounts too, or `git:` and `commit:` for the source"
             out.append(decision("source-unreachable", "refuse", what, compared, OURS, instead))
     return tuple(out)
+
+
+def _name_rule(facts: NodeFacts, stack: str) -> Decisions:
+    """`stack-name-shared`: a warning, because the link `current` of the stack leaves another project."""
+    used = (item.stamp or {} for item in facts.environments if item.current and item.stack == stack)
+    for tree in (tree for stamp in used for tree in stamp.get("trees") or ()):
+        own = facts.trees.get(tree["name"])
+        if own and own.path != tree["at"]:
+            what = f"current/{stack} belongs to {tree['at']}; it will point at the environment of {own.path} instead"
+            instead = "another `name:` in one of the two stack files"
+            return (decision("stack-name-shared", "warn", what, (own.path, tree["at"]), OURS, instead),)
+    return NOTHING
 
 
 def _why_not_cuda(best: _Judged, judged: list[_Judged]) -> Decisions:

@@ -89,7 +89,7 @@ def test_d17_locking_runs_no_setup_code_unasked(tmp_path: Path) -> None:
     error = refused(create, path, "--find-links", str(tmp_path / "links"))
     assert (error.code, error.exit_code) == ("build-not-allowed", ExitCode.REFUSED)
     assert "--allow-build old" in error.hint
-    assert error.why.startswith(f"{Path(path).name}:5: old==1.0\n")
+    assert error.why.startswith(f"{Path(path).name}:1: old==1.0\n")
     assert not ran.exists()
 
 

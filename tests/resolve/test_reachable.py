@@ -39,6 +39,7 @@ NODE_RULES = (
     "disk-inodes",
     "files-out-of-reach",
     "source-unreachable",
+    "stack-name-shared",
     "interface-absent",
     "cuda-without-gpu",
     "gpu-unused",
