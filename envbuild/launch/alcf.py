@@ -1,6 +1,6 @@
 """ALCF's Megatron-DeepSpeed: one MPI command for all nodes, with the variables of the guide as parameters.
 
-What the scripts compute (`ALCF/args.sh`, `launch.sh` at the pinned commit) is computed here; the words are the stack's.
+Computes what the scripts compute (`ALCF/args.sh`, `launch.sh` at the pinned commit); the command itself is the stack's.
 """
 
 from __future__ import annotations

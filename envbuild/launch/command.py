@@ -1,4 +1,4 @@
-"""The command of any stack: its own words, filled with its parameters and the place, on each node or on the first."""
+"""The command of any stack: its own arguments, filled in with parameters and the place, on each node or the first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Metaseq's opt-baselines: nodes and trials the right way round, a prefix of its own, and the least number of nodes.
+"""Metaseq's opt-baselines: nodes and trials in the right order, its own prefix, and the least number of nodes.
 
-On one node where a rank's sequences are more than the softmax takes, or on one GPU, what it would start:
-metaseq/cli/train.py with its words, a step's tokens in parts.
+On one GPU, and on one node if a rank's sequences are more than the softmax accepts, it starts metaseq/cli/train.py
+instead, with the same options and a step's tokens in parts.
 """
 
 from __future__ import annotations

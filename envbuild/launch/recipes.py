@@ -1,4 +1,4 @@
-"""Which recipe a stack has, the one function that makes its launch, and what makes the data that its run reads."""
+"""The recipe of a stack, the function that makes its launch, and the commands that make its data."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ RECIPES: dict[RecipeName, Recipe] = {
 
 
 def parameters_of(data: LaunchData) -> type[Parameters]:
-    """What `--set` takes."""
+    """The parameters that `--set` accepts."""
     return command.parameters(data) if data.recipe == "command" else RECIPES[data.recipe].parameters
 
 
 def launch_data(stack: Stack) -> tuple[Reference, LaunchData]:
-    """The tables and words of a stack. Raises EnvbuildError `no-recipe` where it has none."""
+    """The tables and arguments of a stack. Raises EnvbuildError `no-recipe` without them."""
     reference = stack.reference
     if reference is None or reference.launch is None:
         raise EnvbuildError(

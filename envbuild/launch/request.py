@@ -1,4 +1,4 @@
-"""What a recipe is asked for: typed parameters, the stack's defaults said aloud, the place; the figures of a log."""
+"""The input of a recipe: typed parameters, defaults that are printed, the place; and the figures of a log."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ class Place(StrictModel):
         return self.nodes * self.gpus_per_node
 
     def below(self, name: str) -> Place:
-        """The same, writing into a folder below `output`; data are still looked for where they were."""
+        """The same place, with output in a folder below `output`; data stay where they are."""
         return self.model_copy(update={"output": f"{self.output.rstrip('/')}/{name}", "data": self.data or self.output})
 
     def program(self, name: str) -> str:
-        """A program of the environment by its full path; in an image by its name alone."""
+        """A program of the environment by its full path; in an image by its name only."""
         return name if self.image else f"{self.environment}/bin/{name}"
 
     def torchrun(self) -> tuple[str, ...]:
-        """torchrun as its module: where torch is the base's, the environment has no script of that name."""
+        """torchrun as a module: with a base's torch the environment has no script of that name."""
         return (self.program("python3"), "-m", "torch.distributed.run")
 
     def source(self, name: str | None, folder: str | None = None) -> str:
-        """The folder of a source that was installed as a path or editable; of none, where the run writes."""
+        """The folder of a source that is installed as a path or editable; without a source, the output folder."""
         return (f"{self.environment}/src/{name}" if name else self.output) + (f"/{folder}" if folder else "")
 
     def rendezvous(self, port: int) -> tuple[str, int]:
@@ -136,7 +136,7 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 class Parameters(BaseModel):
     """Base of the parameters of a recipe. Fields are read from text by their alias, the name that users write.
 
-    A field that may be None is computed by the recipe when nobody gives it.
+    The recipe computes a field that is None.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -239,7 +239,7 @@ class Samples(NamedTuple):
 
 
 def samples(bench: Bench, text: str, gpus: Gpus = UNKNOWN) -> Samples:
-    """What a log tells of a run on these GPUs. A training that began anew has warmed up anew."""
+    """The figures of a log on these GPUs. A training that restarts has a second warm-up."""
     records = read_log(bench.log, text)
     telling = [record for record in records if bench.metric in record.values]
     parts = [[record.values[bench.metric] for record in part] for part in runs(telling)]
@@ -261,7 +261,7 @@ def samples(bench: Bench, text: str, gpus: Gpus = UNKNOWN) -> Samples:
 
 
 def course_in_words(losses: Sequence[float]) -> str:
-    """What became of the loss: a figure of speed says nothing of that."""
+    """How the loss developed, which a figure of speed does not show."""
     if len(losses) < 2:
         return ""
     went = "rose" if losses[-1] > losses[0] else "went"
@@ -289,7 +289,7 @@ class Order:
         return self.place.source(self.data.source, self.data.folder)
 
     def values_of(self, model: ModelSize, port: int) -> dict[str, Value]:
-        """What the words of a command may name: the place, where its nodes meet, the model's shape."""
+        """The values that arguments of a command may name: the place, where its nodes meet, the model's shape."""
         address, port = self.place.rendezvous(port)
         return {
             "nodes": self.place.nodes,
@@ -308,11 +308,11 @@ class Order:
         return self.profiles[self.profile_name]
 
     def edited(self, name: str) -> bool:
-        """Whether a source of the profile has this edit."""
+        """Whether a source of the profile has this patch."""
         return self.profile_name in self.editing(name)
 
     def editing(self, name: str) -> tuple[str, ...]:
-        """The profiles of the stack with a source that has this edit."""
+        """The profiles of the stack with a source that has this patch."""
         rows = self.profiles.items()
         return tuple(own for own, profile in rows if any(name in source.patches for source in profile.pinned_sources))
 
@@ -330,7 +330,7 @@ class Order:
         )
 
     def takes_mpi_flag(self) -> bool:
-        """Whether DeepSpeed knows --deepspeed_mpi: 0.10.3 does, 0.19.0 ends at it, and finds MPI by itself."""
+        """Whether DeepSpeed accepts --deepspeed_mpi: 0.10.3 does; 0.19.0 does not, and finds MPI itself."""
         # 0.18 is only a point between the two that were tried. Where no version is known, the document's flag stays.
         return not self.deepspeed_since("0.18")
 
@@ -365,7 +365,7 @@ class Order:
         )
 
     def launch(self, model: str, commands: tuple[Command, ...], **more: Any) -> Launch:
-        """What is started at this place; `more`: the fields of a launch that the recipe decides."""
+        """The launch at this place; `more`: fields that the recipe decides."""
         return Launch(
             stack=self.stack,
             profile=self.profile_name,

@@ -50,7 +50,7 @@ def render(launch: Launch, activate: str | None = None) -> str:
 
 
 def head(launch: Launch) -> Iterator[str]:
-    """What was decided, as comments."""
+    """Decisions and defaults, as comments."""
     yield comment(
         f"{launch.stack}, profile {launch.profile}: {launch.model} on {launch.nodes} x {launch.gpus_per_node} GPUs"
     )
@@ -65,7 +65,7 @@ def head(launch: Launch) -> Iterator[str]:
 
 
 def file_lines(file: LaunchFile) -> Iterator[str]:
-    """What writes one file."""
+    """The shell lines that write one file."""
     mark = "END"
     while mark in file.text.splitlines():
         mark += "_"
@@ -175,7 +175,7 @@ def steps_of(made: Launch, output: str, activate: str | None) -> tuple[JobText, 
 
 
 def bounded(step: JobText, seconds: float) -> JobText:
-    """The same, ended after so many seconds: it then says `LATE` and ends with exit code 124."""
+    """The same command with a time limit in seconds; then it prints `LATE` and exits with 124."""
     lines = [
         f"SECONDS=0 code=0; timeout -k {_GRACE} {seconds:g} bash -c {shlex.quote(step.text)} || code=$?",
         f'[ "$code" = 0 ] || [ "$SECONDS" -lt {int(seconds)} ] || {{ echo {shlex.quote(LATE)}; code=124; }}',

@@ -40,7 +40,7 @@ class NodeTool(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is: `uv`, `python`, `envbuild-node`."""
+        """The tool's name: `uv`, `python`, `envbuild-node`."""
 
     @property
     def folder(self) -> str:
@@ -52,7 +52,7 @@ class NodeTools(Protocol):
 
     @property
     def tools(self) -> tuple[NodeTool, ...]:
-        """All that provisioning takes."""
+        """All tools that provisioning needs."""
 
     @property
     def uv(self) -> str:
@@ -60,7 +60,7 @@ class NodeTools(Protocol):
 
     @property
     def uv_sha256(self) -> str:
-        """What uv must be before it runs (hex); empty in an image, whose fetch stage has unpacked and checked it."""
+        """The sha256 (hex) that uv must have before it runs; empty in an image, whose fetch stage has checked it."""
 
     @property
     def interpreter(self) -> str | None:
@@ -68,7 +68,7 @@ class NodeTools(Protocol):
 
     @property
     def rattler(self) -> str | None:
-        """The folder of py-rattler, where conda installs."""
+        """The folder of py-rattler, on nodes where conda installs."""
 
     @property
     def rattler_python(self) -> str | None:
@@ -78,13 +78,12 @@ class NodeTools(Protocol):
 class Inputs(NamedTuple):
     """What steps need beside facts.
 
-    `run` is the run id; `controller` says who changes the prefix (`node/identity.py`); `pyz_digest` the sha256 of
-    the node program; `tools` per node; `repair` names nodes that are built again although their stamp is there;
-    `indexes` address and kind by index name; `artifacts` per node replaces what the planner would say; `tool_bytes`
-    size by tool folder; `wait` seconds for a busy prefix; `patches` of the catalog by the names that sources use;
-    `jobs` instead of the target's `build_jobs`; `check_rebuild` builds twice and compares; `asked`: the packages that
-    the lock has for themselves (None: nobody knows, and it is not checked);
-    `bundle` that the user gave; `channels`: base addresses by the name of a conda channel.
+    `run`: the run id; `controller`: who changes the prefix (`node/identity.py`); `pyz_digest`: sha256 of the node
+    program; `tools`: per node; `repair`: nodes that are built again although they have a stamp; `indexes`: address and
+    kind by index name; `artifacts`: per node, instead of the planner's own; `tool_bytes`: size by tool folder; `wait`:
+    seconds for a busy prefix; `patches`: of the catalog, by the names that sources use; `jobs`: instead of the target's
+    `build_jobs`; `check_rebuild`: build twice and compare; `asked`: packages that the lock has for themselves (None:
+    unknown, not checked); `bundle`: given by the user; `channels`: base addresses by the name of a conda channel.
     """
 
     run: str
@@ -105,7 +104,7 @@ class Inputs(NamedTuple):
 
 
 def toolchain_words(tools: Iterable[NodeTool], prefix: str) -> str:
-    """What the toolchain step does."""
+    """The toolchain step in words."""
     return f"put {', '.join(tool.name for tool in tools)} into {prefix}/tools"
 
 
@@ -116,9 +115,10 @@ def environment_path(prefix: str, stack: str, profile: str, digest: str) -> str:
 
 
 class NodeSteps(NamedTuple):
-    """One node while its steps are made; `plain` is the variant as requests carry it, `cost` what building it takes.
+    """One node while its steps are made.
 
-    `environment` is its folder (`plan/generations.py`).
+    `plain`: the variant as requests carry it, `cost`: of building it, `environment`: its folder
+    (`plan/generations.py`).
     """
 
     facts: NodeFacts
@@ -138,7 +138,7 @@ class NodeSteps(NamedTuple):
 
     @property
     def tools(self) -> NodeTools:
-        """What the node gets to work with."""
+        """The node's tools."""
         return self.inputs.tools[self.facts.node]
 
     @property
@@ -147,7 +147,7 @@ class NodeSteps(NamedTuple):
         return self.tools.interpreter or self.resolution.interpreter
 
     def steps(self, stamp: StampFacts | None) -> tuple[Step, ...]:
-        """Nothing for a finished environment that is current; one link for one that is not; else everything."""
+        """None for a finished environment in use; one link for a finished one that is not; otherwise all."""
         repaired = self.facts.node in self.inputs.repair
         if stamp is not None and not repaired:
             reason = self._why_activate(stamp)
@@ -389,5 +389,5 @@ def smoke_items(variant: Variant, target: Target) -> list[dict[str, Any]]:
 
 
 def uses_cuda(variant: Variant, facts: NodeFacts) -> bool:
-    """Whether the smoke test uses the node's GPUs: it sees one, and the torch of the environment is built for it."""
+    """Whether the smoke test uses GPUs: the node sees one, and the environment's torch is a CUDA build."""
     return variant.uses_cuda and health.usable(facts)

@@ -1,4 +1,4 @@
-"""The planner: resolutions and facts in, the steps of every node out. Pure: nothing is read and nothing is asked."""
+"""The planner: resolutions and facts in, the steps of every node out. Pure."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from envbuild.text import few
 
 
 class Generations(NamedTuple):
-    """The environments of one lock on the nodes of a run; `again` names the nodes that build theirs again."""
+    """The environments of one lock on the nodes of a run; `again`: nodes that build theirs again."""
 
     lock: Lock
     facts: Mapping[str, NodeFacts]
     again: Collection[str]
 
     def folder(self, facts: NodeFacts, digest: str, stamp: StampFacts | None) -> str:
-        """The folder of a node's environment with that digest; `stamp` is the finished one that it has (`stamp_of`).
+        """The folder of a node's environment with that digest; `stamp`: the finished one that it has (`stamp_of`).
 
-        That one, unless it is built again: then the next generation, the same on all nodes that do so, for they hand
-        it on by its path. A node that has none takes the generation of the others. Nothing is built where `current`
-        leads.
+        That folder, unless the environment is built again: then the next generation, the same on all such nodes,
+        because they hand it on by its path. A node without one takes the generation of the others. Nothing is built in
+        the folder that `current` points at.
         """
         plain = environment_path(facts.prefix.path, self.lock.stack, self.lock.profile, digest)
         if facts.node in self.again:
@@ -54,7 +54,7 @@ class Generations(NamedTuple):
 def make_plan(
     target: Target, lock: Lock, facts: Mapping[str, NodeFacts], resolutions: Mapping[str, Resolution], inputs: Inputs
 ) -> Plan:
-    """Steps for every node that a variant was chosen for, which has its tools; errors say why others have none."""
+    """Steps for every node with a chosen variant and its tools; errors say why other nodes have none."""
     chosen, generations = ChosenVariants(lock), Generations(lock, facts, inputs.repair)
 
     def planned(node: NodeFacts, resolution: Resolution) -> NodePlan:
@@ -82,7 +82,7 @@ def make_plan(
 
 
 class ChosenVariants:
-    """The variants of a lock as they will be built on nodes, and their cost; made once for nodes that get the same."""
+    """The variants of a lock as nodes will build them, and their cost; shared by nodes that get the same."""
 
     def __init__(self, lock: Lock) -> None:
         """Nothing is chosen yet."""
@@ -95,7 +95,7 @@ class ChosenVariants:
         return self.with_plain(resolution, facts)[0]
 
     def with_plain(self, resolution: Resolution, facts: NodeFacts) -> tuple[Variant, dict[str, Any]]:
-        """The same, and as plain data, which nobody changes."""
+        """The same, and as plain data, which must not be changed."""
         variant = next((variant for variant in self._lock.variants if variant.id == resolution.variant_id), None)
         if variant is None:
             raise KeyError(resolution.variant_id)
@@ -109,7 +109,7 @@ class ChosenVariants:
         return self._known[key]
 
     def cost(self, variant: Variant, facts: NodeFacts) -> Estimate:
-        """What it costs to build one of these on the node."""
+        """The cost of building one of these on the node."""
         key = (variant.digest, platform_of(variant, facts))
         if key not in self._costs:
             self._costs[key] = estimate(variant, key[1])
@@ -122,7 +122,7 @@ def plan_warnings(
     facts: Mapping[str, NodeFacts],
     resolutions: Mapping[str, Resolution],
 ) -> tuple[str, ...]:
-    """What a user should read before the work: gigabytes for a GPU that is not there come first."""
+    """What a user should read before the work begins; gigabytes for a missing GPU come first."""
     heavy: dict[str, list[str]] = {}
     by_text: dict[str, list[str]] = {}
     clear = _in_clear(target)

@@ -1,4 +1,4 @@
-"""Which nodes are changed together, and how many may fail before no further wave of them begins. Pure."""
+"""Which nodes change together, and how many may fail before no further wave begins. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from envbuild.errors import EnvbuildError
 
 @dataclass(frozen=True)
 class Share:
-    """A number of nodes, or a part of all in percent."""
+    """A number of nodes, or a percentage of all."""
 
     number: int
     percent: bool = False
 
     def of(self, total: int) -> int:
-        """How many that is of `total` nodes, rounded down."""
+        """The number of nodes out of `total`, rounded down."""
         return total * self.number // 100 if self.percent else min(self.number, total)
 
 
@@ -36,7 +36,7 @@ def parse_share(text: str, option: str, *, least: int) -> Share:
 
 @dataclass(frozen=True)
 class Batches:
-    """`size`: nodes of one wave (None: all). `most`: so many nodes may fail (None: any number)."""
+    """`size`: nodes of one wave (None: all). `most`: how many nodes may fail (None: any number)."""
 
     size: Share | None = None
     most: Share | None = None
@@ -47,5 +47,5 @@ class Batches:
         return [nodes[begin : begin + size] for begin in range(0, len(nodes), size)]
 
     def spent(self, failed: int, total: int) -> bool:
-        """More nodes have failed than may."""
+        """Whether more nodes have failed than allowed."""
         return self.most is not None and failed > self.most.of(total)

@@ -1,9 +1,9 @@
-"""Who builds for whom, and who takes it over. Pure.
+"""Who builds for whom. Pure.
 
-On a prefix that nodes over SSH share and in a job, one builds and all test. What is compiled is compiled once for many
-nodes, whether they share a wheel store or not; where they do, nothing has to be carried. The build key
-(`node/wheels/build_key.py`) decides on the node whether a wheel is right for it; the classes here are what the facts
-say about that beforehand. Where they are wrong, a node builds for itself: correct, and only slower.
+On a prefix that nodes share over SSH, and in a job, one node builds and all test. Wheels are compiled once for many
+nodes, with a shared wheel store or without; only without one are they sent. The build key (`node/wheels/build_key.py`)
+decides on each node whether a wheel fits it; the classes here are a forecast from the facts. If it is wrong, a node
+builds for itself, which only takes longer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ONE_KIND = (
 
 
 def share(plan: Plan, given: Sharing) -> tuple[Plan, dict[str, EnvbuildError]]:
-    """The plan with its builders, and the error of each node that cannot build what nobody gives it.
+    """The plan with its builders, and the error of each node that cannot build and gets nothing from others.
 
     Raises EnvbuildError as `in_job` does.
     """
@@ -48,7 +48,7 @@ def share(plan: Plan, given: Sharing) -> tuple[Plan, dict[str, EnvbuildError]]:
 
 
 def over_ssh(plan: Plan, given: Sharing) -> Plan:
-    """One node builds an environment on a prefix that all share, else each wheel for those that can use it."""
+    """One node builds the environment on a shared prefix; else each wheel is built once for the nodes that fit."""
     if plan.nothing_to_do:
         return plan
     jobs = given.jobs or given.target.build_jobs
@@ -58,9 +58,9 @@ def over_ssh(plan: Plan, given: Sharing) -> Plan:
 class Sharing(NamedTuple):
     """What decides who builds for whom, beside the plan.
 
-    `variants`: by node, as they will be built. `least`: by node, the tools without which not even the node program runs
-    there. `tried`: nodes that were to build for others and could not. `jobs` as the steps were made with. `rebuild`: a
-    finished node gives nothing.
+    `variants`: by node, as they will be built. `least`: by node, the tools without which the node program does not run.
+    `tried`: nodes that failed to build for others. `jobs`: as the steps were made with. `rebuild`: a finished node
+    gives nothing.
     """
 
     target: Target
@@ -73,7 +73,7 @@ class Sharing(NamedTuple):
 
 
 def spread(plan: Plan, by: Sharing) -> Plan:
-    """The plan with one builder for each environment on a prefix that all nodes share, and steps that say so."""
+    """The plan with one builder for each environment on a prefix that all nodes share, and the changed steps."""
     if by.target.placement != "shared":
         return plan
     classes = _classes(plan, by.tried)
@@ -202,13 +202,13 @@ def _builder(working: list[NodePlan], *, pins: bool) -> str | None:
 
 
 def pinned(plan: Plan) -> str | None:
-    """The node that a job must have and build on, because others of its kind could not; None: whichever comes first."""
+    """The node that a job must get and build on, because others of its kind cannot build; None: any."""
     lacking = any(node.resolution.wheels_from is not None for node in plan.nodes if node.steps)
     return builder_of(plan).node if lacking else None
 
 
 def other_steps(node: NodePlan, first: str, *, local: bool) -> tuple[Step, ...]:
-    """What is left of a node's steps where `first` builds for it."""
+    """The remaining steps of a node if `first` builds for it."""
     why = f"{first} builds what is compiled" if local else f"the prefix is shared: {first} builds"
     tests = tuple(step.model_copy(update={"why": why}) for step in node.steps if step.kind == "smoke")
     if not local:
@@ -224,7 +224,7 @@ def builder_of(plan: Plan) -> NodePlan:
 
 
 def compiled_wheels(variant: Variant) -> tuple[str, ...]:
-    """The sources whose compiled code becomes wheels; what is built in its tree cannot be handed on."""
+    """The sources whose compiled code becomes wheels; a source that is built in its tree cannot be handed on."""
     return tuple(source.name for source in variant.sources if source.build and source.build.kind != "inplace")
 
 
@@ -277,12 +277,12 @@ def _gives(node: NodePlan, facts: NodeFacts) -> bool:
 
 
 def stamp_of_environment(facts: NodeFacts, environment: str) -> StampFacts | None:
-    """What the probe found at the path of an environment."""
+    """The probe's facts of the environment at a path."""
     return next((item for item in facts.environments if item.path == environment), None)
 
 
 def keys_of(sources: Any) -> dict[str, str]:
-    """Build key by source, of what an install result or a stamp says of its sources."""
+    """Build key by source, from the sources of an install result or a stamp."""
     keys: dict[str, str] = {}
     for source in sources if isinstance(sources, list | tuple) else ():
         build = source.get("build") if isinstance(source, Mapping) else None
@@ -314,12 +314,12 @@ def _groups(nodes: Iterable[NodePlan], facts: Mapping[str, NodeFacts]) -> list[l
 
 
 def can_build(node: NodePlan, facts: NodeFacts) -> bool:
-    """The node has what it takes to compile: compilers, and nvcc where CUDA code is compiled."""
+    """Whether the node can compile: it has compilers, and nvcc for CUDA code."""
     return node.resolution.wheels_from is None and bool(tools_of(node, facts))
 
 
 def tools_of(node: NodePlan, facts: NodeFacts) -> tuple[object, ...]:
-    """Compilers and nvcc as a build would find them; empty for a node that has no compiler."""
+    """Compilers and nvcc as a build would find them; empty without a compiler."""
     plain = {(PurePosixPath(compiler.path).name, compiler.version) for compiler in facts.compilers}
     first = {compiler for compiler in plain if compiler[0] in ("gcc", "g++")} or plain
     if not first:
@@ -348,7 +348,7 @@ def _class(
 
 
 def left_alone(plan: Plan, variants: Mapping[str, Variant]) -> tuple[str, ...]:
-    """Nodes that cannot compile and would have to: no node of this plan gives them what they need."""
+    """Nodes that would have to compile and cannot: no node of this plan builds for them."""
     taking = {name for build in plan.builds for name in build.nodes}
     return tuple(
         node.node
@@ -366,7 +366,7 @@ def _in_its_tree(node: NodePlan, variant: Variant) -> bool:
 
 
 def without(plan: Plan, names: Collection[str]) -> Plan:
-    """The plan without some nodes, none of which gives anything to others."""
+    """The plan without some nodes, none of which builds for others."""
     builds = (
         build.model_copy(update={"nodes": tuple(n for n in build.nodes if n not in names)}) for build in plan.builds
     )

@@ -1,6 +1,6 @@
-"""What of a plan is about sources: the patches they get, what is compiled for which GPUs, and where wheels are kept.
+"""The sources of a plan: their patches, what is compiled for which GPUs, and where wheels are kept. Pure.
 
-Also where a bundle lies on a node, and what an install request says of it. Pure.
+Also the place of a bundle on a node, and its part of an install request.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def build_request(
 
 
 def compiler_variables(gcc: str | None) -> dict[str, str]:
-    """What makes a build take another gcc than the usual one, nvcc included; empty for None."""
+    """The variables that make a build, nvcc included, use another gcc; empty for None."""
     return {"CC": gcc, "CXX": cxx_of(gcc), "NVCC_PREPEND_FLAGS": f"-ccbin {gcc}"} if gcc else {}
 
 
 def lacking(variant: Variant, resolution: Resolution) -> dict[str, str]:
-    """The sources that the node cannot build, for it takes what another one builds, each with the rule against it."""
+    """The sources that the node cannot build itself, because it takes another node's build, each with the rule."""
     if resolution.wheels_from is None:
         return {}
     rule = next(item.rule for item in resolution.decisions if item.rule in TOOLS)
@@ -81,7 +81,7 @@ def lacking(variant: Variant, resolution: Resolution) -> dict[str, str]:
 
 
 def lacks_tools(resolution: Resolution, why: str = "") -> EnvbuildError:
-    """The error (exit 7) of a node that cannot build and gets nothing from others; `why` it does not."""
+    """The error (exit 7) of a node that cannot build and gets nothing from others; `why` it gets nothing."""
     decision = next(item for item in resolution.decisions if item.rule in TOOLS)
     return EnvbuildError(
         decision.rule,
@@ -94,13 +94,13 @@ def lacks_tools(resolution: Resolution, why: str = "") -> EnvbuildError:
 
 
 def arch_codes(variant: Variant) -> tuple[str, ...]:
-    """What CUDA code is compiled for: what the resolver bound, or what the stack says itself."""
+    """The architectures of CUDA code: as the resolver bound them, or as the stack sets them."""
     return variant.arch_list if variant.arch_list is not None else given_codes(stack_arch_list(variant))
 
 
 @lru_cache
 def compile_text(variant: Variant, jobs: int | None) -> str:
-    """What is compiled, for the plan: `apex (2 flags, for 9.0)`; empty where nothing is."""
+    """What is compiled, for the plan: `apex (2 flags, for 9.0)`; empty if nothing is."""
     codes = ";".join(arch_codes(variant))
     names = [_one(source.name, source.build, codes) for source in variant.sources if source.build]
     if not names:
@@ -120,7 +120,7 @@ def _one(name: str, build: Build, codes: str) -> str:
 
 @lru_cache
 def compile_seconds(variant: Variant, jobs: int | None) -> float:
-    """Rough seconds of compiling everything; a wheel that the store has takes none."""
+    """Rough seconds of compiling everything; a wheel in the store takes none."""
     built = [source.build for source in variant.sources if source.build]
     work = sum(COMPILE_CPU_SECONDS if needs_nvcc(build) else OTHER_CPU_SECONDS for build in built)
     return round(work / max(jobs or 1, 1), 1)

@@ -1,5 +1,4 @@
-"""Evidence as people and programs read it: terminal, HTML, Markdown, JSON, and its schema.
+"""Evidence for people and programs: terminal, HTML, Markdown, JSON, and its schema.
 
-In: one Evidence. Out: text, and the files of a report, signed and published where asked.
-Never asks a node and never changes a verdict.
+In: one Evidence. Out: text, and the files of a report, signed or published on request. Never changes a verdict.
 """

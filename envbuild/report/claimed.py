@@ -1,4 +1,4 @@
-"""A measured figure beside the claim of a document: which claim, when both may be compared, and what follows. Pure."""
+"""A measured figure beside the claim of a document: which claim, when they compare, and the verdict. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_GPU = "no GPU"
 
 
 class Ran(Protocol):
-    """What ran: the model, with these degrees."""
+    """What ran: the model and its degrees."""
 
     @property
     def model(self) -> str: ...  # noqa: D102
@@ -34,9 +34,9 @@ class Ran(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What a run had: the name as nvidia-smi prints it (None: not known), how many, and the dense peak of one.
+    """The GPUs of a run: the name as nvidia-smi prints it (None: unknown), how many, and the dense peak of one.
 
-    `firm`: the peak was verified and is that of every GPU there, so that no figure can be above it.
+    `firm`: the peak is verified and holds for every GPU of the run, so no figure can be above it.
     """
 
     name: str | None
@@ -85,7 +85,7 @@ def named(name: str | None, count: int, compat: Compat, *, alone: bool = True) -
 
 
 def gpus_of(facts: NodeFacts | None, count: int, compat: Compat) -> Gpus:
-    """So many GPUs of a node; without facts nothing is known of them."""
+    """That many GPUs of a node; without facts they are unknown."""
     if facts is None or not facts.gpus:
         return Gpus(None, count, None if facts is None else NO_GPU)
     name, *others = dict.fromkeys(gpu.device_name for gpu in facts.gpus)
@@ -111,7 +111,7 @@ class Measure(Protocol):
 def judge(
     claim: Claim | None, measure: Measure, model: str, measured: float, gpus: Gpus, peaks: Mapping[str, float]
 ) -> Comparison:
-    """What a figure of `model` (the one that ran) is beside its claim."""
+    """The verdict on a figure of `model` (the one that ran) against its claim."""
     unit, lower = measure.unit, measure.lower_is_better
     share = share_of_peak(unit, measured, gpus.peak)
     why = f"no figure is published for {model} with these degrees"
@@ -136,7 +136,7 @@ def judge(
 
 
 def in_words(comparison: Comparison) -> str:
-    """What follows, then the claim and both shares of a peak; the figure itself stands before it."""
+    """The verdict, then the claim and both shares of a peak; the caller prints the figure itself."""
     parts = [comparison.why]
     if comparison.claim is not None:
         shares = [
@@ -176,7 +176,7 @@ def _why(comparison: Comparison, claim: Claim, gpus: Gpus, *, lower_is_better: b
 
 
 def claim_for(reference: Reference, bench: Bench, ran: Ran, gpus: Gpus) -> Claim | None:
-    """The claim for these GPUs where there is one, else the first."""
+    """The claim for these GPUs if there is one, else the first."""
     claims = list(_claims(reference, bench, ran, gpus.count))
     same = [claim for claim in claims if claim.gpu is not None and claim.gpu == gpus.model]
     return next(iter((*same, *claims)), None)
@@ -217,7 +217,7 @@ def _verdict(
 
 
 def is_far_above(comparison: Comparison, *, lower_is_better: bool) -> bool:
-    """Whether a figure that is as good as the claim is too much better to be called reproduced."""
+    """Whether a figure is so much better than the claim that it is not a reproduction."""
     if comparison.verdict != "reproduced" or not comparison.claim or not comparison.measured:
         return False
     return ratio_of(comparison.claim, comparison.measured, lower_is_better=lower_is_better) > FAR_ABOVE

@@ -1,4 +1,4 @@
-"""What is other in the second of two runs. Only what both looked at is compared, and what fails now."""
+"""Differences between two runs. Compares only what both runs checked, and reports new failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Change:
-    """Something is other, on `nodes` where it is about some: it is `worse`, or a figure `slipped` out of its spread."""
+    """A difference, on `nodes` if it concerns some: `worse`, or a figure that `slipped` out of its spread."""
 
     kind: Kind
     topic: str
@@ -53,7 +53,7 @@ def compare(before: Evidence, after: Evidence) -> list[Change]:
 
 
 def exit_code(changes: Sequence[Change]) -> ExitCode:
-    """1 where something fails or drifted that did not, 6 where a figure slipped; what only changed is no failure."""
+    """1 for a new failure or drift, 6 for a figure that slipped; other changes are no failure."""
     codes = {"worse": ExitCode.CHECK_FAILED, "slipped": ExitCode.BELOW_FLOOR, "changed": ExitCode.OK}
     return gravest(codes[change.kind] for change in changes)
 

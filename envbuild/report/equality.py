@@ -1,4 +1,4 @@
-"""Fleet equality: one Merkle root on all nodes, or which nodes deviate and in what."""
+"""Whether all nodes have one Merkle root, or which nodes deviate and how."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def equality_of(
 
 
 def without_cause(nodes: Iterable[NodeEvidence], equality: Equality | None) -> list[NodeEvidence]:
-    """Nodes with another root than most, although variant and interpreter are theirs: a stamp was changed."""
+    """Nodes with another root than most, although variant and interpreter are the same: a stamp was changed."""
     if equality is None or equality.python is None:
         return []
     by_name = {node.node: node for node in nodes}
@@ -123,7 +123,7 @@ def _python(node: NodeEvidence) -> str:
 
 
 def sentence(evidence: Evidence) -> str:
-    """`8 nodes, one root 9b2e44d0aa17 (measured)`, or how many deviate; empty where there is nothing to compare."""
+    """`8 nodes, one root 9b2e44d0aa17 (measured)`, or how many deviate; empty if nothing can be compared."""
     equality = evidence.equality
     if equality is None:
         return ""
@@ -144,7 +144,7 @@ def _level(evidence: Evidence, count: int) -> str:
 
 
 def names(nodes: Sequence[str], most: int = _NAMES) -> str:
-    """Node names as clusters write them, `gpu[01-60]`, and no more than fit a line."""
+    """Node names as clusters write them, `gpu[01-60]`, shortened to one line."""
     from envbuild.hostlist import fold_hosts
 
     folded = fold_hosts(nodes)

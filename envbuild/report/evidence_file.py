@@ -1,6 +1,6 @@
-"""Evidence read from a file, strictly; and the page, which carries the evidence that it was made from.
+"""Reads evidence from a file, strictly; and the page, which carries the evidence that it was made from.
 
-Its signature, too: both are data that no browser runs.
+The page carries its signature too. Browsers run neither.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DIGITS = 19  # a signed 64-bit integer
 
 
 def parse(data: bytes) -> Any:
-    """The value of a JSON text in UTF-8. Raises ValueError with what is wrong, in words."""
+    """The value of a JSON text in UTF-8. Raises ValueError with the mistake in words."""
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise ValueError("it begins with a byte order mark")
     try:
@@ -108,9 +108,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_evidence(data: bytes, path: Path) -> Evidence:
-    """Evidence from the bytes of a file; `path` is what messages call it.
+    """Evidence from the bytes of a file; messages call it `path`.
 
-    Raises EnvbuildErrfor another schema version too.
+    Raises EnvbuildError `evidence-invalid`, for another schema version too.
     """
     try:
         evidence = parse(data)
@@ -163,7 +163,7 @@ _ESCAPES = {b"<": b"\\u003c", b">": b"\\u003e", b"&": b"\\u0026"}
 
 @dataclass(frozen=True)
 class Carried:
-    """The evidence byte for byte, and the signature's envelope where there is one."""
+    """The evidence byte for byte, and the envelope of its signature, if any."""
 
     evidence: bytes
     envelope: bytes | None
@@ -203,12 +203,12 @@ def _unpack(text: str) -> bytes:
 
 
 def around(html: str) -> str:
-    """A page without what it carries packed, which need not have the same bytes everywhere. The rest is compared."""
+    """A page without its packed contents, which may differ in bytes; the rest is compared."""
     return _BLOCK.sub(lambda match: match[0] if match[1] == JSON else f'<script type="{PACKED}" id="{match[2]}">', html)
 
 
 def carried(html: str, path: Path) -> Carried:
-    """What a page carries. Raises EnvbuildError `report-page-invalid` (exit 5) where that is not exactly one thing."""
+    """The contents of a page. Raises EnvbuildError `report-page-invalid` (exit 5) unless there is exactly one."""
     blocks_found = _BLOCK.findall(html)
     names = [name for _, name, _ in blocks_found]
     if names not in (["evidence"], ["evidence", "signature"]) or html.count("<script") != len(blocks_found):
@@ -222,7 +222,7 @@ def carried(html: str, path: Path) -> Carried:
 
 
 def page_invalid(path: Path, why: str) -> EnvbuildError:
-    """The error for a page that is no page of ours."""
+    """The error for a page that envbuild did not make."""
     return EnvbuildError(
         "report-page-invalid",
         f"{path} is not a report that envbuild can check",

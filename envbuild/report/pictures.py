@@ -28,7 +28,7 @@ _GEMM_KEY = re.compile(r"gpu([0-9]{1,2})_([a-z0-9]{1,12})_tflops")
 
 @dataclass(frozen=True)
 class Bar:
-    """A rectangle; `kind` is a class of the style sheet, `says` what it shows to who points at it."""
+    """A rectangle; `kind` is a class of the style sheet, `says` its tooltip."""
 
     x: float
     y: float
@@ -79,7 +79,7 @@ Shape = Bar | Dot | Label | Curve
 
 @dataclass(frozen=True)
 class Picture:
-    """`says` is what there is to see, in words, and the alternative text; `keys` are (kind, meaning)."""
+    """`says` describes it in words and is the alternative text; `keys` are (kind, meaning)."""
 
     id: str
     says: str

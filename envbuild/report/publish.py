@@ -64,7 +64,7 @@ def sign_report(folder: Path, key: Path) -> Path:
 
 
 def published(evidence: Evidence) -> Evidence:
-    """The public part of the evidence. Of what is published already it is the same."""
+    """The public part of the evidence; published evidence stays the same."""
     kept = tuple(item for item in evidence.attachments if item.is_public)
     labels = {node.node: f"node-{number}" for number, node in enumerate(evidence.nodes, 1)}
     public = public_fields(evidence.model_copy(update={"attachments": kept}), labels)

@@ -196,7 +196,7 @@ _last: list[tuple[Evidence, View]] = []
 
 
 def shown(evidence: Evidence) -> View:
-    """The view of harmless evidence; kept for the form that follows, as cleaning a large run takes most of the time."""
+    """The view of cleaned evidence, cached for the next format, because cleaning a large run takes most of the time."""
     kept = next((view for one, view in _last if one is evidence), None)
     if kept is None:
         kept = View(harmless(evidence))

@@ -1,4 +1,4 @@
-"""What a reviewer asks first, as rows: claims, evidence for badges, pins, and what nobody looked at.
+"""What a reviewer asks first, as rows: claims, evidence for badges, pins, and what was not checked.
 
 What was not checked is as large as the rest, because silence reads as a yes.
 """
@@ -24,9 +24,9 @@ from envbuild.text import few, grouped, number, percent, plural
 
 @dataclass(frozen=True)
 class Pin:
-    """One package: `wanted` as locked (empty: it is in no lock), `observed` on `nodes` (empty: it is not there).
+    """One package: `wanted` as locked (empty: in no lock), `observed` on `nodes` (empty: missing).
 
-    Where `same` is false the two differ; None: there was nothing to compare with.
+    `same`: whether the two agree; None: nothing to compare with.
     """
 
     name: str
@@ -62,7 +62,7 @@ def _rows(variant: BuiltVariant | None, packages: dict[str, str]) -> Iterator[tu
 
 @functools.lru_cache(maxsize=4096)
 def is_equal(one: str, other: str) -> bool:
-    """Whether two texts are one version (PEP 440), or equal where they are none."""
+    """Whether two texts are one version (PEP 440), or else the same text."""
     try:
         return Version(one) == Version(other)
     except InvalidVersion:
@@ -137,7 +137,7 @@ _VERDICTS = {
 
 @dataclass(frozen=True)
 class Claim:
-    """One figure: what a document claims, what was measured, the least it had to be; texts, `–` for nothing."""
+    """One figure: the document's claim, the measured value, the least accepted value; as texts, `–` for none."""
 
     name: str
     unit: str
@@ -245,7 +245,7 @@ class Outlier:
 
 @dataclass(frozen=True)
 class Outliers:
-    """What deviates, worst first, of `figures` that were compared on `nodes` nodes in all."""
+    """What deviates, worst first, of `figures` compared on `nodes` nodes in all."""
 
     found: tuple[Outlier, ...]
     figures: int
@@ -253,7 +253,7 @@ class Outliers:
 
 
 def outliers(nodes: Sequence[NodeEvidence], classes: Sequence[NodeClass]) -> Outliers | None:
-    """Compare each node with the median one of its class; None where no three nodes of a class measured the same."""
+    """Compare each node with the median one of its class; None without three nodes of a class with the same figure."""
     by_name = {node.node: node for node in nodes}
     result, compared, seen = list[Outlier](), set[str](), set[str]()
     for alike in classes:
@@ -287,7 +287,7 @@ def _odd(name: str, group: Sequence[tuple[NodeEvidence, Metric]]) -> Iterator[Ou
 
 @dataclass(frozen=True)
 class Gap:
-    """One thing that nobody looked at, why, and on which nodes."""
+    """One thing that was not checked, why, and on which nodes."""
 
     what: str
     why: str

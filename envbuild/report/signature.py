@@ -1,6 +1,6 @@
-"""What is signed of a report, an in-toto Statement v1 about `evidence.json` in a DSSE envelope, and by SSH keys.
+"""The signed statement of a report: an in-toto Statement v1 about `evidence.json` in a DSSE envelope, by SSH keys.
 
-Signatures are those that `ssh-keygen -Y` makes and checks, in the namespace `envbuild`.
+`ssh-keygen -Y` makes and checks the signatures, in the namespace `envbuild`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GOOD = re.compile(r'Good "envbuild" signature (?:for .+ )?with \S+ key (SHA256:
 
 @dataclass(frozen=True)
 class Signed:
-    """A signature that is right: `key` is the fingerprint of the key that made it (`SHA256:…`)."""
+    """A valid signature: `key` is the fingerprint of its key (`SHA256:…`)."""
 
     key: str
 
@@ -70,7 +70,7 @@ def is_canonical(signature: str) -> bool:
 
 
 def check(data: bytes, signature: str) -> Signed | None:
-    """Who signed `data`, whoever that is; None where the signature is not right. Raises `ssh-keygen-missing`."""
+    """The signer of `data`, whoever that is; None if the signature is not valid. Raises `ssh-keygen-missing`."""
     match = _GOOD.match(_keygen(["-Y", "check-novalidate", "-n", NAMESPACE], signature, data))
     return Signed(match.group(1)) if match else None
 
@@ -154,7 +154,7 @@ def subject_digest(payload: bytes) -> str:
 
 
 def pae(payload: bytes) -> bytes:
-    """What is signed: the payload with its type and both lengths (DSSE's pre-authentication encoding)."""
+    """The bytes that are signed: the payload with its type and both lengths (DSSE's pre-authentication encoding)."""
     from securesystemslib.dsse import Envelope
 
     return bytes(Envelope(payload, PAYLOAD_TYPE, {}).pae())

@@ -1,6 +1,6 @@
-"""What the report says of sources: where each comes from, what was patched and why, how it was built and proven.
+"""The sources in a report: where each comes from, its patches with reasons, how it was built and proven.
 
-A source in the evidence is what the node told (`install`, result `sources`), so every value is read with care.
+A source in the evidence comes from the node (`install`, result `sources`), so every value is read with care.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SourceView:
 
 
 def comparable(sources: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Sources without what differs between nodes that have the same."""
+    """Sources without values that differ between equal nodes."""
     out = []
     for source in sources:
         build = mapping(source.get("build"))
@@ -74,7 +74,7 @@ def source_views(nodes: Sequence[NodeEvidence], verb: str) -> tuple[SourceView, 
 
 
 def built_names(node: NodeEvidence) -> Iterator[str]:
-    """Names that a package may have which is not locked but built of a source: the source's, and that of its wheel."""
+    """Names of packages that are built from a source instead of locked: the source's, and that of its wheel."""
     for source in node.sources:
         wheel = str(mapping(source.get("build")).get("wheel", "")).rpartition("/")[2]
         yield from (canonicalize_name(name) for name in (str(source.get("name")), wheel.partition("-")[0]))
@@ -284,7 +284,7 @@ def _mappings(value: object) -> list[Mapping[str, Any]]:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """What a node told, where it is an object; else an empty one."""
+    """A value from a node if it is an object; else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -293,12 +293,12 @@ def _text(value: object) -> str:
 
 
 def texts(value: object) -> list[str]:
-    """What a node told as a list, as texts; else none."""
+    """A list of texts from a node; else none."""
     return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
 
 
 def numbers(value: object) -> list[float]:
-    """What a node told as a list of numbers; none where one of them is anything else."""
+    """A list of numbers from a node; none if one item is anything else."""
     items = value if isinstance(value, list) else []
     good = all(isinstance(item, (int, float)) and math.isfinite(item) for item in items)
     return [float(item) for item in items] if good else []

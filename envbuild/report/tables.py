@@ -1,4 +1,4 @@
-"""What a node is, in rows, and tables of what a run measured that no picture shows: times, copies, steps, the disk."""
+"""A node as rows, and tables of measurements without a picture: times, copies, steps, the disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gibibytes(number: int | None) -> str:
 
 
 def fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
-    """What a node is, as rows of (fact, value)."""
+    """A node's facts, as rows of (fact, value)."""
     # A brief probe did not look for tools: what it does not name may be there.
     none = "" if facts.brief else "none"
     names = [gpu.name for gpu in facts.gpus]
@@ -145,7 +145,7 @@ _FIGURES = (
 
 
 def figure(name: str) -> str:
-    """What a figure is, in words; its name where nothing is known of it."""
+    """A figure in words; its name if it is unknown."""
     return next((match.expand(words) for form, words in _FIGURES if (match := form.fullmatch(name))), name)
 
 
@@ -183,7 +183,7 @@ def below_floor(metric: Metric) -> bool:
 
 
 def headline(check: Check) -> str:
-    """The figure that stands for a check: the one that a floor is about, else the last; named where there are more."""
+    """The figure that represents a check: the one with a floor, else the last; with its name if there are several."""
     metric = next((metric for metric in check.metrics if metric.floor is not None), check.metrics[-1])
     name = f" {metric.name}" if len(check.metrics) > 1 else ""
     return f"{number(metric.median, metric.floor)} {metric.unit}{name}"

@@ -1,4 +1,4 @@
 """Jobs of a scheduler: render, submit, poll, cancel, logs; `slurm.py` and `pbs.py` have the same small interface.
 
-In: a Job. Out: scripts and states. Never imports rooms that know stacks or locks.
+In: a Job. Out: scripts and states. Knows nothing of stacks or locks.
 """

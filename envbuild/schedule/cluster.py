@@ -1,6 +1,6 @@
-"""What all schedulers have in common: their programs, run where jobs are submitted, by argument lists only.
+"""What all schedulers share: their programs, run where jobs are submitted, by argument lists only.
 
-That is this machine, or the login host over SSH.
+That is this machine, or the login node over SSH.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _KEPT = re.compile(
 
 
 class Runner(Protocol):
-    """Runs one program and returns what it left; never raises for what the program does.
+    """Runs one program and returns its result, whatever its exit code.
 
-    Raises EnvbuildError with exit code 3 when the host cannot be reached.
+    Raises EnvbuildError with exit code 3 if the host cannot be reached.
     """
 
     host: str
@@ -47,7 +47,7 @@ class Runner(Protocol):
 
 
 class Here:
-    """This machine, which is a login node or the only one."""
+    """This machine, which is a login node or the only machine."""
 
     host = "localhost"
 
@@ -59,7 +59,7 @@ class Here:
 
 
 class Login:
-    """A login host, one SSH exchange a program; what start-up files print there does no harm."""
+    """A login node, with one SSH exchange for each program; output of start-up files does no harm."""
 
     def __init__(self, host: str, connection: Connection) -> None:
         """`connection` says how the host is reached (`kind: ssh`)."""
@@ -99,7 +99,7 @@ def _finished(done: Finished, nonce: str) -> Finished:
 
 
 def submit_host(target: Target) -> Runner:
-    """Where jobs of a target are submitted: its login host, or this machine."""
+    """Where jobs of a target are submitted: its login node, or this machine."""
     connection = login_connection(target)
     login = target.connection.login
     return Here() if connection is None or login is None else Login(login.host, connection)
@@ -108,10 +108,10 @@ def submit_host(target: Target) -> Runner:
 class Scheduler(ABC):
     """The adapter of one cluster. `runner` runs its programs where jobs are submitted.
 
-    `suffix` is how a script's file ends, `submits` and `cancels` the programs that begin and end a job, `away` what
-    they say where no server answers, `unknown_job` whether they say that it has no such job (any more); `mine` lists
-    the user's jobs, `limits` says what a refused job may have overstepped. `render` makes the script of a job,
-    `render_body` one that runs a bash script on its first node and prints where it was submitted; both are pure.
+    `suffix`: ending of a script's file. `submits` and `cancels`: the programs that begin and end a job. `away`: their
+    messages if no server answers. `unknown_job`: whether their message says that the job does not exist. `mine`:
+    command that lists the user's jobs. `limits`: what a refused job may have exceeded. `render` makes the script of a
+    job, `render_body` one that runs a bash script on its first node and prints where it was submitted; both are pure.
     """
 
     name: ClassVar[str]
@@ -131,7 +131,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def pool(self, target: Target) -> Pool:
-        """Where the jobs of a target get their nodes. Raises EnvbuildError where the scheduler knows no such place."""
+        """Where the jobs of a target get their nodes. Raises EnvbuildError if the scheduler does not know the place."""
 
     @abstractmethod
     def attempt(self, state: JobState) -> int:
@@ -139,14 +139,14 @@ class Scheduler(ABC):
 
     @abstractmethod
     def bad_nodes(self, nodes: tuple[str, ...]) -> dict[str, str]:
-        """Those of `nodes` that take no jobs now, with the reason: an epilog may have drained them after ours."""
+        """Those of `nodes` that take no jobs now, with the reason: an epilog may drain a node after a job."""
 
     @abstractmethod
     def poll(self, job: Job, number: str) -> JobState:
-        """What became of a job. Raises SchedulerUnavailableError when nobody answers now."""
+        """The state of a job. Raises SchedulerUnavailableError if the scheduler does not answer."""
 
     def submit(self, job: Job) -> str:
-        """Submit it; its number, without the server or cluster that is printed behind it.
+        """Submit it and return its number, without a server or cluster name.
 
         Raises EnvbuildError `job-refused`, `not-writable`, `scheduler-missing` (exit 7), `scheduler-unreachable` (3).
         """
@@ -166,7 +166,7 @@ class Scheduler(ABC):
         raise self._refused(self.submits[0], done)
 
     def cancel(self, number: str) -> None:
-        """End a job; one that has ended already is no error. Raises EnvbuildError `job-not-cancelled` (exit 9)."""
+        """End a job; a job that has ended is no error. Raises EnvbuildError `job-not-cancelled` (exit 9)."""
         done = self.runner.run([self.cancels, number], timeout=TIMEOUT)
         if not done.ok and not self.unknown_job(done.err):
             raise EnvbuildError(
@@ -177,30 +177,27 @@ class Scheduler(ABC):
             )
 
     def logs(self, job: Job, number: str, limit: int = 65536) -> str:
-        """The end of the job's log, at most `limit` bytes; empty while there is none."""
+        """The end of the job's log, at most `limit` bytes; empty without a log."""
         path = posixpath.join(job.output, script.log_name(job, number))
         done = self.runner.run(["tail", "-c", str(limit), "--", path])
         return done.out if done.ok else ""
 
     def left(self, job: Job, number: str) -> int | None:
-        """The exit code that its script left; None while it has left none.
-
-        Raises SchedulerUnavailableError where nobody could look.
-        """
+        """The exit code that its script wrote; None if it wrote none. Raises SchedulerUnavailableError if unknown."""
         done = self.runner.run(["cat", "--", posixpath.join(job.output, script.status_name(number))])
         if done.rc is None:
             raise SchedulerUnavailableError(f"{self.runner.host} does not answer")
         return integer(done.out.strip()) if done.ok else None
 
     def by_status_file(self, job: Job, number: str) -> JobState:
-        """The state of a job that the scheduler has forgotten, by what its script left."""
+        """The state of a job that the scheduler has forgotten, from the status file of its script."""
         code = self.left(job, number)
         if code is not None:
             return JobState(Phase.DONE, exit=code, word=f"forgotten by {self.name}")
         return JobState(Phase.LOST, reason=f"{self.name} has forgotten it, and it left no status file", word="unknown")
 
     def asked(self, *command: str) -> str:
-        """What a program prints. Raises EnvbuildError `scheduler-missing` (exit 7), `scheduler-unreachable` (3)."""
+        """The output of a program. Raises EnvbuildError `scheduler-missing` (exit 7), `scheduler-unreachable` (3)."""
         done = self.runner.run(command, timeout=TIMEOUT)
         if done.missing or self._is_away(done):
             raise self._refused(command[0], done)
@@ -233,7 +230,7 @@ class Scheduler(ABC):
 
 
 def failure_text(done: Finished) -> str:
-    """The end of what a program said, for people."""
+    """The end of a program's output, for people."""
     if done.timed_out:
         return "no answer in time"
     lines = [line.strip() for line in (done.err or done.out).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""What every scheduler has in common: a job as it is asked for, and what has become of it."""
+"""What every scheduler shares: a job as it is requested, and its state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,6
 
 
 class Gres(StrictModel):
-    """How a site calls its GPUs: `name` as `gpu`, `type` as `a100` where all that a job may get are of one type."""
+    """How a site names its GPUs: `name` as `gpu`, `type` as `a100` if all GPUs that a job may get have one type."""
 
     name: Word = "gpu"
     type: Word | None = None
@@ -39,7 +39,7 @@ class Gres(StrictModel):
 
 @dataclass(frozen=True)
 class Share:
-    """What a job has to ask for on each node beside its GPUs; None: nothing, or nobody knows how much."""
+    """What a job must request on each node beside its GPUs; None: nothing, or unknown."""
 
     cpus: int | None = None
     memory_gib: int | None = None
@@ -98,7 +98,7 @@ class Job(StrictModel):
 
     @property
     def whole_nodes(self) -> bool:
-        """Whether no other job may run on its nodes: as asked, or because GPUs cannot be asked for."""
+        """Whether no other job may run on its nodes: as requested, or because GPUs cannot be requested."""
         return self.exclusive or (self.gpus_per_node > 0 and self.gres is None)
 
     def warnings(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def clock_text(seconds: int) -> str:
 
 
 class Phase(enum.StrEnum):
-    """Where a job is. `configuring`: its nodes are being started; `lost`: nobody knows what became of it."""
+    """Where a job is. `configuring`: its nodes are being started; `lost`: its state is unknown."""
 
     PENDING = "pending"
     CONFIGURING = "configuring"
@@ -140,7 +140,7 @@ class Phase(enum.StrEnum):
 
 
 class Failure(enum.StrEnum):
-    """Why a job did not end by itself."""
+    """Why a job did not end normally."""
 
     NODE_FAIL = "node-fail"
     BOOT_FAIL = "boot-fail"
@@ -171,17 +171,17 @@ class JobState:
 
     @property
     def waiting(self) -> bool:
-        """It has not begun: it is in the queue, or its nodes are being started."""
+        """Whether it has not begun: it is in the queue, or its nodes are being started."""
         return self.phase in (Phase.PENDING, Phase.CONFIGURING)
 
     @property
     def ended(self) -> bool:
-        """Nothing more will happen."""
+        """Whether its state is final."""
         return self.phase in (Phase.DONE, Phase.FAILED, Phase.LOST)
 
     @property
     def good(self) -> bool:
-        """It ran to its end and its script said 0."""
+        """Whether it ran to its end with exit code 0."""
         return self.phase is Phase.DONE and self.exit == 0
 
     def summary(self) -> str:
@@ -201,7 +201,7 @@ _HINTS = {
 
 
 def hint_for(failure: Failure | None) -> str:
-    """What to do about a job that failed so."""
+    """What to do about a job that failed in this way."""
     return _HINTS.get(failure, "see its log") if failure else "see its log"
 
 
@@ -219,11 +219,11 @@ def job_error(job: str, state: JobState, last_lines: str = "") -> EnvbuildError:
 
 
 class SchedulerUnavailableError(Exception):
-    """The scheduler did not answer this time; the job is as it was."""
+    """The scheduler did not answer; the job is unchanged."""
 
 
 class Pool(Protocol):
-    """Where the nodes of a job come from: a partition of Slurm, the queues of PBS. What the scheduler said of it."""
+    """Where the nodes of a job come from, as the scheduler reports it: a partition of Slurm, the queues of PBS."""
 
     @property
     def label(self) -> str:
@@ -231,19 +231,19 @@ class Pool(Protocol):
 
     @property
     def gpus_per_node(self) -> int:
-        """The most that a node has; 0 where the scheduler knows of none."""
+        """The most GPUs of a node; 0 if the scheduler knows of none."""
 
     def gres(self) -> Gres | None:
-        """How a job asks for GPUs; None where it cannot."""
+        """How a job requests GPUs; None if it cannot."""
 
     def share(self, gpus: int, *, exclusive: bool) -> Share:
-        """What a job for so many GPUs a node has to ask for beside them."""
+        """What a job for that many GPUs a node must request beside them."""
 
     def in_service(self) -> int:
-        """How many nodes a job gets where the target does not say. Raises EnvbuildError."""
+        """How many nodes a job gets if the target does not say. Raises EnvbuildError."""
 
     def most(self) -> int | None:
-        """How many nodes a job can get at most; None where nobody says. Raises EnvbuildError as `in_service` does."""
+        """The most nodes that a job can get; None if unknown. Raises EnvbuildError as `in_service`."""
 
     def queue(self, nodes: int, seconds: int) -> str | None:
         """The queue for so many nodes and seconds; None: the default. Raises EnvbuildError `partition-unknown`."""

@@ -27,7 +27,7 @@ Attributes = dict[str, str]
 
 @dataclass(frozen=True)
 class Offer:
-    """What one node has for jobs."""
+    """What one node offers to jobs."""
 
     cpus: int
     gpus: int
@@ -36,14 +36,14 @@ class Offer:
 
 @dataclass(frozen=True)
 class Queues:
-    """The queues that jobs may go to (none: the site's default), and what each of the nodes there offers."""
+    """The queues that jobs may go to (none: the site's default), and what each node there offers."""
 
     limits: tuple[QueueLimits, ...]
     nodes: tuple[Offer, ...] = ()
 
     @property
     def gpus_per_node(self) -> int:
-        """The most that a node offers."""
+        """The most GPUs that a node offers."""
         return max((node.gpus for node in self.nodes), default=0)
 
     @property
@@ -53,7 +53,7 @@ class Queues:
         return f"the queue{'s' * (len(names) > 1)} {', '.join(names)}" if names else "the default queue"
 
     def gres(self) -> Gres | None:
-        """`ngpus`, where the nodes offer it."""
+        """`ngpus`, if the nodes offer it."""
         return Gres(name="ngpus") if self.gpus_per_node else None
 
     def share(self, gpus: int, *, exclusive: bool) -> Share:
@@ -71,7 +71,7 @@ class Queues:
         return Share(cpus or None, memory or None)
 
     def most(self) -> int | None:
-        """The limits of its queues are for `queue` to say."""
+        """None: `queue` checks the limits of its queues."""
         return None
 
     def in_service(self) -> int:
@@ -234,7 +234,7 @@ _UNKNOWN = re.compile(r"unknown job id|job has finished", re.IGNORECASE)
 
 
 def unknown_job(text: str) -> bool:
-    """Whether PBS says that it has no such job (any more)."""
+    """Whether PBS says that the job does not exist."""
     return _UNKNOWN.search(text) is not None
 
 

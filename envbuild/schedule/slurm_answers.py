@@ -38,7 +38,7 @@ _BAD_NODE = re.compile(r"drain|down|fail|error|no_respond|not_resp|inval|\*", re
 
 
 def unknown_job(text: str) -> bool:
-    """Whether Slurm says that it has no such job (any more)."""
+    """Whether Slurm says that the job does not exist."""
     return _UNKNOWN.search(text) is not None
 
 
@@ -121,7 +121,7 @@ class Partition:
         return f"the partition {self.name}"
 
     def queue(self, nodes: int, seconds: int) -> str:
-        """The partition is the queue, whatever a job wants."""
+        """The partition itself, for any job."""
         return self.name
 
     def share(self, gpus: int, *, exclusive: bool) -> Share:
@@ -145,7 +145,7 @@ class Partition:
         return self.nodes - out
 
     def most(self) -> int | None:
-        """Those: more would wait for ever."""
+        """The nodes in service: a job for more would wait for ever."""
         return self.in_service()
 
     @property
@@ -154,7 +154,7 @@ class Partition:
         return max(0, self.nodes - sum(self.states.values()))
 
     def gres(self) -> Gres | None:
-        """How a job asks for GPUs here; the type is said only where there is one alone. None: it cannot."""
+        """How a job requests GPUs; with a type only if all GPUs have one. None: it cannot."""
         if not self.gpus:
             return Gres(name="gpu") if self.hidden and self.knows_gpus else None
         types = {kind for _, kind in self.gpus}
@@ -163,7 +163,7 @@ class Partition:
 
     @property
     def gpus_per_node(self) -> int:
-        """The most that a node has; 0 where Slurm knows of none."""
+        """The most GPUs of a node; 0 if Slurm knows of none."""
         return max(self.gpus.values(), default=0)
 
 

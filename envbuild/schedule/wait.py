@@ -1,4 +1,4 @@
-"""Wait for a job: ask soon at first, then once a minute, so that nobody hammers a scheduler."""
+"""Wait for a job: ask often at first, then once a minute, to spare the scheduler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NEVER = {
 
 
 class Clock:
-    """Time in seconds, as one object so that tests need none."""
+    """Time in seconds, as an object that tests can replace."""
 
     def now(self) -> float:
         """A clock that never goes back."""

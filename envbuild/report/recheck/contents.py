@@ -1,6 +1,6 @@
-"""What lies beside the evidence and what the environments are: files, lock, variants, package hashes, sources, roots.
+"""The files beside the evidence and the environments: lock, variants, package hashes, sources, roots.
 
-Each file against its digest and read as what it is, then each against the other.
+Each file against its digest and format, then each against the others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Attached:
 
 
 def read_all(report: Opened) -> tuple[Attached, list[Finding]]:
-    """Every attachment that is there and whole, and what is to be said of each and of files that nobody listed."""
+    """Every attachment that exists and is whole, and findings about each and about unlisted files."""
     attached, findings, missing, good = Attached(), list[Finding](), list[str](), 0
     for item in report.evidence.attachments:
         try:

@@ -1,4 +1,4 @@
-"""The figures: each against the values that it is made from, its floor, and the claim that it stands beside."""
+"""Checks the figures: each against its values, its floor, and its claim."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Kind = Literal["checked", "problem", "not-checked"]
 
 @dataclass(frozen=True)
 class Finding:
-    """`kind`: it holds, it does not (`code` says in which way), or nobody could look. `topic` is what it is about."""
+    """`kind`: it holds, it does not (`code` says how), or it was not checked. `topic`: what it is about."""
 
     kind: Kind
     topic: str
@@ -33,22 +33,22 @@ class Finding:
 
 
 def checked(topic: str, says: str) -> Finding:
-    """It was looked at and holds."""
+    """A statement that was checked and holds."""
     return Finding("checked", topic, says)
 
 
 def problem(code: str, topic: str, says: str) -> Finding:
-    """It does not hold."""
+    """A statement that does not hold."""
     return Finding("problem", topic, says, code)
 
 
 def not_checked(topic: str, says: str) -> Finding:
-    """It could not be looked at."""
+    """A statement that could not be checked."""
     return Finding("not-checked", topic, says)
 
 
 def judged(topic: str, good: str, problems: Iterable[Finding]) -> list[Finding]:
-    """The problems, or where there is none that all is `good`."""
+    """The problems, or, without any, one finding that all is `good`."""
     return list(problems) or [checked(topic, good)]
 
 
