@@ -47,7 +47,7 @@ _HALF_AGE_S = 86400.0
 
 
 class Piece(NamedTuple):
-    """One file of a bundle: its path there, the file here, and what the index says of it (`more` beside the usual)."""
+    """One file of a bundle: its path there, the file here, and its row in the index (`more` are further fields)."""
 
     path: str
     source: Path
@@ -70,7 +70,7 @@ def piece(
 
 
 def sweep(cache: Path, now: float | None = None) -> None:
-    """Remove halves of files that are older than a day; what cannot be removed is left."""
+    """Remove partial files that are older than a day; a file that cannot be removed stays."""
     before = (time.time() if now is None else now) - _HALF_AGE_S
     for path in [path for pattern in _HALVES for path in cache.glob(pattern)]:
         with suppress(OSError):
@@ -142,7 +142,7 @@ class Collector:
             yield piece(place, path, "conda package", package.sha256)
 
     def uv(self, machine: str, toolchain_file: Path | None = None) -> Iterator[Piece]:
-        """uv as a wheel, which an image is made with."""
+        """uv as a wheel, for images."""
         uv = next(tool for tool in load_toolchain(toolchain_file).uv if tool.arch == machine)
         file = ArtifactFile(file=uv.file, sha256=uv.sha256)
         package = LockedPackage(name="uv", version=uv.version, index=DEFAULT_INDEX, files=(file,))
@@ -316,7 +316,7 @@ def _indexes(config: pip_config.PipConfig) -> list[str]:
 
 
 def default_index() -> str:
-    """The index that pip asks where nothing is configured; uv may ask another."""
+    """The index that pip asks without configuration; uv may ask another."""
     try:
         from pip._internal.models.index import PyPI
     except ImportError:

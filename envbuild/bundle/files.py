@@ -18,7 +18,7 @@ from envbuild.node.protocol import NodeError
 
 @contextmanager
 def coded() -> Iterator[None]:
-    """Errors of the node program's own code, as they are told here."""
+    """Turns errors of the node program's code into errors of this machine."""
     try:
         yield
     except NodeError as error:
@@ -26,13 +26,13 @@ def coded() -> Iterator[None]:
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """What a bundle says that it holds. Raises EnvbuildError as `verify` does."""
+    """The index of a bundle, without reading its files. Raises EnvbuildError as `verify` does."""
     with coded():
         return archive.read_index(str(path))
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """The index of a bundle every byte of which was read.
+    """The index of a bundle, after reading every byte of it.
 
     Raises EnvbuildError `bundle-damaged`, `bundle-unsafe` (exit 5), `bundle-missing` (2).
     """

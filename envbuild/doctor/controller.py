@@ -19,7 +19,7 @@ Level = Literal["ok", "warning", "missing"]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One line of `envbuild doctor`: what was looked for, what was found, and what follows."""
+    """One line of `envbuild doctor`: the check, what it found, and what follows."""
 
     name: str
     level: Level
@@ -57,7 +57,7 @@ _PROGRAMS = (
 
 
 def diagnose(*, prefix: Path | None = None) -> list[Diagnosis]:
-    """Look at this machine; missing things are lines, never errors."""
+    """Check this machine; a missing program is a line, never an error."""
     lines = [_python(), *map(_program, _PROGRAMS)]
     if prefix is not None:
         lines.append(_prefix(prefix))

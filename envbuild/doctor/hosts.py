@@ -1,4 +1,4 @@
-"""`envbuild doctor --target`: the hosts of a target (of a job target: the login host), each asked once, all at once."""
+"""`envbuild doctor --target`: the hosts of a target (of a job target: the login node), each asked once, all at once."""
 
 from __future__ import annotations
 

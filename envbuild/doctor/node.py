@@ -1,4 +1,4 @@
-"""What somebody new to a cluster has to know: the answer of the node verb `doctor`, read. Pure.
+"""Reads the answer of the node verb `doctor`, for somebody who is new to a cluster. Pure.
 
 Every line ends in a consequence: what works there, what does not, and which setting of a target follows.
 """
@@ -65,7 +65,7 @@ def _output(site: Mapping[str, Any], question: str) -> str:
 
 
 def is_compute(facts: NodeFacts, site: Mapping[str, Any]) -> bool:
-    """Whether the scheduler gives this host to jobs, or we are inside one."""
+    """Whether the scheduler gives this host to jobs, or this process is inside a job."""
     if facts.scheduler.job:
         return True
     names = {name for text in _output(site, "names").split() for name in node_names(text)}
@@ -145,7 +145,7 @@ def _rights(site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
 
 
 def partition_of(site: Mapping[str, Any], name: str) -> Partition | None:
-    """A partition in the recorded answers of `sinfo` and `scontrol`; None when it is not there."""
+    """A partition from recorded answers of `sinfo` and `scontrol`; None if they lack it."""
     shown = next((line for line in _output(site, "partitions").splitlines() if f"PartitionName={name} " in line), "")
     nodes = "\n".join(line for line in _output(site, "nodes").splitlines() if line.partition("|")[0] == name)
     return parse_partition(name, shown, nodes, _output(site, "config"))

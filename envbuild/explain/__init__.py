@@ -1,4 +1,4 @@
-"""What a stack is about: findings with their checks, decisions, and its document with notes beside it.
+"""Explains a stack: findings with their checks, decisions, and its document with notes beside it.
 
-In: a stack and, where given, facts. Out: text and data. Never changes a lock or a node.
+In: a stack and perhaps facts. Out: text and data. Never changes a lock or a node.
 """

@@ -1,4 +1,4 @@
-"""Joins the rows of a document with the findings that speak of them."""
+"""Joins the rows of a document with the findings about them."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ Outcome = Literal["holds", "broken", "not-run"]
 
 
 class CheckResult(NamedTuple):
-    """What one check of one finding gave.
+    """The result of one check of one finding.
 
-    `holds`: the finding is still true; `broken`: it is not, the catalog is out of date; `not-run`: something needed
-    was out of reach, and `detail` says what, `error` with which code. `question` says in words what was asked.
+    `holds`: the finding is still true; `broken`: it is not, and the catalog is out of date; `not-run`: something could
+    not be reached; `detail` says what, `error` is its code. `question`: the check in words.
     """
 
     finding: str
@@ -69,7 +69,7 @@ def run_checks(stack: Stack, means: Means) -> tuple[CheckResult, ...]:
 
 
 def outcome_of(results: Iterable[CheckResult]) -> Outcome | None:
-    """One word for all checks of a finding; None when it has none."""
+    """One word for all checks of a finding; None without checks."""
     outcomes = {result.outcome for result in results}
     order: tuple[Outcome, ...] = ("broken", "not-run", "holds")
     return next((outcome for outcome in order if outcome in outcomes), None)

@@ -1,4 +1,4 @@
-"""Where a document's text comes from: a file of the user's, an earlier look at it, or its pinned place in git."""
+"""Where a document's text comes from: a file of the user's, the cache, or its pinned place in git."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class DocumentText:
-    """A text and why it may not be the pinned one; `doubt` is empty where it is."""
+    """A text, and `doubt`: why it may not be the pinned one; empty if it is."""
 
     text: str
     doubt: str = ""

@@ -1,4 +1,4 @@
-"""What is known of a stack, as every form of `explain` tells it: findings, recipe, decisions, profiles. No markup."""
+"""Everything known about a stack, for all forms of `explain`: findings, recipe, decisions, profiles. No markup."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RecipeRun(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """What came of it, in words; empty where nobody looked."""
+        """The result in words; empty if it was not tried."""
         if self.problem:
             return f"not tried: {self.problem}"
         if self.effect is None or self.effect.hits is None:
@@ -371,7 +371,7 @@ def fits_of_profiles(
 
 
 def fitting(loaded: LoadedStack, judged: Mapping[str, OtherProfile]) -> str | None:
-    """The first profile that fits, one that runs the benchmark before others; None where none does."""
+    """The first profile that fits, preferring one that runs the benchmark; None if none fits."""
     profiles = loaded.stack.profiles
     able = [name for name in profiles if name in judged and judged[name].fits]
     return min(able, key=lambda name: profiles[name].runs != "benchmark", default=None)

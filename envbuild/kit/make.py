@@ -61,12 +61,12 @@ class Commands:
 
 
 def lock_name(evidence: Evidence) -> str:
-    """What the lock of a report is called in its kit."""
+    """The file name of a report's lock in its kit."""
     return f"{evidence.stack}.{evidence.profile}.lock.toml"
 
 
 def stack_name(evidence: Evidence) -> str:
-    """What the file of a stack of the authors' own is called in a kit."""
+    """The file name of the authors' own stack in a kit."""
     return f"{evidence.stack}.yaml"
 
 
@@ -150,7 +150,7 @@ def _hours(evidence: Evidence, counts: Callable[[Check], bool]) -> str:
 
 
 def default_name(path: Path) -> str:
-    """What a kit of the report at `path` is called: by its stack and run."""
+    """The default name of a kit of the report at `path`: its stack and run."""
     evidence = open_report(path).evidence
     return f"kit-{evidence.stack}-{evidence.run}"
 

@@ -67,7 +67,7 @@ def render(manifest: Manifest) -> bytes:
 
 
 def parse(data: bytes) -> Manifest:
-    """The manifest. Raises EnvbuildError `kit-invalid` or, for another schema, `kit-invalid` (exit 5)."""
+    """The manifest. Raises EnvbuildError `kit-invalid` (exit 5), for another schema too."""
     try:
         plain = evidence_file.parse(data)
     except ValueError as error:
@@ -91,7 +91,7 @@ def parse(data: bytes) -> Manifest:
 
 
 def invalid(name: str, why: str) -> EnvbuildError:
-    """The error for what is no kit of ours; `name` is the file that says so."""
+    """The error for an invalid kit; `name` is the file that shows it."""
     return EnvbuildError(
         "kit-invalid",
         f"{name} is not the manifest of a kit",
@@ -104,7 +104,7 @@ _PATH = re.compile(PATH)
 
 
 def is_kit(path: Path) -> bool:
-    """Whether somebody means a kit by this path, a broken one included."""
+    """Whether a path is meant as a kit, even a broken one."""
     if path.is_dir():
         inside = os.path.lexists(path / REPORT / "evidence.json") and not os.path.lexists(path / "evidence.json")
         return inside or os.path.lexists(path / NAME)

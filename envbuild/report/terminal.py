@@ -59,7 +59,7 @@ def _logs(view: View) -> list[str]:
 
 
 def deviation_lines(evidence: Evidence) -> list[Line]:
-    """In what nodes deviate from the root that most have; what has drifted since it was stamped is named apart."""
+    """How nodes deviate from the root of most nodes; drift since the stamp is listed separately."""
     lines: list[Line] = []
     drifted = {node.node for node in evidence.nodes if node.drift_count}
     for group in evidence.equality.deviating if evidence.equality is not None else ():
@@ -78,7 +78,7 @@ def _owner(item: Mapping[str, str]) -> str:
 
 
 def drift_lines(evidence: Evidence) -> list[Line]:
-    """Every drifted file that the evidence names, whole, because paths are there to be copied, and how many more."""
+    """Every drifted file in the evidence with its whole path, to be copied, and how many more."""
     lines: list[Line] = []
     for node in evidence.nodes:
         if not node.drift_count:
@@ -91,7 +91,7 @@ def drift_lines(evidence: Evidence) -> list[Line]:
 
 
 def output_lines(view: View) -> list[Line]:
-    """What the first node that failed printed, where its error has that."""
+    """The output of the first failed node, if its error has any."""
     for node in view.nodes_by_need[:1]:
         _, printed = _why(node)
         if node.status not in GOOD and printed:

@@ -1,4 +1,4 @@
-"""The headline of a run: one sentence that is as sure as what was done, and one with counts. No markup."""
+"""The headline of a run: one sentence, as sure as the checks allow, and one with counts. No markup."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def all_checks(evidence: Evidence) -> list[Check]:
 
 
 def make_verdict(evidence: Evidence) -> Verdict:
-    """Whether it worked, and if not what is wrong first, in one sentence."""
+    """Whether the run succeeded, and if not the first problem, in one sentence."""
     name = f"{evidence.stack} ({evidence.profile})"
     # Nodes that were not begun are so because others failed.
     bad = sorted((node for node in evidence.nodes if node.status not in GOOD), key=lambda n: n.status == "not-begun")
@@ -117,12 +117,12 @@ def _none_passed(node: NodeEvidence) -> bool:
 
 
 def of_logs(evidence: Evidence) -> list[Check]:
-    """The checks that read a log of a run elsewhere: nothing ran here."""
+    """The checks that read a log of a run elsewhere: nothing ran on this machine."""
     return [check for check in all_checks(evidence) if check.name == "bench" and check.level == "not-checked"]
 
 
 def far_above(check: Check) -> bool:
-    """Whether a figure is too far above its claim to be of the same work."""
+    """Whether a figure is too far above its claim to come from the same work."""
     lower = any(metric.lower_is_better for metric in check.metrics)
     return check.comparison is not None and is_far_above(check.comparison, lower_is_better=lower)
 

@@ -32,7 +32,7 @@ def mark(check: Check) -> str:
 
 @dataclass(frozen=True)
 class Build:
-    """What one group of nodes has: nodes whose environment, contents and decisions are equal."""
+    """What one group of nodes has: their environment, contents and decisions are equal."""
 
     nodes: tuple[str, ...]
     first: NodeEvidence
@@ -72,7 +72,7 @@ class View:
 
     @cached_property
     def level(self) -> str:
-        """How sure the contents are, when they were looked at, and how the claims of a document came out."""
+        """How sure the contents are, when they were checked, and the result for the document's claims."""
         return " ".join(filter(None, (_level(self.evidence), _compared(self.claims))))
 
     @cached_property
@@ -87,7 +87,7 @@ class View:
 
     @cached_property
     def pins(self) -> tuple[Pin, ...]:
-        """Packages as locked and as found."""
+        """Packages, locked and installed."""
         return pins(self.evidence)
 
     @cached_property
@@ -102,7 +102,7 @@ class View:
 
     @cached_property
     def outliers(self) -> Outliers | None:
-        """Nodes and GPUs that are not as their like."""
+        """Nodes and GPUs that deviate from their class."""
         return outliers(self.evidence.nodes, self.classes)
 
     @cached_property
@@ -112,12 +112,12 @@ class View:
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
-        """What was measured and has no picture."""
+        """Measurements without a picture."""
         return tables(self.evidence)
 
     @cached_property
     def builds(self) -> tuple[Build, ...]:
-        """What was built, once for nodes that have the same."""
+        """What was built, once for equal nodes."""
         return _builds(self.evidence)
 
     @cached_property
@@ -127,12 +127,12 @@ class View:
 
     @cached_property
     def outcomes(self) -> tuple[Alike, ...]:
-        """The same nodes, those with one outcome and one root together."""
+        """The same nodes, grouped by outcome and root."""
         return _alike(self.nodes_by_need, _outcome)
 
     @cached_property
     def errors(self) -> tuple[Alike, ...]:
-        """Nodes with an error, those with the same one together."""
+        """Nodes with an error, grouped by error."""
         return _alike([node for node in self.nodes_by_need if node.error], _error)
 
     @cached_property
@@ -343,7 +343,7 @@ def _level(evidence: Evidence) -> str:
 
 
 def failures(check: Check) -> list[str]:
-    """Everything that a check found wrong, where it lists it."""
+    """Everything that a check found wrong, if it lists it."""
     reasons = check.details.get("failures")
     return [str(text) for text in reasons] if isinstance(reasons, list) else []
 
@@ -364,6 +364,6 @@ def details(check: Check) -> str:
 
 
 def field(data: dict[str, Any], key: str) -> str:
-    """One value of foreign data as text, empty when it is not there."""
+    """One value of foreign data as text, empty if it is missing."""
     value = data.get(key)
     return "" if value is None else str(value)

@@ -133,7 +133,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a run of a case said; `tflops` where it was measured."""
+    """The result of a run of a case; `tflops` if it was measured."""
 
     ranked: Ranked
     answer: Answer
@@ -164,7 +164,7 @@ def rank(shape: Shape, machine: Machine, gpus: int, global_batch: int) -> list[R
 
 @dataclass
 class Search:
-    """Which case is tried next. `first`: cases that are tried before all others, the document's own say."""
+    """Decides which case is tried next. `first`: cases to try before all others, the document's own among them."""
 
     machine: Machine
     ranked: list[Ranked]
@@ -334,7 +334,7 @@ def _searchable(reference: Reference) -> bool:
 
 
 def machine_of(gpu: Gpu, gpus_per_node: int, network: float) -> Machine:
-    """What our tables say of a GPU. Raises EnvbuildError `launch-does-not-fit` where they lack a figure."""
+    """The tables' row of a GPU. Raises EnvbuildError `launch-does-not-fit` if they lack a figure."""
     figures = (gpu.dense_tflops, gpu.bandwidth)
     require(None not in figures, f"peak or memory bandwidth of {gpu.model} are not in our tables")
     peak, bandwidth = (figure or 0.0 for figure in figures)

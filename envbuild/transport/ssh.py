@@ -1,7 +1,7 @@
-"""One exchange with a node over SSH. The program `ssh` does it, as for Ansible: `ssh_config.py` has what both tell it.
+"""One exchange with a node over SSH, by the program `ssh`, as Ansible does; `ssh_config.py` has the options of both.
 
-A host is logged in on once a run; what is asked goes through that connection. Nobody is asked for anything, unless a
-authentication fails otherwise: then whoever sits at the terminal answers, for one host after the other.
+Each run logs in once on a host; all exchanges use that connection. envbuild asks the user only if authentication fails
+otherwise: at the terminal, one host after the other.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _ask(node: str, options: Connection, seen: int) -> str | None:
 
 
 def session(node: str, options: Connection) -> list[str]:
-    """The command that feeds what it reads to `/bin/sh -s` on `node`. Raises EnvbuildError as `log_in` does."""
+    """The command that feeds its input to `/bin/sh -s` on `node`. Raises EnvbuildError as `log_in` does."""
     log_in(node, options)
     return [*_command(node, options), "/bin/sh -s"]
 
@@ -169,7 +169,7 @@ def exchange(node: str, script: bytes, options: Connection, deadline: float, lim
 
 
 def glance(node: str, script: bytes, options: Connection, deadline: float, limit: int) -> str:
-    """What `script` prints on `node` through the connection that is open; empty where none is, for none is opened."""
+    """The output of `script` on `node` through an open connection; empty without one, because it opens none."""
     if proc.run(_command(node, options, None, "-O", "check"), timeout=deadline, limit=limit).rc != 0:
         return ""
     # It may end just now; nobody is let in anew.

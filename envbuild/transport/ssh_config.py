@@ -113,7 +113,7 @@ def end_connections() -> None:
 
 
 def close() -> None:
-    """End every connection and remove the files; harmless where there are none."""
+    """End every connection and remove the files; harmless if there are none."""
     global _run
     end_connections()
     if _run.folder is not None:

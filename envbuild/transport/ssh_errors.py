@@ -1,4 +1,4 @@
-"""What `ssh -v` says when it does not get in, as coded errors that say what to do."""
+"""Messages of a failed `ssh -v` as coded errors with a next step."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _ANSWERED = {"keyboard-interactive", "password"}
 
 
 def denied(words: str) -> bool:
-    """A server was reached, and refused the login."""
+    """Whether a server was reached and refused the login."""
     return _DENIED.search(words) is not None
 
 
 def login_error(node: str, options: Connection, words: str) -> EnvbuildError:
-    """The error for what `ssh -v` said."""
+    """The error for the output of `ssh -v`."""
     words = words.replace("\r", "")
     if match := _CHANGED.search(words):
         return _changed(node, options, match[1], words)
@@ -136,7 +136,7 @@ def _refused(node: str, words: str) -> EnvbuildError:
 
 
 def can_answer() -> bool:
-    """Somebody can answer a question of `ssh`: at this process's terminal, or through the program SSH_ASKPASS."""
+    """Whether somebody can answer a question of `ssh`: at the terminal, or through SSH_ASKPASS."""
     if os.environ.get("SSH_ASKPASS") and os.environ.get("SSH_ASKPASS_REQUIRE") == "force":
         return True
     try:
