@@ -109,8 +109,8 @@ def activate(ui: Ui, /, shell: str | None, **flags: Any) -> None:
     """Print shell code that activates the environment of STACK.
 
     To use it: eval "$(envbuild env activate STACK)". In fish: envbuild env activate STACK | source. In csh:
-    eval `envbuild env activate STACK`. It is the environment in use; with --engine the one that this engine made, in
-    use or not.
+    eval `envbuild env activate STACK`. Activates the environment in use; with --engine, the one that
+    this engine made, in use or not.
     """
     item = _current(ui, flags)
     code = code_for(item["path"], shell or calling_shell())

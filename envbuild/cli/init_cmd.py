@@ -68,8 +68,8 @@ def init(
 ) -> None:
     """Write a first file FILE, with comments. Never replaces a file.
 
-    Without --from a target file, from nine answers at most, or from recorded facts of its nodes. With --from a stack,
-    by rules and facts alone: nothing from the page or checkout is run. FILE is then NAME.yaml by default.
+    Without --from, writes a target: from at most nine answers, or from facts of its nodes. With --from, drafts a stack
+    by fixed rules, and runs nothing from the page or checkout. FILE is then NAME.yaml by default.
     """
     if not sources:
         if file is None:

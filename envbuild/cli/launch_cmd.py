@@ -441,8 +441,8 @@ def data(ui: Ui, /, stack: str, real: bool, folders: tuple[Path, ...], **flags: 
     """Make small synthetic data for STACK's own run, or its document's data.
 
     Makes a corpus and a tokenizer with the stack's own tool. The same environment makes the same bytes; a second
-    call replaces them. With --real the document's own files instead: the sha256 of each is recorded in your lock of
-    the stack when it is first fetched, and compared from then on.
+    call replaces them. With --real, uses the document's own files: envbuild records the sha256 of each in your lock of
+    the stack at the first download, and compares it later.
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile, shipped_lock
     from envbuild.lock.agreement import profile_in_use

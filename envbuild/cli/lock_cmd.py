@@ -70,8 +70,8 @@ def lock() -> None:
 def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **flags: Any) -> None:
     """Resolve STACK and write its lock.
 
-    A requirements.txt, pyproject.toml, setup.py, Pipfile, Dockerfile or another tool's lock stands for the stack that
-    `init --from` drafts of it, written beside it.
+    From a requirements.txt, pyproject.toml, setup.py, Pipfile, Dockerfile or another tool's lock, first drafts a stack
+    beside the file, as `init --from` does.
 
     Keeps versions of an existing lock that still fit; `--upgrade` takes the newest. Resolves nothing if the stack has
     changed only in what is run with the environment (variables, imports, smoke items, deviations), or if patches of the
@@ -372,8 +372,8 @@ def export(
 ) -> None:
     """Write a variant of the lock of STACK for other tools.
 
-    Needs --variant if the lock has several. All formats but requirements hold addresses: paths in the wheelhouse, or
-    what the configuration says now. Do not commit it.
+    Needs --variant if the lock has several. All formats but requirements and cyclonedx contain addresses: paths in
+    the wheelhouse, or those of your configuration. Do not commit them.
     """
     from envbuild.export.lock_formats import Places, export_lock, find_variant
 
