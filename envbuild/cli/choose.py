@@ -1,4 +1,4 @@
-"""Options that several verbs share: which stack, profile, target and where; flags above configuration."""
+"""Options that several commands share: stack, profile, target and place; flags win over configuration."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> 
 
 
 def tell_lock(ui: Ui, path: Path) -> None:
-    """Say that a lock is this user's copy of a shipped one."""
+    """Note that a lock is the user's copy of a shipped one."""
     from envbuild import resources
 
     if path.is_relative_to(resources.user_locks()):

@@ -76,7 +76,7 @@ stacks, targets, facts = map(_of_catalog, ("stacks", "targets", "facts"))
 
 @_offered
 def patches(_: click.Context) -> Iterable[str]:
-    """Our own edits."""
+    """The catalog's patches."""
     return shipped("patches")
 
 

@@ -1,6 +1,6 @@
-"""Where a channel lies: what the stack says, else the user's conda and rattler configuration, else anaconda.org.
+"""Addresses of channels: from the stack, else the user's conda and rattler configuration, else anaconda.org.
 
-The strongest file first, as conda has it: `$CONDARC`, those in the home, those of the system. Addresses here may hold
+The strongest file first, as in conda: `$CONDARC`, those in the home, those of the system. Addresses here may have
 credentials; `addresses` gives them without, for other machines.
 """
 
@@ -30,7 +30,7 @@ _DEFAULTS = (f"https://{ANACONDA_HOST}/pkgs/main", f"https://{ANACONDA_HOST}/pkg
 
 @dataclass(frozen=True)
 class Place:
-    """A channel and where it lies: `parts` are channels that count as one, each with its mirrors, the first best."""
+    """A channel and its addresses: `parts` are channels that count as one, each with its mirrors, the first best."""
 
     name: str
     parts: tuple[tuple[str, ...], ...]
@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True)
 class CondaConfig:
-    """What the user's files say of channels; `mirrors`: beginning of an address to those that stand in for it."""
+    """The channels in the user's files; `mirrors`: beginning of an address to its mirrors."""
 
     alias: str = ALIAS
     custom: Mapping[str, str] = field(default_factory=dict)
@@ -101,7 +101,7 @@ def _toml(path: Path) -> Any:
 
 
 def places(spec: CondaSpec, config: CondaConfig | None = None) -> tuple[Place, ...]:
-    """Where the channels of a profile lie.
+    """The addresses of a profile's channels.
 
     Raises EnvbuildError `conda-defaults-refused` (exit 7) and what `read_config` raises.
     """

@@ -1,4 +1,4 @@
-"""Virtual packages: what a machine has that conda does not install. They come from the target's facts, never from here.
+"""Virtual packages: parts of a machine that conda does not install. They come from the target's facts.
 
 A value is a version, or `version=build`: `{"__glibc": "2.28", "__archspec": "1=x86_64"}`.
 """
@@ -20,7 +20,7 @@ _KERNEL = re.compile(r"[0-9]+(\.[0-9]+){0,2}")
 
 
 def of_facts(facts: NodeFacts) -> Virtual:
-    """What a node has. No GPU driver: no `__cuda`; `__archspec` is the family where the processor was not read."""
+    """A node's virtual packages. Without a GPU driver no `__cuda`; `__archspec` is the family if the CPU is unknown."""
     kernel = _KERNEL.match(facts.os.kernel)
     packages = {
         "__unix": "0",
@@ -33,7 +33,7 @@ def of_facts(facts: NodeFacts) -> Virtual:
 
 
 def microarchitecture(family: str, cpu: CpuFacts) -> str:
-    """What archspec, and so conda, calls a processor (`zen3`); its `family` alone where it was not read."""
+    """The name of a processor in archspec and conda (`zen3`); only its `family` if the processor is unknown."""
     if not cpu.features:
         return family
     from archspec.cpu import TARGETS

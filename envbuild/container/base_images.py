@@ -1,4 +1,4 @@
-"""What images are built on (`catalog/containers.yaml`), where a variant is built and run, and recorded digests."""
+"""Base images (`catalog/containers.yaml`), where a variant is built and run, and recorded digests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class CudaImages(StrictModel):
 
 
 class KnownBase(StrictModel):
-    """An image that a stack stands on: the interpreter that has its packages, its C library and CUDA."""
+    """An image that a stack builds on: the interpreter that has its packages, its C library and CUDA."""
 
     image: Text
     python: AbsPath
@@ -263,7 +263,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a user says instead of the catalog: images, the path of an interpreter in them, their glibc (`2.36`)."""
+    """The user's choice instead of the catalog's: images, the path of an interpreter in them, their glibc (`2.36`)."""
 
     base: str | None = None
     runtime: str | None = None

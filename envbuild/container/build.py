@@ -1,4 +1,4 @@
-"""Building an image from its Dockerfile, by whichever builder is there, with this machine's mirrors and credentials."""
+"""Builds an image from its Dockerfile, with any builder, and this machine's mirrors and credentials."""
 
 from __future__ import annotations
 

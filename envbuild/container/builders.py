@@ -1,4 +1,4 @@
-"""The programs that build and hold images, and what the errors that they print mean."""
+"""The programs that build and hold images, and the meaning of their errors."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def _lacks(program: str) -> str:
 
 
 def stream(command: Sequence[str], on_line: Callable[[str], None] | None, cwd: Path) -> tuple[int, str]:
-    """Run a program, hand on each line as it comes; returns its exit code and the whole output."""
+    """Run a program and pass on each line at once; returns its exit code and the whole output."""
     lines: list[str] = []
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=cwd,
@@ -391,7 +391,7 @@ HINTS = {
 
 
 def known(output: str, causes: Sequence[tuple[str, str, str]], what: str = "") -> EnvbuildError | None:
-    """The error that a builder's words mean; None where they are not known."""
+    """The error for a builder's message; None if the message is unknown."""
     for text, code, means in causes:
         if re.search(text, output):
             from envbuild.node.redact import redact_text
@@ -403,7 +403,7 @@ def known(output: str, causes: Sequence[tuple[str, str, str]], what: str = "") -
 
 
 def failure(name: str, output: str) -> EnvbuildError:
-    """The error of a failed build: a known cause, else the builder's words."""
+    """The error of a failed build: a known cause, else the builder's message."""
     from envbuild.node.redact import redact_text
 
     meant = known(output, CAUSES)

@@ -1,4 +1,4 @@
-"""An input as a whole: its statements, what its imports add, its own code as a source, and what nothing says."""
+"""An input as a whole: its statements, what its imports add, its own code as a source, and what no file says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOT_OURS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What nothing says: the default that is taken, and why that one."""
+    """A value that no file gives: its default and the reason."""
 
     what: str
     default: str
@@ -57,7 +57,7 @@ class LocalProject:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All that `init` learned of one input."""
+    """Everything that `init` knows of one input."""
 
     draft: Draft
     findings: tuple[DraftFinding, ...]
@@ -77,7 +77,7 @@ class Result:
         return sum(statement.kind != "unknown" for statement in every), len(every)
 
     def optional(self) -> tuple[Closed, ...]:
-        """Imports that can be done without and have something that brings them."""
+        """Imports that are not required and that a package provides."""
         return tuple(
             closing for closing in self.closed if closing.wanted is not None and closing.imported.firmness != "required"
         )
@@ -85,14 +85,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is asked of others: the index about guesses, and git about commits."""
+    """What `init` asks outside the input: the index about guesses, and git about commits."""
 
     index: Callable[[tuple[Closed, ...], Draft], tuple[Closed, ...]] = lambda closed, _: closed
     git: Callable[[Draft], Draft] = lambda draft: draft
 
 
 def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tree] = ()) -> Result:
-    """Read an input, and what others say beside it, and decide; pure but for reading, and what is asked of others."""
+    """Read an input, ask outside about it, and decide; pure apart from reading and asking."""
     ask = ask or Ask()
     collected = together([tree, *also])
     folder = len(tree.files) > 1 or tree.folder is not None

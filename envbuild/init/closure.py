@@ -1,4 +1,4 @@
-"""Imports that nothing of the draft brings: what closes them, or why they stay open. Pure."""
+"""Imports that no package of the draft provides: what provides them, or why they stay open. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Closed:
 
 
 def close(imports: Sequence[Import], draft: Draft, known: Known, folders: Mapping[str, str]) -> tuple[Closed, ...]:
-    """What becomes of each import. `folders`: modules that lie in one folder of the tree alone, by name."""
+    """The outcome for each import. `folders`: modules that are in one folder of the tree only, by name."""
     installed = {source.name for source in draft.sources if source.install and not source.optional}
     present = {package.name for package in draft.packages} | installed
     present |= {brought for name in tuple(present) for brought in _BRINGS.get(name, ())}

@@ -1,4 +1,4 @@
-"""Statements become a draft: pure. What nothing says stays open, with a default and the reason."""
+"""Turns statements into a draft. Pure. A value that no file gives stays open, with a default and the reason."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A value with the statements that it follows from; `default`: nobody said it, `why` it is taken then."""
+    """A value with the statements that it follows from; `default`: no file gives it; `why` is then the reason."""
 
     value: str
     statements: tuple[Statement, ...] = ()
@@ -313,7 +313,7 @@ def _full(version: str) -> str:
 
 
 def newest_torch(known: Known, day: date | None, limits: str, statements: tuple[Statement, ...]) -> Choice:
-    """The newest release of a day in a range, as a default."""
+    """The newest torch release on a day in a range, as a default."""
     value = known.torch_as_of(day, _specifier(limits))
     why = f"the newest release on {day}" if day and value else "the newest release that the catalog knows"
     if not value and (day is None or day > min(known.torch_days.values())):
@@ -389,7 +389,7 @@ def _nearest(flavour: Choice | None, torch: str, known: Known) -> Choice | None:
 
 
 def pypi_flavour(torch: Choice, known: Known) -> Choice | None:
-    """The flavour that the default index has of a release, as a default."""
+    """The default index's flavour of a release, as a default."""
     release = known.compat.torch.get(torch.value)
     if release is not None and release.pypi_flavour is None and release.builds:
         numbers = [int(match[1]) for build in release.builds if (match := _CUDA_OF.fullmatch(build))]
@@ -401,7 +401,7 @@ def pypi_flavour(torch: Choice, known: Known) -> Choice | None:
 
 
 def default_python(day: date | None) -> str:
-    """The Python that a page of that day most likely meant."""
+    """The most likely Python of a page of that day."""
     newest = max((minor for since, minor in _PYTHONS if day is None or since <= day), default=6)
     return f"3.{max(6, newest - _BEHIND)}"
 

@@ -1,4 +1,4 @@
-"""Asks the index whether what imports suggest is there, and holds the module that is imported."""
+"""Asks the index whether a package that an import suggests exists and contains the imported module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_REFUSALS = 30
 
 
 def confirmed(closed: tuple[Closed, ...], draft: Draft) -> tuple[Closed, ...]:
-    """The same, but `open` with the reason where the index does not bear a guess out; out of its reach, as it is."""
+    """The same imports, but `open` with the reason if the index refutes a guess; unchanged if it cannot be reached."""
     guesses = [closing for closing in closed if closing.how in _GUESSED and closing.wanted is not None]
     if not guesses:
         return closed

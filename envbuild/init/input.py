@@ -1,4 +1,4 @@
-"""What `--from` names: a file, a folder, or a repository with its ref."""
+"""The input of `--from`: a file, a folder, or a repository with its ref."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_address(reference: str) -> bool:
 
 @contextmanager
 def opened(reference: str) -> Iterator[Tree]:
-    """The tree of an input, for as long as it is read.
+    """The tree of an input, while it is read.
 
     Raises EnvbuildError `init-source`, `file-unreadable` (exit 2), and what reading from git raises.
     """

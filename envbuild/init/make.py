@@ -1,4 +1,4 @@
-"""An input becomes a stack file: read, decided, asked about, written."""
+"""From an input to a stack file: read, decide, ask, write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reference(path: Path) -> str:
 
 
 def drafted_before(source: str) -> tuple[str, list[str]]:
-    """The stack file here that was drafted from this input, empty for none, and the files that changed after that.
+    """The stack file here that was drafted from this input (empty: none), and the files that have changed.
 
     Raises EnvbuildError as `opened`.
     """

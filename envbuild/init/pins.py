@@ -1,4 +1,4 @@
-"""Asks git for the commits that a page leaves open: of a tag its own, of a branch the last one of the draft's day."""
+"""Asks git for commits: of a tag its own, of a branch the last one of the draft's day."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envbuild.lock.readers.git import GitReader, git_reader, output_of, resolve_
 
 
 def pinned(draft: Draft) -> Draft:
-    """The same with a commit for each source that is installed; without one where its repository does not answer."""
+    """The same with a commit for each installed source; without one if its repository does not answer."""
     if not any(_is_open(each) for each in draft.sources):
         return draft
     with git_reader() as reader:

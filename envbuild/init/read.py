@@ -45,7 +45,7 @@ def reader_of(path: str) -> tuple[str, Reader] | None:
 
 
 def read(text: str, path: str, shown: str = "") -> tuple[Statement, ...]:
-    """The statements of a file; of one whose name says nothing, by what it looks like. `shown`: its name in places."""
+    """The statements of a file; if its name has no known format, by its contents. `shown`: its name in places."""
     known = reader_of(path)
     reader = known[1] if known else _by_look(text)
     name = shown or path

@@ -73,7 +73,7 @@ class Statement:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, option: str) -> str:
-        """An option, empty where it is not said."""
+        """An option, empty if it is not given."""
         return self.options.get(option, "")
 
     def as_json(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A draft as the text of a stack file: every value with the line that says it, and what nothing says. Pure."""
+"""A draft as the text of a stack file: every value with its line, and marks where no file says anything. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def text(result: Result, name: str, beside: Path, folder: Path | None) -> str:
 
 
 def head(origin: Origin, *, any_commit: bool = False) -> str:
-    """The first line of a draft, or how it begins whatever the commit."""
+    """The first line of a draft, or its beginning for any commit."""
     of = f" at {origin.commit[:12]} of {origin.day}." if origin.commit else "."
     return f"{_HEAD} {_safe(origin.url or origin.name)}" + ("" if any_commit else of)
 
@@ -68,7 +68,7 @@ def relaxed(text: str, was: str, becomes: str) -> str:
 
 
 def without_guess(text: str, output: str) -> tuple[str, str]:
-    """A draft without the first package that stands in it from imports alone and that `said` names, and its name."""
+    """A draft without the first package that only imports suggest and `output` names, and its name."""
     named = {canonicalize_name(word) for word in re.findall(r"[a-z0-9][a-z0-9._-]*", output.lower())}
     for match in _GUESS.finditer(text) if text.startswith(_HEAD) else ():
         if canonicalize_name(match[2]) in named:

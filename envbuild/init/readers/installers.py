@@ -1,4 +1,4 @@
-"""What `pip install`, `uv` and `conda install` are told, as statements."""
+"""Arguments of `pip install`, `uv` and `conda install` as statements."""
 
 from __future__ import annotations
 

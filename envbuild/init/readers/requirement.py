@@ -1,4 +1,4 @@
-"""What one word of an installer asks for: a requirement, a wheel by its address, a git repository, or a folder."""
+"""One argument of an installer: a requirement, a wheel by its address, a git repository, or a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of a shell, a Dockerfile or a page: what each says about the environment. Nothing is run."""
+"""Commands of a shell, a Dockerfile or a page: what each says about the environment. Runs nothing."""
 
 from __future__ import annotations
 
