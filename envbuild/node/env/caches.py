@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import re
 import stat
@@ -27,6 +28,8 @@ _DAY = 86400.0
 class Place(NamedTuple):
     """The entries of the folder `path` whose names match; a `note` says why none of them is removed here.
 
+    None goes before it is `least` days old, however short the time asked for.
+
     `remove` deletes one of them; the sentence that it returns goes into the result.
     """
 
@@ -34,6 +37,7 @@ class Place(NamedTuple):
     path: str
     names: str = ".*"  # a regular expression for whole names
     note: str = ""
+    least: float = _LEAST_DAYS
     remove: Callable[[str], str | None] = paths.discard
 
 
@@ -59,12 +63,15 @@ def _places(prefix: str, args: Json) -> list[Place]:
     requests = [published.read(prefix, stack) for stack in published.stacks(prefix)]
     bundles = [bundle["file"] for args in requests if args and (bundle := published.bundle(args))]
     needed = _any_of(map(os.path.dirname, bundles))
+    ended = _any_of(map(os.path.dirname, glob.glob(os.path.join(glob.escape(prefix), "jobs", "*", "status-*"))))
     return [
         Place("leftovers", paths.envs_dir(prefix), left, remove=functools.partial(user_files.discard, prefix)),
         Place("kept", os.path.join(prefix, inventory.KEPT), note="files of users from environments that are gone"),
         Place("bundles", os.path.join(prefix, "store"), needed, note="jobs install environments from them"),
         Place("delivered", os.path.join(prefix, "store"), rf"(?!({needed})$)[0-9a-f]{{12}}(\.trash-\d+)?"),
-        Place("jobs", os.path.join(prefix, "jobs")),
+        Place("jobs", os.path.join(prefix, "jobs"), ended),
+        # One may still wait in the queue, and one that was taken out of it never says that it has ended.
+        Place("waiting jobs", os.path.join(prefix, "jobs"), rf"(?!({ended})$).*", least=KEEP_DAYS),
         Place("temporary", os.path.join(prefix, "tmp")),
         Place("tools", os.path.join(prefix, "tools"), note="environments stand on them"),
         Place("uv", cache, note="the target keeps it; uv's own `cache prune`"),
@@ -77,13 +84,14 @@ def _any_of(paths: Iterable[str]) -> str:
 
 
 def tidy(places: list[Place], keep_days: float, dry_run: bool) -> Json:
-    """What lies in each place, and the removal of what was neither changed nor read for `keep_days` (at least one).
+    """What lies in each place, and the removal of what was neither changed nor read for `keep_days`.
 
     Result: `places` [{`kind`, `path`, `note`, `items`, `bytes`, `old` (paths that go), `old_bytes`}], empty ones left
     out, `removed` (paths), their `bytes`, and `notes`: where files of users are now. Raises OSError.
     """
-    before = time.time() - max(keep_days, _LEAST_DAYS) * _DAY
-    rows = [row for row in (_look(place, before) for place in places) if row["items"]]
+    now = time.time()
+    looks = (_look(place, now - max(keep_days, place.least) * _DAY) for place in places)
+    rows = [row for row in looks if row["items"]]
     ways = {place.kind: place.remove for place in places}
     removed = {} if dry_run else {path: ways[row["kind"]](path) for row in rows for path in row["old"]}
     freed = sum(row["old_bytes"] for row in rows if not dry_run)

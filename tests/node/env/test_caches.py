@@ -17,11 +17,12 @@ from tests.support.files import write_file, write_files
 DAY = 86400.0
 FILES = {
     "delivered": f"store/{'a' * 12}/wheels/x.whl",
-    "jobs": "jobs/20260101T000000Z-dead/run.sh",  # D107
+    "jobs": "jobs/20260101T000000Z-dead/status-17",  # D107
+    "waiting jobs": "jobs/20260102T000000Z-beef/run.sh",
     "temporary": "tmp/install-x/file",
     "tools": "tools/uv-1/uv",
 }
-GOES = {"delivered", "jobs", "temporary"}
+GOES = {"delivered", "jobs", "temporary", "waiting jobs"}
 
 
 def aged(path: Path, days: float) -> None:
@@ -62,9 +63,15 @@ def test_d11_what_is_old_goes_and_environments_and_tools_stay(prefix: Path) -> N
     result = ask(prefix, dry_run=False)
     assert left(prefix) == set(FILES) - GOES
     assert (prefix / "envs/mine/bin/python").exists()
-    assert len(result["removed"]) == 3 and result["bytes"] >= 3 * 8192
+    assert len(result["removed"]) == 4 and result["bytes"] >= 4 * 8192
     assert ask(prefix, dry_run=False)["removed"] == []
     assert not (prefix / "lease.json").exists()
+
+
+def test_d107_the_folder_of_a_job_that_has_not_ended_stays_for_a_month(prefix: Path) -> None:
+    aged(prefix, 20)
+    ask(prefix, dry_run=False, keep_days=1)
+    assert set(FILES) - left(prefix) == GOES - {"waiting jobs"}
 
 
 def test_d100_what_is_left_of_environments_is_told_and_goes_and_what_a_user_wrote_there_is_kept(prefix: Path) -> None:
