@@ -147,12 +147,13 @@ class Loads(NamedTuple):
 class PackageRule(NamedTuple):
     """One row of packages.yaml: when it applies, what breaks, what then works, and the variable that helps.
 
-    `fails`: the error text of Python that shows this failure.
+    `fails`: the error text of Python that shows this failure; `at_run`: what a build does does not count.
     """
 
     id: str
     has: tuple[Requirement, ...]
     lacks: str | None
+    at_run: bool
     trait: str | None
     breaks: Requirement
     verdict: str
@@ -260,6 +261,7 @@ class Compat(NamedTuple):
     patched_traits: Mapping[str, tuple[str, ...]]
     libstdcxx: tuple[Loads, ...]
     twins: tuple[tuple[str, ...], ...]
+    twins_note: Note
     homonyms: Mapping[str, tuple[str, str]]
     homonym_note: Note
     apex: ApexHistory

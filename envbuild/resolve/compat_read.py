@@ -96,6 +96,7 @@ def _build(data: Mapping[str, Any]) -> Compat:
             for row in packages["libstdcxx"]["packages"]
         ),
         twins=tuple(map(tuple, packages["twins"]["groups"])),
+        twins_note=_note(packages["twins"], "packages.yaml#twins"),
         homonyms={n: (row["is"], row["meant"]) for n, row in packages["homonyms"]["names"].items()},
         homonym_note=_note(packages["homonyms"], "packages.yaml#homonyms"),
         apex=apex_history(data["apex"]),
@@ -249,6 +250,7 @@ def _package_rule(row: Mapping[str, Any], packages: Mapping[str, Any]) -> Packag
         id=row["id"],
         has=tuple(Requirement(text) for text in row.get("when", {}).get("has", ())),
         lacks=row.get("when", {}).get("lacks"),
+        at_run=row.get("when", {}).get("at") == "run",
         trait=row.get("trait"),
         breaks=Requirement(row["breaks"]),
         verdict=row["verdict"],

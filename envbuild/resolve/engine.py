@@ -81,6 +81,7 @@ RULES: dict[str, Check] = {
     "arch-list-from-target": arch.arch_list_from_target,
     "build-isolation": packages.build_isolation,
     "package-homonym": packages.package_homonym,
+    "two-owners": packages.two_owners,
     "visible-gpus": node.visible_gpus_rule,
     "mig-no-nccl": node.mig_no_nccl,
     "zero-needs-no-pipeline": node.zero_needs_no_pipeline,

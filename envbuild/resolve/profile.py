@@ -25,8 +25,8 @@ _ANYWHERE = Target.from_plain({"name": "anywhere", "prefix": "/anywhere"})
 WITHOUT_NODE: tuple[Check, ...] = (
     wheel.torch_release_known, wheel.torch_lts_index, wheel.torch_python, wheel.torch_flavour_exists,
     wheel.torch_default_flavour, wheel.torch_locator, wheel.torch_aarch64, gcc.cxx11_abi, node.zero_needs_no_pipeline,
-    rules_packages.package_homonym, rules_packages.build_isolation, rules_packages.apex_flags,
-    rules_packages.package_rules,
+    rules_packages.package_homonym, rules_packages.two_owners, rules_packages.build_isolation,
+    rules_packages.apex_flags, rules_packages.package_rules,
 )  # fmt: skip
 _TORCH = (wheel.torch_release_known, wheel.torch_flavour_exists)
 
@@ -64,8 +64,9 @@ def unlocked(profile: Profile, compat: Compat) -> tuple[str, ...]:
     training = profile.training or Training()
     found = [*refusals(profile, compat)]
     for python in profile.python:
-        request = Request(torch=torch, python=python, packages=pins, traits=traits, uses=uses, variables=variables,
-                          zero_stage=training.zero_stage, pipeline=training.pipeline)  # fmt: skip
+        # `installed`: pins are not all that will be there.
+        request = Request(torch=torch, python=python, installed=True, packages=pins, traits=traits, uses=uses,
+                          variables=variables, zero_stage=training.zero_stage, pipeline=training.pipeline)  # fmt: skip
         found += rules_packages.package_rules(_NOBODY, request, compat)
         found += node.zero_needs_no_pipeline(_NOBODY, request, compat)
     return tuple(dict.fromkeys(_sentence(item) for item in found if item.verdict == "refuse"))

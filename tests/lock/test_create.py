@@ -18,6 +18,8 @@ from envbuild.lock.write import render_lock
 from envbuild.model.lock import ArtifactFile, Lock, LockedInterpreter
 from envbuild.model.stack import Stack
 from envbuild.node.env.interpreter import examine
+from envbuild.resolve.compat_read import load_compat
+from envbuild.resolve.profile import findings
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel, sha256
 from tests.support.fails import fails
@@ -71,6 +73,9 @@ def test_of_two_packages_with_the_same_files_the_one_that_the_stack_names_is_loc
     assert versions(lock) == {"alpha": "1.0", "opencv-python": "4.1"}
     assert said[0] == "opencv-python-headless is left out: opencv-python holds the same files"
     assert versions(make(stack(packages=["alpha"]), supply(house))) == {"alpha": "1.0", "opencv-python-headless": "4.2"}
+    both = make(stack(packages=["opencv-python", "opencv-python-headless"]), supply(house))
+    (warning,) = findings(both, load_compat())
+    assert warning.startswith("two-owners") and "opencv-python 4.1 and opencv-python-headless 4.2" in warning
 
 
 def test_locking_again_gives_the_same_bytes_and_keeps_versions_until_upgraded(

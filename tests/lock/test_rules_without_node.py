@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,6 +150,22 @@ def test_d57_setuptools_brings_the_distutils_that_python_has_no_more() -> None:
     assert rules() == ["python-distutils"]
     assert rules("setuptools==81.0.0") == []
     assert rules("setuptools==65.5.1") == ["setuptools-python"]
+
+
+@pytest.mark.parametrize(
+    ("more", "rules"),
+    [
+        ({}, ["pkg-resources-absent"]),
+        ({"packages": [package("setuptools", "81.0.0")]}, []),
+        ({"sources": [{**SOURCE, "build": {}, "uses": {"pkg-resources": "setup.py:1"}}]}, []),
+        ({"base": {"kind": "system", "provides": ["torch>=2"]}}, []),
+    ],
+    ids=["nothing brings it", "setuptools locked", "its build alone", "a base may bring it"],
+)
+def test_d57_pkg_resources_comes_with_setuptools_alone(more: dict[str, Any], rules: list[str]) -> None:
+    source = {**SOURCE, "uses": {"pkg-resources": "a.py:3 at import"}}
+    lock = make_lock({"id": "cpu", "python": "3.11", "sources": [source], **more})
+    assert [text.partition(":")[0] for text in findings(lock, compat())] == rules
 
 
 @pytest.mark.parametrize(

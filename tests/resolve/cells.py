@@ -50,7 +50,6 @@ NOT_READ: dict[str, str] = {
     r"python/.*": "what the rows of packages.yaml and torch.yaml were checked against; tests compare them",
     r"packages/rules/[0-9]+/id": "the rule's own name",
     r"packages/homonyms/names/[^/]*/(is|meant)": "words: what a name is there, and what was meant",
-    r"packages/twins/groups/.*": "what a lock and a draft take one of: tests/lock/test_create.py, tests/init",
     r"apex/commits": "the places that the ranges speak of: each range has its probes",
 }
 
@@ -401,6 +400,8 @@ def version_in(text: str) -> str:
 
 
 def _request(versions: Mapping[str, str], **asked: Any) -> Request:
+    """Traits are given as those of a module too: rules may pass over what a build does."""
+    asked["uses"] = dict.fromkeys(asked.get("traits", ()), "a.py:1 at import")
     packages = {name: version for name, version in versions.items() if name not in ("torch", "python")}
     return Request(torch=versions.get("torch"), python=versions.get("python"), packages=packages, **asked)
 
@@ -436,6 +437,9 @@ def _packages() -> Iterator[Probe]:
             yield Probe((*at, "variable"), "OTHER=1", _row(row["id"], told))
         for place, text in enumerate(wanted):
             yield Probe((*at, "when", "has", place), f"{Requirement(text).name}>99999", either)
+        if row.get("when", {}).get("at"):
+            in_build = _row(row["id"], Request(python="3.11", traits=traits))
+            yield Probe((*at, "when", "at"), "any", in_build)
         if lacks := row.get("when", {}).get("lacks"):
             yield Probe(
                 (*at, "when", "lacks"),
@@ -470,6 +474,10 @@ def _package_traits() -> Iterator[Probe]:
     for name in cell(("packages", "homonyms", "names")):
         answer = verdicts("package-homonym", node(), Request(from_pypi=frozenset({name})))
         yield Probe(("packages", "homonyms", "names", name), REMOVED, answer)
+    for index, twins in enumerate(cell(("packages", "twins", "groups"))):
+        for place, name in enumerate(twins):
+            both = Request(packages={name: "1", twins[place - 1]: "1"})
+            yield Probe(("packages", "twins", "groups", index, place), "another", verdicts("two-owners", node(), both))
 
 
 def _libraries() -> Iterator[Probe]:

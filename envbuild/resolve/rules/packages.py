@@ -98,22 +98,27 @@ def package_rule(
     rule: PackageRule, request: Request, patches: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 ) -> Decision | None:
     """One row applied; None if it does not concern the request. `patches`: the traits that each ends."""
-    done = rule.trait is None or rule.trait in request.traits or rule.trait in request.uses
+    traits, place = request.traits, request.uses.get(rule.trait or "", "")
+    if rule.at_run:
+        # A package that does so in a call has said itself what it requires.
+        traits = frozenset()
+        place = place if AT_IMPORT in place or place.partition("/")[0] in request.commits else ""
+    done = rule.trait is None or rule.trait in traits or bool(place)
     if not (done and all(_holds(requirement, request) for requirement in rule.has)):
         return None
-    if rule.lacks is not None and _version(rule.lacks, request) is not None:
-        return None
     version = _version(rule.breaks.name, request)
-    if version is None:
-        return None
+    if version is None or (rule.lacks is not None and request.installed):
+        return None  # what a base brings beside torch is not known here
+    if rule.lacks is not None and (other := _version(rule.lacks, request)) is not None:
+        there = (f"{rule.lacks} {other}", f"{rule.lacks} is there")
+        return decision(rule.id, "allow", f"{rule.lacks} brings it", there, rule.note)
     compared = (f"{rule.breaks.name} {version}", f"not {rule.breaks.name}{rule.breaks.specifier}")
     if not meets(version, rule.breaks):
         return decision(rule.id, "allow", f"{rule.breaks.name} {version} is fine here", compared, rule.note)
     if rule.variable and request.variables.get(rule.variable[0]) == rule.variable[1]:
         what = f"{rule.says}; {rule.variable[0]} is set to {rule.variable[1]}, so it works"
         return decision(rule.id, "patch", what, compared, rule.note, rule.fix)
-    place = request.uses.get(rule.trait or "", "")
-    if not place or rule.trait in request.traits:
+    if not place or rule.trait in traits:
         return decision(rule.id, rule.verdict, rule.says, compared, rule.note, rule.fix)  # type: ignore[arg-type]
     name, _, mended = place.partition(_PATCHED)
     if mended:
@@ -147,6 +152,20 @@ def package_rules(_facts: NodeFacts, request: Request, compat: Compat) -> Decisi
     """All rows of packages.yaml; their ids are the rule ids."""
     decisions = (package_rule(rule, request, compat.patched_traits) for rule in compat.package_rules)
     return tuple(item for item in decisions if item is not None)
+
+
+def two_owners(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`two-owners`: of packages that hold the same files, the environment has one."""
+    out = []
+    for group in compat.twins:
+        names = [name for name in group if name in request.packages]
+        compared = (" and ".join(f"{name} {request.packages[name]}" for name in names), "one of them")
+        if len(names) == 1:
+            out.append(decision("two-owners", "allow", "its files have one owner", compared, compat.twins_note))
+        elif names:
+            what = "they hold the same files, and what runs is the one that is installed last"
+            out.append(decision("two-owners", "warn", what, compared, compat.twins_note, f"{names[0]} alone"))
+    return tuple(out)
 
 
 def package_homonym(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
