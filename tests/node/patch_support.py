@@ -44,9 +44,12 @@ echo 'Cuda compilation tools, release {version}, V{version}.48'
 """
 
 
-def samples(patch: str) -> list[dict[str, str]]:
-    """Files in the shapes that the sources of a patch had, written for these tests: `path` and text `before`."""
-    known: list[dict[str, str]] = json.loads((Path(__file__).parent / "data" / "edits" / f"{patch}.json").read_text())
+def samples(patch: str) -> list[dict[str, Any]]:
+    """Files in the shapes that the sources of a patch had, written for these tests: `path` and text `before`.
+
+    `refused`: what is another shape in it, which the patch leaves alone; `beside`: other files of that source.
+    """
+    known: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "edits" / f"{patch}.json").read_text())
     return known
 
 

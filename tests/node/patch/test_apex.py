@@ -11,7 +11,7 @@ from envbuild.catalog.patches import load_patch
 from envbuild.node.build import patch as node_patch
 from envbuild.node.protocol import NodeError
 from tests.node import patch_shapes
-from tests.node.patch_support import apply, other, refused, run_setup, write
+from tests.node.patch_support import apply, run_setup, write
 from tests.node.pythons import require_python
 from tests.support.fails import fails
 from tests.support.files import write_file
@@ -109,21 +109,6 @@ def test_all_three_go_together_in_any_order_and_once_only(apex: Path, form: str)
     assert (apex / "setup.py").read_text() == text
     done = run_setup(apex, "--cpp_ext", "--cuda_ext", torch_cuda="11.3", nvcc="11.6")
     assert "REACHED SETUP 2" in done.stdout, done.stderr
-
-
-OTHERS = {
-    "no check": patch_shapes.NO_CHECK,
-    "check of another folder": other(
-        patch_shapes.RUFF, "bare_metal(CUDA_HOME)\n    ext", "bare_metal('/cuda')\n    ext"
-    ),
-    "another name": other(patch_shapes.RUFF, "def check_cuda_torch", "def check_other_torch"),
-    "no use of the flag": other(patch_shapes.RUFF, 'if "--cuda_ext" in sys.argv', "def later"),
-}
-
-
-@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
-def test_another_shape_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
-    refused(tmp_path, "apex-cuda-check", {"setup.py": text})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from envbuild.node.build import patch as engine
 from envbuild.node.build import patch_sources
 from envbuild.node.build.patch import PatchError, digest
 from tests.node.env_support import git
-from tests.node.patch_support import samples
+from tests.node.patch_support import refused, samples
 from tests.support.fails import fails
 from tests.support.files import write_file
 from tests.support.programs import executable
@@ -204,6 +204,19 @@ def test_a_patch_finds_nothing_more_in_what_it_changed(tmp_path: Path, name: str
         places = {**loose, "edits": [edit for edit in loose["edits"] if not edit["helper"]]}
         assert engine.apply(str(folder), [places])[0]["hits"] == 0
     assert changed, "no sample that it changes"
+
+
+OTHERS = {
+    f"{name}: {sample['refused']}, {number}": (name, {sample["path"]: sample["before"], **sample.get("beside", {})})
+    for name in load_patches()
+    for number, sample in enumerate(samples(name))
+    if "refused" in sample
+}
+
+
+@pytest.mark.parametrize(("name", "files"), OTHERS.values(), ids=OTHERS)
+def test_another_shape_is_refused_and_left_alone(tmp_path: Path, name: str, files: dict[str, str]) -> None:
+    refused(tmp_path, name, files)
 
 
 def test_a_disk_that_fails_half_way_leaves_every_file_as_before(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.patch_support import apply, other, refused, write
+from tests.node.patch_support import apply, other, write
 from tests.support.programs import completed
 
 STEP = '''\
@@ -270,34 +270,3 @@ def test_the_text_of_a_source_becomes_what_it_should(
     assert apply(tmp_path, name)["hits"] == hits
     for path, (_, after) in files.items():
         assert (tmp_path / path).read_text().startswith(f"{after}{'//' if path.endswith('.h') else '#'} envbuild patch")
-
-
-TRAINING, KERNELS = "megatron/training.py", "megatron/fused_kernels/__init__.py"
-SIX = ("try:\n    from torch._six import inf\nexcept ImportError:\n    from torch import inf\n",
-       "from torch._six import inf, string_classes\n")  # fmt: skip
-LOOKS_LIKE_ONE = {
-    "other names": "import numpy as np\nx = np.float32, np.int_, np.bool_, np.floating\n",
-    "a text": "import numpy as np\nx = 'np.float'\n",
-    "another module": "import numpy as np\nx = torch.float, self.np.int\n",
-    "Python 2": "print 'import numpy as np, for python 2'\n",
-}
-OTHERS: dict[str, tuple[str, str, str]] = {
-    "the fork": ("megatron-no-tie", TRAINING, other(STEP, "embeddings:", "embeddings and False:")),
-    "all-reduce of others": ("megatron-no-tie", TRAINING, other(STEP, "if last.share", "if not last.share")),
-    "another group": ("megatron-no-tie", TRAINING, other(STEP, "get_embedding_group", "get_data_parallel_group")),
-    "no reset": ("megatron-fused-arch", KERNELS, other(FUSED, '["TORCH_CUDA_ARCH_LIST"] = ""', "['OTHER'] = ''")),
-    "no sm_70": ("megatron-fused-arch", KERNELS, other(FUSED, "'-gencode', 'arch=compute_70,code=sm_70',", "")),
-    "no name": ("megatron-fused-import", KERNELS, other(FUSED, "name=name,", "")),
-    "guarded torch._six": ("megatron-torch-six", CLIP, SIX[0]),
-    "more of torch._six": ("megatron-torch-six", CLIP, SIX[1]),
-    "launcher named once more": ("alpa-launch-torchrun", BENCHMARK, LAUNCH + "# torch.distributed.launch\n"),
-    "softmax of one pass": (
-        "megatron-softmax-short", "megatron/fused_kernels/scaled_masked_softmax.h", SOFTMAX.format(name="forward")
-    ),
-    **{f"numpy alias: {name}": ("numpy-aliases", "a.py", text) for name, text in LOOKS_LIKE_ONE.items()},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "path", "text"), OTHERS.values(), ids=OTHERS)
-def test_another_shape_is_refused_and_left_alone(tmp_path: Path, name: str, path: str, text: str) -> None:
-    refused(tmp_path, name, {path: text})

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.node.patch_support import apply, refused, samples, write
+from tests.node.patch_support import apply, samples, write
 from tests.support.need import need
 from tests.support.programs import completed
 
@@ -299,22 +299,3 @@ def test_without_tensor_parallel_nothing_is_asked_and_the_order_stays(tmp_path: 
     alone = Ranks([LATE])
     assert alone.run(file) == before
     assert alone.asked == 0
-
-
-OTHERS = {
-    "megatronapp-gradients": "other loops over parameters",
-    "megatronapp-finish": "a schedule that finishes or ends elsewhere",
-    "megatronapp-labels": "another schedule",
-    "megatronapp-tensor-order": "a schedule that waits or counts otherwise",
-}
-
-
-@pytest.mark.parametrize("name", OTHERS, ids=OTHERS.values())
-@pytest.mark.parametrize("number", [1, 2])
-def test_another_schedule_is_left_alone(tmp_path: Path, name: str, number: int) -> None:
-    refused(tmp_path, name, {SCHEDULES: sample(name, number)})
-
-
-@pytest.mark.parametrize("number", [2, 3])
-def test_a_wait_that_gives_up_the_lock_and_another_name_are_left_alone(tmp_path: Path, number: int) -> None:
-    refused(tmp_path, "megatronapp-join", {TRANSFER: sample("megatronapp-join", number)})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.patch_support import apply, refused, write
+from tests.node.patch_support import apply, write
 from tests.support.fails import fails
 from tests.support.programs import completed
 
@@ -434,15 +434,3 @@ def test_cython_is_bounded_wherever_it_is_asked_for(tmp_path: Path) -> None:
     assert 'setup_requires=["cython<3", ' in setup.read_text()
     assert 'install_requires=["black==22.3.0", "cython<3", "cython-lint"]' in setup.read_text()
     assert '{"dev": ["cython"]}' in setup.read_text()
-
-
-@pytest.mark.parametrize(
-    ("name", "path", "text"),
-    [
-        ("alcf-wait", "ALCF/train-gpt3.sh", TRAIN + "echo more\n"),
-        ("ezpz-licence", "pyproject.toml", EZPZ.replace('license = ""\nkey', 'license = "MIT"\nkey')),
-    ],
-    ids=["training that is not the last command", "licence that says something"],
-)
-def test_another_shape_is_refused_and_left_alone(tmp_path: Path, name: str, path: str, text: str) -> None:
-    refused(tmp_path, name, {path: text})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.patch_support import apply, other, refused, samples, write
+from tests.node.patch_support import apply, refused, samples, write
 from tests.support.programs import completed
 
 
@@ -402,11 +402,11 @@ class TaskConfig:
 
 @dataclass
 class Config:
-    common: CommonConfig = {0}
-    task: TaskConfig = {1}
-    model: object = "???"
+    common: CommonConfig = CommonConfig()
+    task: TaskConfig = TaskConfig()
+{rows}    model: object = "???"
     made: object = str()
-"""
+""".format(rows="".join(f"    more{number}: TaskConfig = TaskConfig()\n" for number in range(8)))
 INITIALIZE_HYDRA = """\
 from metaseq.dataclass.configs import Config
 
@@ -418,19 +418,9 @@ def hydra_init():
 HYDRA = "from metaseq.dataclass.initialize import hydra_init\nhydra_init()"
 
 
-def metaseq(old: str = "", new: str = "") -> dict[str, str]:
-    """The configuration of metaseq, with ten defaults, of which one is another."""
-    rows = "".join(f"    more{number}: TaskConfig = TaskConfig()\n" for number in range(8))
-    text = CONFIGS.format("CommonConfig()", "TaskConfig()").replace("    model: object", rows + "    model: object")
-    return {
-        "metaseq/dataclass/configs.py": other(text, old, new),
-        "metaseq/dataclass/initialize.py": INITIALIZE_HYDRA,
-    }
-
-
 def test_metaseqs_configuration_can_be_made_by_a_python_that_refuses_mutable_defaults(tmp_path: Path) -> None:
-    for path, text in metaseq().items():
-        write(tmp_path, path, text)
+    write(tmp_path, "metaseq/dataclass/configs.py", CONFIGS)
+    write(tmp_path, "metaseq/dataclass/initialize.py", INITIALIZE_HYDRA)
     assert "mutable default" in run(HYDRA, tmp_path).stderr
     assert apply(tmp_path, "metaseq-config-defaults")["hits"] == 11
     shown = run(HYDRA, tmp_path).stdout.splitlines()
@@ -495,43 +485,5 @@ def test_checkpoints_are_read_whole_where_torch_reads_weights_alone(tmp_path: Pa
     assert run(program, tmp_path).stdout == shown
 
 
-def loads(call: str) -> dict[str, str]:
-    return {f"metaseq/{name}.py": text.replace("torch.load(path)", call) for name, text in LOADS.items()}
-
-
-WITH_GETATTR = {
-    "megatron/data/__init__.py": "def __getattr__(name):\n    raise AttributeError(name)\n",
-    "megatron/data/dataset_utils.py": COMPILE.format(name="compile_helper"),
-}
-OTHERS: dict[str, tuple[str, dict[str, str]]] = {
-    "attention (D51)": ("alcf-split-tensor", {TRANSFORMER: other(SPLIT + COMMA, "def split_tensor", "def split")}),
-    "import of transformer_engine (D52)": (
-        "megatronapp-transformer-engine", {ENGINE: other(LAYERS, "engine as te", "engine as te, json")}
-    ),
-    "use of transformer_engine (D52)": (
-        "megatronapp-transformer-engine", {ENGINE: LAYERS + "\n\nclass More(te.pytorch.GroupedLinear):\n    pass\n"}
-    ),
-    "setup that leaves the ABI alone (D53)": ("megatronapp-abi", {"setup.py": other(SETUP, "ABI=0", "OTHER")}),
-    "package with a getattr of its own (D55)": ("megatron-data-helpers", WITH_GETATTR),
-    "start of the process group": ("megatron-deepspeed-start", {INITIALIZE: other(START, "    else:", "    if True:")}),
-    "process group": ("megatron-deepspeed-start", {INITIALIZE: other(START, "init_process_group", "init_device_mesh")}),
-    "load of kernels": ("metaseq-kernel-load", {GELU: other(LOAD, "    from megatron import fused_kernels\n", "")}),
-    "default": ("metaseq-config-defaults", metaseq("CommonConfig()", "CommonConfig(2)")),
-    "number of defaults": ("metaseq-config-defaults", metaseq("more0: TaskConfig = TaskConfig()", "more0: int = 1")),
-    "load that says what it reads": ("torch-load-pickle", loads("torch.load(path, weights_only=True)")),
-    "load of nothing": ("torch-load-pickle", loads("torch.load()")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "files"), OTHERS.values(), ids=OTHERS)
-def test_another_shape_is_refused_and_left_alone(tmp_path: Path, name: str, files: dict[str, str]) -> None:
-    refused(tmp_path, name, files)
-
-
 def test_d51_an_attention_without_the_patch_before_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, "alcf-split-tensor", {TRANSFORMER: SPLIT}, "patch-precondition")
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_other_uses_of_wandb_are_refused(tmp_path: Path, number: int) -> None:
-    refused(tmp_path, "alcf-no-wandb", {"pretrain_gpt.py": samples("alcf-no-wandb")[number]["before"]})
