@@ -64,7 +64,7 @@ def carried(python: str, size: int, verb: str) -> list[str]:
 def write(package: str, folder: str, names: Iterable[str] | None = None) -> None:
     """Write the modules `names` of `package` (None: all but `__init__`) into `folder`, as NAME.py."""
     if names is None:
-        names = [each.name for each in pkgutil.iter_modules(importlib.import_module(package).__path__)]
+        names = [module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)]
     for name in names:
         with open(os.path.join(folder, name + ".py"), "w", encoding="utf-8") as file:
             file.write(text(package, name))

@@ -29,8 +29,8 @@ _PREFIX = "envbuild-jobs-"
 
 def free_memory(root: str = "/") -> float | None:
     """GB that new processes may take: MemAvailable, or what the cgroup leaves where that is less."""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", read(os.path.join(root, "proc/meminfo")), re.MULTILINE)
-    values = [int(found.group(1)) * 1024.0] if found else []
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", read(os.path.join(root, "proc/meminfo")), re.MULTILINE)
+    values = [int(match.group(1)) * 1024.0] if match else []
     base = os.path.join(root, "sys/fs/cgroup")
     places = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
     for limit, usage in places:
@@ -46,8 +46,8 @@ def free_memory(root: str = "/") -> float | None:
 def _reclaimable(base: str, limit: str) -> int:
     """Bytes of page cache that the kernel gives up first; they are counted as used."""
     text = read(os.path.join(base, os.path.dirname(limit), "memory.stat"))
-    found = re.search(r"^(?:total_)?inactive_file (\d+)", text, re.MULTILINE)
-    return int(found.group(1)) if found else 0
+    match = re.search(r"^(?:total_)?inactive_file (\d+)", text, re.MULTILINE)
+    return int(match.group(1)) if match else 0
 
 
 class Budget:

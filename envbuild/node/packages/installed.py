@@ -175,14 +175,14 @@ def shared(environment: str, others: Container[str] = ()) -> dict[str, dict[str,
     """
     from envbuild.node import merkle
 
-    said: dict[str, dict[str, str]] = {}
+    digests: dict[str, dict[str, str]] = {}
     for folder in dist_infos(environment):
         name = normal_name(os.path.basename(folder).split("-")[0])
         if name not in others and os.path.isfile(os.path.join(environment, folder, "RECORD")):
             for path, digest, _size in merkle.read_record(environment, folder + "/RECORD"):
                 if digest:
-                    said.setdefault(path, {})[name] = digest
-    return {path: owners for path, owners in said.items() if len(set(owners.values())) > 1}
+                    digests.setdefault(path, {})[name] = digest
+    return {path: owners for path, owners in digests.items() if len(set(owners.values())) > 1}
 
 
 def overwritten(environment: str, entries: dict[str, merkle.Entry], others: Container[str] = ()) -> list[Json]:

@@ -128,8 +128,8 @@ def close_locks(cache: str, environment: str) -> None:
 
 def skipped(done: proc.Finished) -> str:
     """The name of a member that uv left out of what it unpacked, since it would lie elsewhere; empty without one."""
-    found = _SKIPPED.search(done.err)
-    return found.group(1)[:200] if found else ""
+    match = _SKIPPED.search(done.err)
+    return match.group(1)[:200] if match else ""
 
 
 def tail(text: str, lines: int = _TAIL) -> str:
@@ -145,11 +145,11 @@ def failure(done: proc.Finished, doing: str, where: str) -> NodeError:
         return _error("network-unreachable", f"uv did not finish {doing} in time", why)
     if paths.says_full(text):
         return paths.full_disk(where, why)
-    found = re.search(r"Hash mismatch for `([^`]+)`", text)
-    if found is not None:
+    mismatch = re.search(r"Hash mismatch for `([^`]+)`", text)
+    if mismatch is not None:
         return _error(
             "hash-mismatch",
-            f"{found.group(1)} is not the file that the lock names",
+            f"{mismatch.group(1)} is not the file that the lock names",
             why,
             "the index or mirror has other contents; do not use it, or re-create the lock if the change is meant",
         )

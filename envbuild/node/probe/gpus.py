@@ -161,9 +161,9 @@ def _problem(answer: "proc.Finished", deadline: float) -> "str | None":
         return "nvidia-smi could not be started: %s" % answer.err[:200]
     if answer.truncated:
         return "nvidia-smi printed more than %d MiB and was ended" % (SMI_LIMIT >> 20)
-    said = parse_problem(answer.out + "\n" + answer.err)
-    if said or answer.rc == 0 or query_is_too_new(answer.out + answer.err):
-        return said
+    words = parse_problem(answer.out + "\n" + answer.err)
+    if words or answer.rc == 0 or query_is_too_new(answer.out + answer.err):
+        return words
     text = answer.out.rstrip() + "\n" + answer.err.rstrip()
     # Neither its table nor a row of an answer says why.
     lines = [line for line in text.splitlines() if line and not re.match(r"[|+]|[0-9]+, ", line)]

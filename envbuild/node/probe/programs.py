@@ -68,8 +68,9 @@ def python_facts(
     """
     candidates = _candidates(_places(folders, prefix))
     also: dict[tuple[str, str], list[str]] = {}
+    real = [folder for folder in folders if not _is_shims(folder)]
     for name in asked:
-        path = os.path.expanduser(name) if "/" in name else _first(folders, name)
+        path = os.path.expanduser(name) if "/" in name else which(name, real) or ""
         if path.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
             also.setdefault(_key(path), []).append(name)
             candidates.setdefault(_key(path), path)
@@ -80,12 +81,6 @@ def python_facts(
             if key in also:
                 fact["also"] = also[key]
     return [by_path[path] for path in sorted(by_path)]
-
-
-def _first(folders: "list[str]", name: str) -> str:
-    """The program that PATH gives for a name; empty where it gives none."""
-    paths = (os.path.join(folder, name) for folder in folders if not _is_shims(folder))
-    return next((path for path in paths if os.access(path, os.X_OK)), "")
 
 
 def _places(folders: "list[str]", prefix: str) -> "list[str]":

@@ -114,16 +114,16 @@ class Part:
     def demand(self, outcome: Outcome, *names: str | tuple[str, ...]) -> None:
         """Take facts and metrics, the named ones last; one that is missing is a failure. A tuple: one of its names."""
         self.details.update(outcome.facts())
-        found = {str(event.get("name")): event for event in outcome.of("metric")}
+        metrics = {str(event.get("name")): event for event in outcome.of("metric")}
         wanted = [name if isinstance(name, tuple) else (name,) for name in names]
-        for name in [name for name in found if name not in {each for accepted in wanted for each in accepted}]:
-            self.add_metric(found[name])
+        for name in [name for name in metrics if name not in {one for accepted in wanted for one in accepted}]:
+            self.add_metric(metrics[name])
         for accepted in wanted:
-            present = [name for name in accepted if name in found]
+            present = [name for name in accepted if name in metrics]
             if not present:
                 self.failures.append(f"the metric {' or '.join(accepted)} was not reported")
             for name in present:
-                self.add_metric(found[name])
+                self.add_metric(metrics[name])
 
     def add_metric(self, event: Json) -> None:
         """One Metric as the model wants it."""
@@ -156,6 +156,6 @@ class Part:
 def bus_bandwidth(name: str, seconds: list[float], size: float, world: int) -> Json:
     """The metric (GB/s) of all-reduces of `size` bytes over `world` ranks, from the slowest rank's seconds of each."""
     factor = 2.0 * (world - 1) / world * size / 1e9
-    rates = [factor / max(float(each), 1e-9) for each in seconds]
+    rates = [factor / max(float(took), 1e-9) for took in seconds]
     metric = {"name": name, "unit": "GB/s", "n": len(rates), "median": statistics.median(rates)}
     return dict(metric, least=min(rates), greatest=max(rates))

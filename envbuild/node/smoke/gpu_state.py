@@ -114,7 +114,7 @@ def visible(variables: Json | None = None) -> list[str] | None:
 
 def _whole(devices: Sequence[str] | None) -> list[str] | None:
     """Words that ask of these GPUs alone; None where none is a whole one."""
-    if devices is not None and (not devices or any(each.startswith("MIG-") for each in devices)):
+    if devices is not None and (not devices or any(device.startswith("MIG-") for device in devices)):
         return None
     return [] if devices is None else ["-i", ",".join(devices)]
 
@@ -130,7 +130,7 @@ def in_use(devices: Sequence[str] | None) -> list[Json]:
     smi = which("nvidia-smi", search_path())
     argvs = [[smi] + words for words in questions(devices)] if smi else []
     answers = proc.parallel([partial(proc.run, argv, timeout=_ANSWER) for argv in argvs])
-    return occupied(*((each.out if each else "") for each in answers)) if answers else []
+    return occupied(*((answer.out if answer else "") for answer in answers)) if answers else []
 
 
 def occupied(used: str, processes: str) -> list[Json]:
@@ -141,19 +141,19 @@ def occupied(used: str, processes: str) -> list[Json]:
     """
     on: dict[str, list[str]] = {}
     for line in processes.splitlines():
-        cells = [each.strip() for each in line.split(",", 3)]
+        cells = [cell.strip() for cell in line.split(",", 3)]
         if len(cells) == 4 and integer(cells[1]) is not None and _MPS not in cells[3]:
             name, size = _PROGRAM.match(cells[3]), number(cells[2])
             words = [name.group(1)] if name else []
             words += [] if size is None else [f"{size:,.0f} MiB"]
             named = f" ({', '.join(words)})" if words else ""
             on.setdefault(cells[0], []).append(f"pid {cells[1]}{named}")
-    found = []
+    gpus = []
     for index, uuid, memory, busy, mig, _ in _gpus(used):
         if mig != _DIVIDED:
             how = _others(on.get(uuid, []), number(memory) or 0.0, number(busy) or 0.0)
-            found += [{"index": int(index), "uuid": uuid, "how": how}] if how else []
-    return found
+            gpus += [{"index": int(index), "uuid": uuid, "how": how}] if how else []
+    return gpus
 
 
 def names(used: str) -> list[str]:
@@ -162,7 +162,7 @@ def names(used: str) -> list[str]:
 
 
 def _gpus(used: str) -> list[list[str]]:
-    rows = [[each.strip() for each in line.split(",", 5)] for line in used.splitlines()]
+    rows = [[cell.strip() for cell in line.split(",", 5)] for line in used.splitlines()]
     return [cells for cells in rows if len(cells) == 6 and integer(cells[0]) is not None]
 
 
@@ -213,7 +213,7 @@ def busiest(text: str) -> list[Json]:
 
 def _row(line: str) -> Json | None:
     """One line of numbers; None for one that is torn, or words about a sick GPU."""
-    values = [each.strip() for each in line.split(",")]
+    values = [cell.strip() for cell in line.split(",")]
     if len(values) != len(_FIELDS) or integer(values[0]) is None:
         return None
     row: Json = {name: number(value) for (name, _), value in zip(_FIELDS, values)}  # noqa: B905 - of 3.10
@@ -224,12 +224,12 @@ def _row(line: str) -> Json | None:
 
 def full(rows: list[Json]) -> list[str]:
     """One sentence for each GPU of whose memory all but a twentieth was in use."""
-    found = []
+    reasons = []
     for row in rows:
         used, total = row.get("memory_used_mib"), row.get("memory_total_mib")
         if used and total and used > _FULL * total:
-            found.append(f"GPU {row['index']} was full: nvidia-smi saw {used:,.0f} of {total:,.0f} MiB in use")
-    return found
+            reasons.append(f"GPU {row['index']} was full: nvidia-smi saw {used:,.0f} of {total:,.0f} MiB in use")
+    return reasons
 
 
 def reasons(text: str) -> list[str] | None:

@@ -75,12 +75,12 @@ def _gemm(work: Work) -> tuple[Part, int | None]:
 
 def _impossible(facts: Json, peaks: dict[str, float]) -> list[str]:
     """One sentence for each GPU that is said to compute more than its kind can: it was not timed."""
-    found = []
+    reasons = []
     for index, name in enumerate(facts.get("gpu_names") or []):
         rate, peak = _rate(facts, index), peaks.get(str(name))
         if peak and rate > IMPOSSIBLE * peak:
-            found.append(f"GPU {index}: {plain(rate)} TFLOP/s cannot be, the peak of {name} is {plain(peak)}")
-    return found
+            reasons.append(f"GPU {index}: {plain(rate)} TFLOP/s cannot be, the peak of {name} is {plain(peak)}")
+    return reasons
 
 
 def slow_gpus(facts: Json, in_use: Sequence[Json] = ()) -> list[str]:
@@ -89,15 +89,15 @@ def slow_gpus(facts: Json, in_use: Sequence[Json] = ()) -> list[str]:
     `in_use`: what `gpu_state.occupied` found.
     """
     names = [str(name) for name in facts.get("gpu_names") or []]
-    found = []
+    reasons = []
     for index, name in enumerate(names):
         alike = [_rate(facts, other) for other, model in enumerate(names) if model == name]
         rates, own = sorted(rate for rate in alike if rate), _rate(facts, index)
         middle = rates[len(rates) // 2] if rates else 0.0  # of two GPUs the faster one
         if 0 < own < _SLOW * middle:
             share = f"{100 * own / middle:.0f} % of the others' {plain(middle)}"
-            found.append(f"GPU {index} is slow: {plain(own)} TFLOP/s, {share}{_reasons(facts, index, in_use)}")
-    return found
+            reasons.append(f"GPU {index} is slow: {plain(own)} TFLOP/s, {share}{_reasons(facts, index, in_use)}")
+    return reasons
 
 
 def _rate(facts: Json, index: int) -> float:
@@ -171,12 +171,12 @@ def _judge_ranks(part: Part, facts: list[Json], world: int, backend: str) -> Non
             place = f"one of {fact.get('world')} ranks with {fact.get('backend')}"
             part.failures.append(f"rank {fact['rank']} says it is {place}")
     timed = [list(fact.get("timed") or []) for fact in facts]
-    sizes = [[size for size, _ in each] for each in timed]
-    if not sizes[0] or any(each != sizes[0] for each in sizes) or not all(took for each in timed for _, took in each):
+    sizes = [[size for size, _ in row] for row in timed]
+    if not sizes[0] or any(row != sizes[0] for row in sizes) or not all(took for row in timed for _, took in row):
         part.failures.append("the bus bandwidth of the all-reduce was not reported by every rank")
         return
     for index, size in enumerate(sizes[0]):
-        slowest = [max(repeat) for repeat in zip(*(each[index][1] for each in timed))]  # noqa: B905 - of 3.10
+        slowest = [max(repeat) for repeat in zip(*(row[index][1] for row in timed))]  # noqa: B905 - of 3.10
         part.add_metric(bus_bandwidth(_BUS % (size >> 20), slowest, float(size), world))
     part.details["bytes"] = int(sizes[0][-1])
     part.left_out = {_BUS % (size >> 20): str(why) for size, why in facts[0].get("left_out") or []}

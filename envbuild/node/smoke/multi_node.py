@@ -98,12 +98,12 @@ class JointTest:
             json.dump({"backend": self.backend, "events": events, "until": time.monotonic() + left}, file)
         child = self._variables(scratch, request)
         outcome = run_processes(scratch, self._command(scratch), child, [{}], left)[0]
-        found = []
+        ranks = []
         for local in range(self.ranks):
             one = Outcome(events=read_events(f"{events}-{local}"))
             one.timed_out = outcome.timed_out and not one.of("done")
-            found.append(one)
-        self._judge(part, outcome, found, clock)
+            ranks.append(one)
+        self._judge(part, outcome, ranks, clock)
         part.details.update(
             {
                 "backend": self.backend,
@@ -140,8 +140,8 @@ class JointTest:
         run = [python] + scratch.flags() + ["-m", "torch.distributed.run"] + words + ["--no_python"]
         return run + scratch.program("allreduce_nodes", _TIED)
 
-    def _judge(self, part: Part, outcome: Outcome, found: list[Outcome], clock: Clock) -> None:
-        for local, one in enumerate(found):
+    def _judge(self, part: Part, outcome: Outcome, ranks: list[Outcome], clock: Clock) -> None:
+        for local, one in enumerate(ranks):
             who = f"rank {self.rank * self.ranks + local} of {self.world}"
             part.failures.extend(f"{who}: {event.get('what')}" for event in one.of("failure"))
             if one.timed_out:
@@ -153,7 +153,7 @@ class JointTest:
             part.failures.append(f"torchrun ended with exit code {outcome.returncode}")
         elif outcome.timed_out and not part.failures:
             part.failures.append(f"torchrun did not end within {clock.deadline:g} s: other nodes did not leave")
-        self._judge_ranks(part, [one.facts() for one in found])
+        self._judge_ranks(part, [one.facts() for one in ranks])
 
     def _judge_ranks(self, part: Part, facts: list[Json]) -> None:
         """Every rank of every node must have been there, as one job with the backend that was asked for."""

@@ -21,11 +21,11 @@ _CHECKS = {
 
 def known(items: Iterable[str]) -> list[str]:
     """Every name that can be given for a smoke list, and of which a whole test of it has a check."""
-    found = []
+    names = []
     for item in items:
-        found.append(item)
-        found.extend(f"{item}/{check}" for check in _CHECKS.get(item, ()))
-    return found
+        names.append(item)
+        names.extend(f"{item}/{check}" for check in _CHECKS.get(item, ()))
+    return names
 
 
 def unknown(only: Sequence[str], items: Sequence[str]) -> list[str]:
@@ -49,24 +49,24 @@ def gaps(spec: Spec, items: list[Json], checks: list[Json]) -> list[Json]:
     names = {str(item["name"]) for item in items}
     sound: Json = {}
     sound.update(*(check["details"] for check in checks if check["name"] == "smoke/sound"))
-    found = []
+    rows = []
     if spec.only:
         says = f"the rest of the smoke test, as only {', '.join(spec.only)} was asked for"
-        found.append(dict(_gap("smoke/only", says), details={"only": list(spec.only)}))
+        rows.append(dict(_gap("smoke/only", says), details={"only": list(spec.only)}))
     elif "torch" in sound and names == {"sound"}:
-        found.append(_gap("smoke/training", "nothing was computed, torch was imported only (smoke: sound alone)"))
-    floors = [each for check in checks for each in sorted(check["details"].get("floors_not_checked", {}).items())]
+        rows.append(_gap("smoke/training", "nothing was computed, torch was imported only (smoke: sound alone)"))
+    floors = [floor for check in checks for floor in sorted(check["details"].get("floors_not_checked", {}).items())]
     if floors:
-        says = "; ".join("%s was not measured: %s" % each for each in floors)
-        found.append(_gap("smoke/floors", f"floors that nothing was compared with: {says}"))
+        says = "; ".join("%s was not measured: %s" % floor for floor in floors)
+        rows.append(_gap("smoke/floors", f"floors that nothing was compared with: {says}"))
     without_gpu = {"step": "the stack's own training script was not run"}
     without_gpu["full"] = "torch.compile and the larger model were not run"
     without_gpu["cuda"] = f"nothing ran on CUDA, though torch is built for CUDA {sound.get('torch_cuda')}"
     asked = names | {"cuda"} if sound.get("torch_cuda") else names
     for name, says in without_gpu.items() if not spec.cuda else ():
         if name in asked:
-            found.append(_gap(f"smoke/{name}", f"no usable GPU here: {says}"))
-    return found
+            rows.append(_gap(f"smoke/{name}", f"no usable GPU here: {says}"))
+    return rows
 
 
 def _gap(name: str, says: str) -> Json:

@@ -55,25 +55,25 @@ def receive(ports: list[int], nodes: int, token: str, seconds: float, ranks: int
     Raises NodeError `nodes-cannot-meet` (exit 1) where none of the ports is free.
     """
     listener, port = _listen(ports)
-    found: dict[int, tuple[socket.socket, int]] = {}
+    peers: dict[int, tuple[socket.socket, int]] = {}
     until = time.monotonic() + seconds
     try:
         with listener:
-            while len(found) < nodes - 1 and time.monotonic() < until:
+            while len(peers) < nodes - 1 and time.monotonic() < until:
                 listener.settimeout(max(0.01, until - time.monotonic()))
-                _welcome(listener, found, nodes, token)
-        missing = [rank for rank in range(1, nodes) if rank not in found]
-        own = next((_own_address(each) for each, _ in found.values()), "127.0.0.1")
-        fewest = min([ranks] + [theirs for _, theirs in found.values()])
-        for each, _ in found.values():
-            _send(each, {"port": port, "missing": missing, "ranks": fewest})
-        for each, _ in found.values():
-            each.settimeout(_CONNECT)
+                _welcome(listener, peers, nodes, token)
+        missing = [rank for rank in range(1, nodes) if rank not in peers]
+        own = next((_own_address(peer) for peer, _ in peers.values()), "127.0.0.1")
+        fewest = min([ranks] + [theirs for _, theirs in peers.values()])
+        for peer, _ in peers.values():
+            _send(peer, {"port": port, "missing": missing, "ranks": fewest})
+        for peer, _ in peers.values():
+            peer.settimeout(_CONNECT)
             with contextlib.suppress(OSError):  # it may be gone already
-                each.recv(1)
+                peer.recv(1)
     finally:
-        for each, _ in found.values():
-            each.close()
+        for peer, _ in peers.values():
+            peer.close()
     return Meeting(own, port, own, missing, fewest)
 
 
@@ -94,7 +94,7 @@ def _listen(ports: list[int]) -> tuple[socket.socket, int]:
     )
 
 
-def _welcome(listener: socket.socket, found: dict[int, tuple[socket.socket, int]], nodes: int, token: str) -> None:
+def _welcome(listener: socket.socket, peers: dict[int, tuple[socket.socket, int]], nodes: int, token: str) -> None:
     """Take one connection in, with how many ranks its node can start; one that is not of this test is closed."""
     try:
         peer, _ = listener.accept()
@@ -106,9 +106,9 @@ def _welcome(listener: socket.socket, found: dict[int, tuple[socket.socket, int]
         return peer.close()
     if not 0 < rank < nodes or not _send(peer, {"met": 1}):
         return peer.close()
-    if rank in found:
-        found[rank][0].close()  # it came again after it had lost its connection
-    found[rank] = (peer, ranks)
+    if rank in peers:
+        peers[rank][0].close()  # it came again after it had lost its connection
+    peers[rank] = (peer, ranks)
 
 
 def join(addresses: list[str], ports: list[int], rank: int, token: str, seconds: float, ranks: int) -> Meeting:
@@ -186,10 +186,10 @@ def _read(peer: socket.socket, seconds: float = _CONNECT) -> Json:
             if not block or time.monotonic() > until:
                 break
             data += block
-        found = json.loads(data.decode("utf-8"))
+        line = json.loads(data.decode("utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return line if isinstance(line, dict) else {}
 
 
 def in_job(most: int | None) -> Json:

@@ -93,14 +93,14 @@ def last_words(text: str, raised: bool = False) -> str:
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if raised:
-        found = _RAISED.findall("\n".join(training_log.without_ignored(text.splitlines())))
-        lines = [found[-1][1]] if found else lines
+        errors = _RAISED.findall("\n".join(training_log.without_ignored(text.splitlines())))
+        lines = [errors[-1][1]] if errors else lines
     return lines[-1][:300] if lines else ""
 
 
 def causes_first(outcomes: list[Outcome]) -> list[tuple[int, Outcome]]:
     """(rank, outcome): a hang before the time-out that it gave another rank, and what was stopped for it last."""
-    return sorted(enumerate(outcomes), key=lambda each: (each[1].stopped, not each[1].timed_out))
+    return sorted(enumerate(outcomes), key=lambda row: (row[1].stopped, not row[1].timed_out))
 
 
 def how_it_ended(outcome: Outcome, deadline: float) -> str | None:

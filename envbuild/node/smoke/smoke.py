@@ -175,9 +175,9 @@ def _sound(work: Work) -> list[Part]:
 def _trees(spec: Spec) -> dict[str, str]:
     """The folders of code that Python reads where it lies, by source; of several sources in one repository once."""
     variant, places = spec.variant, dict[str, str]()
-    read = [each for each in variant.get("sources") or [] if each.get("install", "wheel") != "wheel"]
-    named = {(str(each["git"]), str(each["commit"])): str(each["name"]) for each in read}
-    for name in [*named.values(), *(str(each["name"]) for each in variant.get("trees") or [])]:
+    read = [source for source in variant.get("sources") or [] if source.get("install", "wheel") != "wheel"]
+    named = {(str(source["git"]), str(source["commit"])): str(source["name"]) for source in read}
+    for name in [*named.values(), *(str(source["name"]) for source in variant.get("trees") or [])]:
         place = os.path.realpath(os.path.join(spec.environment, "src", name))
         if os.path.isdir(place):
             places[name] = place
@@ -212,7 +212,7 @@ def _imports(work: Work) -> Part:
     part, spec = Part("smoke/sound"), work.spec
     variant = spec.variant
     imports = [str(name) for name in variant.get("imports") or []]
-    packages = {str(each["name"]): str(each["version"]) for each in variant.get("packages") or []}
+    packages = {str(package["name"]): str(package["version"]) for package in variant.get("packages") or []}
     if (variant.get("torch") or "torch" in packages) and "torch" not in imports:
         imports.insert(0, "torch")
     kept = stamp.kept_of_base(stamp.of_image(spec.environment, variant) if spec.image else None)

@@ -130,15 +130,15 @@ def _judge(part: Part, outcomes: list[Outcome], step: Json, ranks: int, clock: C
         part.failures.append(f"{plural(ranks, 'rank')} were asked for and {done} ended well")
     texts = [outcome.stderr for outcome in outcomes]
     steps, form = int(step["steps"]), str(step["log"])
-    found = training_log.losses(form, texts)
-    part.details.update({"ranks": ranks, "script": step["script"], "losses": [loss for _, loss in found]})
+    losses = training_log.losses(form, texts)
+    part.details.update({"ranks": ranks, "script": step["script"], "losses": [loss for _, loss in losses]})
     part.details["last_lines"] = [_last(text) for text in texts]
-    wrong = training_log.judge(found, steps)
+    wrong = training_log.judge(losses, steps)
     if wrong and not part.failures:
         part.failures.append(wrong)
         part.details["output"] = texts[-1][-_SHOWN:]
     elif not wrong:
-        fell = f"the loss fell from {found[0][1]:.4g} to {found[-1][1]:.4g} in {steps} steps"
+        fell = f"the loss fell from {losses[0][1]:.4g} to {losses[-1][1]:.4g} in {steps} steps"
         part.says = f"{step['script']}: {fell} on {plural(ranks, 'rank')}"
 
 

@@ -106,8 +106,8 @@ def _of_pattern(form: str, line: str) -> Record | None:
 
 def read(form: str, text: str) -> list[Record]:
     """All records of a text, in its order."""
-    found = (read_line(form, line) for line in text.splitlines())
-    return [record for record in found if record is not None]
+    records = (read_line(form, line) for line in text.splitlines())
+    return [record for record in records if record is not None]
 
 
 def without_ignored(lines: Iterable[str]) -> list[str]:
@@ -115,8 +115,8 @@ def without_ignored(lines: Iterable[str]) -> list[str]:
     kept: list[str] = []
     ignored: set[str] = set()  # whose exception is still to come, behind its traceback
     for line in lines:
-        found = _RANK.match(line)
-        rank = found.group() if found else ""
+        match = _RANK.match(line)
+        rank = match.group() if match else ""
         rest = line[len(rank) :]
         if rest.startswith("Exception ignored "):
             ignored.add(rank)
@@ -129,37 +129,37 @@ def without_ignored(lines: Iterable[str]) -> list[str]:
 
 def losses(form: str, texts: Iterable[str]) -> list[tuple[int, float]]:
     """(step, loss) in order of steps, from what all ranks printed; a step that was skipped has no loss and no place."""
-    found: dict[int, float] = {}
+    by_step: dict[int, float] = {}
     loss = "loss" if is_pattern(form) else LOSS.get(form)
     for text in texts:
         for record in read(form, text):
-            if not math.isfinite(found.get(record.step, 0.0)):
+            if not math.isfinite(by_step.get(record.step, 0.0)):
                 continue  # what another rank, or a second run, has at that step does not mend it
             if loss in record.values:
-                found[record.step] = record.values[loss]
+                by_step[record.step] = record.values[loss]
             elif record.values.get(_NOT_FINITE):
-                found[record.step] = math.nan
-    return sorted(found.items())
+                by_step[record.step] = math.nan
+    return sorted(by_step.items())
 
 
-def runs(found: list[Record]) -> list[list[Record]]:
+def runs(records: list[Record]) -> list[list[Record]]:
     """Apart where a step is below the one before: a log that was appended to, or a training that began anew."""
     parts: list[list[Record]] = [[]]
-    for record in found:
+    for record in records:
         if parts[-1] and record.step < parts[-1][-1].step:
             parts.append([])
         parts[-1].append(record)
     return parts
 
 
-def not_finite(found: list[tuple[int, float]]) -> str | None:
+def not_finite(series: list[tuple[int, float]]) -> str | None:
     """The first loss that is no number."""
-    return next((f"the loss is {loss} at step {step}" for step, loss in found if not math.isfinite(loss)), None)
+    return next((f"the loss is {loss} at step {step}" for step, loss in series if not math.isfinite(loss)), None)
 
 
-def cut_short(found: list[Record]) -> str | None:
+def cut_short(records: list[Record]) -> str | None:
     """Where lines say how many iterations there are: that the one after the last line's is missing."""
-    last = runs(found)[-1]
+    last = runs(records)[-1]
     if not last or "iterations" not in last[-1].values:
         return None
     step, of = last[-1].step, int(last[-1].values["iterations"])
@@ -167,17 +167,17 @@ def cut_short(found: list[Record]) -> str | None:
     return f"its log ends at iteration {step} of {of}" if step + every <= of else None
 
 
-def judge(found: list[tuple[int, float]], steps: int) -> str | None:
+def judge(series: list[tuple[int, float]], steps: int) -> str | None:
     """Why these losses do not show a training that works; None where they do.
 
     All steps must have told a finite loss, and the median of the last three must be below the first.
     """
-    wrong = not_finite(found)
+    wrong = not_finite(series)
     if wrong:
         return wrong
-    if len(found) < max(steps, 2):
-        return f"the loss was reported for {len(found)} of {steps} steps"
-    first, last = found[0][1], sorted(loss for _, loss in found[-3:])[len(found[-3:]) // 2]
+    if len(series) < max(steps, 2):
+        return f"the loss was reported for {len(series)} of {steps} steps"
+    first, last = series[0][1], sorted(loss for _, loss in series[-3:])[len(series[-3:]) // 2]
     if not last < first:
         return f"the loss did not fall: {first:.4g} at first, {last:.4g} at last"
     return None
@@ -190,9 +190,9 @@ def _megatron(line: str) -> Record | None:
     values = {"iterations": float(match.group(2))}
     for part in match.group(3).split("|"):
         name, _, value = part.partition(":")
-        found = number(value)
-        if found is not None:
-            values[" ".join(name.split())] = found
+        figure = number(value)
+        if figure is not None:
+            values[" ".join(name.split())] = figure
     return Record(int(match.group(1)), values)
 
 
@@ -214,8 +214,8 @@ def _metaseq(line: str) -> Record | None:
     if not isinstance(row, dict):
         return None
     # Its figures are texts (`%g`); `update` is a fraction of the epoch, `num_updates` counts.
-    found = {str(name): number(str(value)) for name, value in row.items()}
-    values = {name: value for name, value in found.items() if value is not None}
+    figures = {str(name): number(str(value)) for name, value in row.items()}
+    values = {name: value for name, value in figures.items() if value is not None}
     return Record(int(values["num_updates"]), values) if 0 <= values.get("num_updates", -1) < math.inf else None
 
 

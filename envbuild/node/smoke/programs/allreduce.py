@@ -155,8 +155,8 @@ def by_size(channel: Channel, rank: int, world: int, device: Any) -> None:
 def _nvls(log: str) -> Optional[bool]:
     """Whether NCCL uses NVLink multicast, from its own log; None where that does not say it."""
     with contextlib.suppress(OSError), open(log, encoding="utf-8", errors="replace") as file:
-        found = re.findall(r"(\d+) nvls channels", file.read())
-        return any(int(count) for count in found) if found else None
+        counts = re.findall(r"(\d+) nvls channels", file.read())
+        return any(int(count) for count in counts) if counts else None
     return None
 
 

@@ -48,7 +48,7 @@ def _work(channel: Channel, args: Dict[str, Any]) -> None:
     channel.stage("comparing times")
     times = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    channel.facts({"seconds": [float(each) for each in times.tolist()], "bytes": size})
+    channel.facts({"seconds": [float(value) for value in times.tolist()], "bytes": size})
     channel.stage("leaving the group")
     dist.barrier()
     dist.destroy_process_group()

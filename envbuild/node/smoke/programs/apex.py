@@ -67,7 +67,7 @@ def fused_adam(case: Case) -> None:
             wait()
             # Half types: the parameter is rounded after each step, and in old versions both moments too.
             steps = None if dtype == "float32" else 16.0
-            got, expected = (torch.cat([each.detach().reshape(-1) for each in group]) for group in (ours, theirs))
+            got, expected = (torch.cat([value.detach().reshape(-1) for value in group]) for group in (ours, theirs))
             case.close(what, got, expected, dtype, steps, scale=1.0)
 
         case.each(_ALL, ("float32", "float16"), work)
@@ -95,11 +95,11 @@ def multi_tensor_norm(case: Case) -> None:
         what = "multi-tensor L2 norm, %s" % dtype
         case.stage(what)
         values, doubles = _many(dtype)
-        total, each = norm(_CHUNK, _flag(), [values], True)
+        total, norms = norm(_CHUNK, _flag(), [values], True)
         expected = torch.stack([part.norm() for part in doubles])
         # Half inputs are exact in float32, where the sum is made.
         case.close(what, total.reshape(-1), expected.norm().reshape(-1), "float32")
-        case.close(what + ", of each tensor", each, expected, "float32")
+        case.close(what + ", of each tensor", norms, expected, "float32")
         total, _ = norm(_CHUNK, _flag(), [values], False)
         case.close(what + " alone", total.reshape(-1), expected.norm().reshape(-1), "float32")
 
@@ -116,16 +116,16 @@ def multi_tensor_scale(case: Case) -> None:
         for target in sorted({"float32", dtype}):
             what = "multi-tensor scale, %s to %s" % (dtype, target)
             case.stage(what)
-            into = [torch.full_like(each, float("nan"), dtype=getattr(torch, target)) for each in values]
+            into = [torch.full_like(value, float("nan"), dtype=getattr(torch, target)) for value in values]
             flag = _flag()
             scale(_CHUNK, flag, [values, into], 0.3)
             for got, expected in zip(into, doubles):  # noqa: B905 - strict= is of Python 3.10
                 case.close(what, got, expected * 0.3, target, 4.0)
             case.true("%s: the overflow flag is set without an overflow" % what, int(flag.item()) == 0)
         for bad in (float("inf"), float("nan")):
-            flag, poisoned = _flag(), [each.clone() for each in values]
+            flag, poisoned = _flag(), [value.clone() for value in values]
             poisoned[4][-1] = bad
-            scale(_CHUNK, flag, [poisoned, [torch.empty_like(each) for each in poisoned]], 1.0)
+            scale(_CHUNK, flag, [poisoned, [torch.empty_like(value) for value in poisoned]], 1.0)
             case.true("multi-tensor scale, %s: %g does not set the overflow flag" % (dtype, bad), int(flag.item()) != 0)
 
     case.each(_ALL, ("float32", "float16"), work)

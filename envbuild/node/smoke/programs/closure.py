@@ -45,30 +45,33 @@ class Import(NamedTuple):
 
 
 def imports_of(
-    paths: Iterable[str], read: Callable[[str], Optional[str]], is_known: Callable[[str], bool]
+    paths: Iterable[str],
+    read: Callable[[str], Optional[str]],
+    is_known: Callable[[str], bool] = frozenset().__contains__,
 ) -> List[Import]:
     """What the code of a tree imports beyond itself and what `is_known`, by name.
 
     A file is parsed only where it may say something firmer than what is known already.
     """
-    found: Dict[str, Import] = {}
+    firmest: Dict[str, Import] = {}
     counts: Dict[str, int] = {}
     listed = list(paths)
     beside = _folders(listed)
-    for path in sorted((each for each in listed if each.endswith(".py")), key=lambda each: (_is_aside(each), each)):
+    code = [path for path in listed if path.endswith(".py")]
+    for path in sorted(code, key=lambda path: (_is_aside(path), path)):
         text = read(path)
         if text is None:
             continue
         named = {name for name in _named(text) if not is_known(name) and not _is_local(name, path, beside)}
         for name in named:
             counts[name] = counts.get(name, 0) + 1
-        open_ = {name for name in named if name not in found or _is_firmer(path, found[name])}
+        open_ = {name for name in named if name not in firmest or _is_firmer(path, firmest[name])}
         for name, line, guarded in _of_syntax(text) if open_ else ():
             firmness = "aside" if _is_aside(path) else "guarded" if guarded else "required"
-            before = found.get(name)
+            before = firmest.get(name)
             if name in open_ and (before is None or ORDER.index(firmness) < ORDER.index(before.firmness)):
-                found[name] = Import(name, firmness, path, line, 0)
-    return [each._replace(files=counts[name]) for name, each in sorted(found.items())]
+                firmest[name] = Import(name, firmness, path, line, 0)
+    return [imported._replace(files=counts[name]) for name, imported in sorted(firmest.items())]
 
 
 def _is_aside(path: str) -> bool:
@@ -127,7 +130,7 @@ def _of_syntax(text: str) -> Iterator[Tuple[str, int, bool]]:
 def _below(node: ast.AST, guarded: bool) -> Iterator[Tuple[str, int, bool]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
-            yield from ((each.name.partition(".")[0], child.lineno, guarded) for each in child.names)
+            yield from ((alias.name.partition(".")[0], child.lineno, guarded) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
             if not child.level and child.module:
                 yield child.module.partition(".")[0], child.lineno, guarded
@@ -143,12 +146,12 @@ def run_on_import(text: str, package: str) -> Iterator[Tuple[str, bool]]:
     while pending:
         node = pending.pop(0)
         if isinstance(node, ast.Import):
-            yield from ((each.name, True) for each in node.names)
+            yield from ((alias.name, True) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join(above + [node.module or ""]).strip(".")
             yield base, True
-            yield from ((base + "." + each.name, False) for each in node.names)
+            yield from ((base + "." + alias.name, False) for alias in node.names)
         elif isinstance(node, (ast.ClassDef, ast.With)) or (
             isinstance(node, ast.If)
             and not _GUARD.search(ast.dump(node.test))
@@ -159,11 +162,11 @@ def run_on_import(text: str, package: str) -> Iterator[Tuple[str, bool]]:
 
 def _files(top: str) -> List[str]:
     """The paths of a tree, without links and what is no code of its own."""
-    found: List[str] = []
+    paths: List[str] = []
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(set(folders) - PASSED)
-        found += (os.path.relpath(os.path.join(folder, name), top) for name in names if name.endswith(_CODE))
-    return found
+        paths += (os.path.relpath(os.path.join(folder, name), top) for name in names if name.endswith(_CODE))
+    return paths
 
 
 def _read(path: str) -> Optional[str]:
@@ -203,19 +206,15 @@ def _closure(channel: Channel, trees: Dict[str, str], places: Places) -> None:
     lost: Dict[str, Dict[str, str]] = {firmness: {} for firmness in ORDER}
     for name, top in sorted(trees.items()):
         channel.stage("reading the code of %s" % name)
-        for each in imports_of(_files(top), lambda path, top=top: _read(os.path.join(top, path)), _is_never):  # type: ignore[misc]
-            if resolver.is_missing(each.module):
-                lost[each.firmness].setdefault(each.module, "%s/%s:%d" % (name, each.path, each.line))
-            elif each.module not in resolver.standard:
-                third.add(each.module)
+        for imported in imports_of(_files(top), lambda path, top=top: _read(os.path.join(top, path))):  # type: ignore[misc]
+            if resolver.is_missing(imported.module):
+                lost[imported.firmness].setdefault(imported.module, "%s/%s:%d" % (name, imported.path, imported.line))
+            elif imported.module not in resolver.standard:
+                third.add(imported.module)
     optional = dict(lost["aside"], **lost["guarded"])
     for module in lost["required"]:
         optional.pop(module, None)
     channel.facts({"resolved": sorted(third), "open": lost["required"], "optional": optional})
-
-
-def _is_never(_name: str) -> bool:
-    return False
 
 
 def main() -> None:

@@ -22,6 +22,8 @@ _MACHINES: Dict[Tuple[int, ...], str] = {
 }
 
 
+NO_GPU = "torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)"
+
 # With these Open MPI (4, and 5 through PRRTE) starts what it would refuse: as root, as whom containers run, and more
 # ranks than the slots that it knows of, which are the cores, or what a scheduler tells.
 OPEN_MPI_AS_ROOT = {
@@ -99,7 +101,7 @@ def other_machine(error: BaseException) -> str:
     built, here = _elf_machine(path or ""), _elf_machine(sys.executable)
     if not built or not here or built == here:
         return ""
-    return " (it is built for %s, this is %s)" % tuple(_MACHINES.get(each, "another machine") for each in (built, here))
+    return " (it is built for %s, this is %s)" % tuple(_MACHINES.get(kind, "another machine") for kind in (built, here))
 
 
 def _elf_machine(path: str) -> Tuple[int, ...]:

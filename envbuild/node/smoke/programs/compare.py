@@ -200,7 +200,7 @@ def _short(tensor: Any) -> str:
 def need(holder: Any, *names: str) -> Any:
     """The first attribute of these names that is there. Raises MissingApiError when none is."""
     for name in names:
-        found = getattr(holder, name, None)
-        if found is not None:
-            return found
+        value = getattr(holder, name, None)
+        if value is not None:
+            return value
     raise MissingApiError("%s has no %s" % (getattr(holder, "__name__", holder), " or ".join(names)))

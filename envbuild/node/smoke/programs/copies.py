@@ -9,7 +9,7 @@ from typing import Any, Callable, List, Optional
 
 import torch
 
-from .common import Channel, begin
+from .common import NO_GPU, Channel, begin
 
 _CPU_BYTES = 64 << 20
 _CUDA_BYTES = 2 << 30  # within a GPU, of which it has ten times as much
@@ -25,15 +25,15 @@ def _words(size: int, device: Any) -> Any:
 
 def seconds(devices: List[Any], work: Callable[[int], None], repeats: int) -> List[List[float]]:
     """Seconds of each repeat of `work(number of the device)` on each device, all of them at once; one more warms up."""
-    found = [[] for _ in devices]  # type: List[List[float]]
+    samples = [[] for _ in devices]  # type: List[List[float]]
     for repeat in range(repeats + 1):
         spans = [_begin(device, work, number) for number, device in enumerate(devices)]
         for number, span in enumerate(spans):
             if repeat:
-                found[number].append(span())
+                samples[number].append(span())
             else:
                 span()
-    return found
+    return samples
 
 
 def copying(into: Any, of: Any) -> Callable[[int], None]:
@@ -69,9 +69,9 @@ def _rates(size: int, took: List[float]) -> List[float]:
     return [size / each / 1e9 for each in took]
 
 
-def _slowest(channel: Channel, name: str, each: List[List[float]]) -> None:
+def _slowest(channel: Channel, name: str, rates: List[List[float]]) -> None:
     """The metric is that of the slowest device or pair, whose samples among those of all would not move a median."""
-    channel.metric(name, "GB/s", min(each, key=_middle))
+    channel.metric(name, "GB/s", min(rates, key=_middle))
 
 
 def _same(channel: Channel, what: str, sent: Any, got: Any) -> None:
@@ -84,12 +84,12 @@ def within(channel: Channel, devices: List[Any], size: int, name: str) -> None:
     """Copies inside the memory of each device, read and write counted."""
     channel.stage("copies within %d device(s)" % len(devices))
     sent = [_words(size, device) for device in devices]
-    got = [torch.empty_like(each) for each in sent]
-    found = seconds(devices, lambda number: got[number].copy_(sent[number]), _REPEATS)
+    got = [torch.empty_like(values) for values in sent]
+    samples = seconds(devices, lambda number: got[number].copy_(sent[number]), _REPEATS)
     for number, device in enumerate(devices):
         _same(channel, "copy within %s" % device, sent[number], got[number])
-    rates = [_rates(2 * size, took) for took in found]
-    channel.facts({"device_gbps": [_middle(each) for each in rates], "device_bytes": size})
+    rates = [_rates(2 * size, took) for took in samples]
+    channel.facts({"device_gbps": [_middle(values) for values in rates], "device_bytes": size})
     _slowest(channel, name, rates)
 
 
@@ -105,14 +105,14 @@ def host(channel: Channel, devices: List[Any], size: int) -> None:
         _same(channel, "copy to %s and back" % device, sent, back)
     channel.facts({"link_bytes": size})
     for name, rates in measured.items():
-        channel.facts({name: [_middle(each) for each in rates]})
+        channel.facts({name: [_middle(values) for values in rates]})
         _slowest(channel, "copy_" + name, rates)
 
 
 def peers(channel: Channel, devices: List[Any], size: int) -> None:
     """Copies from each device to each other one, one pair at a time; `peer_gbps[from][to]`, None to itself."""
     sent = [_words(size, device) for device in devices]
-    got = [torch.empty_like(each) for each in sent]
+    got = [torch.empty_like(values) for values in sent]
     matrix = [[None for _ in devices] for _ in devices]  # type: List[List[Optional[float]]]
     pairs = []  # type: List[List[float]]
     for source, device in enumerate(devices):
@@ -156,7 +156,7 @@ def main() -> None:
     channel.stage("looking for GPUs")
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     if not devices:
-        channel.failure("torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)")
+        channel.failure(NO_GPU)
     else:
         least = min(torch.cuda.get_device_properties(device).total_memory for device in devices)
         within(channel, devices, min(_CUDA_BYTES, least // 10 & ~7), "copy_device_gbps")

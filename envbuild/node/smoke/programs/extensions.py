@@ -14,7 +14,7 @@ from typing import Any, List, Tuple
 import torch
 
 from . import apex, host_extensions, megatron_kernels
-from .common import Channel, begin, other_machine
+from .common import NO_GPU, Channel, begin, other_machine
 from .compare import BrokenContextError, Case, MissingApiError, on_device, words
 
 # Name of the check, the extension it needs, whether that needs a GPU, and the function.
@@ -70,13 +70,13 @@ def place(name: str) -> str:
 
 def checks() -> List[Tuple[str, str, str, bool, Any]]:
     """(name, module as the function knows it, module that is checked, needs a GPU, function) of all that is known."""
-    found = []  # type: List[Tuple[str, str, str, bool, Any]]
+    rows = []  # type: List[Tuple[str, str, str, bool, Any]]
     for name, module, gpu, function in CHECKS:
         where = place(module)
-        found.append((name, module, where, gpu, function))
+        rows.append((name, module, where, gpu, function))
         if where != module and module in TWINS and installed(module):
-            found.append((TWIN + name, module, module, gpu, function))
-    return found
+            rows.append((TWIN + name, module, module, gpu, function))
+    return rows
 
 
 def steps(expected: List[str]) -> Tuple[List[str], List[str]]:
@@ -185,7 +185,7 @@ def main() -> None:
     if todo is None:
         channel.stage("looking for extensions")
         if cuda and not torch.cuda.is_available():
-            channel.failure("torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)")
+            channel.failure(NO_GPU)
         todo, absent = steps([str(name) for name in args.get("expected") or []])
         only, every = args.get("only"), ["imports"] + [step for step in todo if not step.startswith("import ")]
         if only:

@@ -65,7 +65,7 @@ class Training:
         torch.manual_seed(1234)
         self.shape, self.device = shape, device
         model = SmallGPT(shape, FusedBlock).to(device)
-        self.parameters = sum(each.numel() for each in model.parameters())
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, fused=device.type == "cuda")
         self.model = torch.compile(model, backend=backend) if backend else model
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 
-from .common import Channel, begin, torch_version
+from .common import NO_GPU, Channel, begin, torch_version
 
 # Greatest allowed difference, as a part of sqrt(K): entries of A and B are normal, so entries of A·B are about sqrt(K).
 # float32 lies between what it gives at K = 8192 (2e-5 measured on an H200) and what TF32 would give (about 1e-3).
@@ -207,7 +207,7 @@ def _cuda_size(channel: Channel, count: int, size: int, kind: Tuple[Any, str, st
         gpus.append(OnGpu(index, size, dtype))
     for gpu in gpus:
         gpu.start()
-    each = []  # type: List[List[float]]
+    by_gpu = []  # type: List[List[float]]
     for index, gpu in enumerate(gpus):
         channel.stage("GEMM on " + what[index])
         values = gpu.finish()
@@ -215,9 +215,9 @@ def _cuda_size(channel: Channel, count: int, size: int, kind: Tuple[Any, str, st
         if size == _CUDA_SIZES[-1]:
             channel.facts({"gpu%d_%s_difference" % (index, short): difference})
             channel.facts({"gpu%d_%s_tflops" % (index, short): statistics.median(values)})
-        each.append(values)
+        by_gpu.append(values)
     channel.metric(
-        "gemm_cuda_%s_%stflops" % (short, _label(size, _CUDA_SIZES)), "TFLOP/s", min(each, key=statistics.median)
+        "gemm_cuda_%s_%stflops" % (short, _label(size, _CUDA_SIZES)), "TFLOP/s", min(by_gpu, key=statistics.median)
     )
 
 
@@ -234,7 +234,7 @@ def main() -> None:
         uuids = {str(index): "GPU-%s" % uuid for index, uuid in enumerate(known) if uuid}
         channel.facts({"gpus": count, "gpu_names": names, "gpu_uuids": uuids})
         if count == 0:
-            channel.failure("torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)")
+            channel.failure(NO_GPU)
     cuda = bool(args["cuda"])
     channel.facts({"cpu_size": _CPU_SIZES[-1]})
     _cpu(channel, _CPU_SIZES[-1:] if cuda else _CPU_SIZES)

@@ -57,8 +57,8 @@ def megatron_data(case: Case) -> None:
     places = [[at, offset] for at, document in enumerate(order) for offset in range(sizes[document])]
     arrays = [numpy.array(values, dtype="int32") for values in (sizes, order)]
     case.stage("30 tokens of 6 documents in samples of %d" % length)
-    found, output = _printed(lambda: build(arrays[0], arrays[1], length, 2, sum(sizes)).tolist())
-    case.true("samples of %d tokens begin at %s" % (length, found), found == places[::length])
+    begins, output = _printed(lambda: build(arrays[0], arrays[1], length, 2, sum(sizes)).tolist())
+    case.true("samples of %d tokens begin at %s" % (length, begins), begins == places[::length])
     match = re.search(r"number of documents:(.*)", output)
     if match:
         what = "it prints %r for 3 documents: another C++ library than torch's is in it" % match.group(1).strip()
@@ -122,9 +122,9 @@ def metaseq_blocks(case: Case) -> None:
     documents = slices(_array(sizes), "eos", 7, 0).tolist()
     expected = [[end - size, end] for size, end in zip(sizes, ends)]  # noqa: B905 - strict= is of Python 3.10
     case.true("one block a document: %s" % documents, documents == expected)
-    found = places(_array(sizes), importlib.import_module("numpy").array(blocks, dtype="int64")).tolist()
+    rows = places(_array(sizes), importlib.import_module("numpy").array(blocks, dtype="int64")).tolist()
     # [first document, offset in it, last document] of each block
-    case.true("documents of the blocks: %s" % found, found == [[0, 0, 2], [2, 1, 2], [2, 8, 4], [4, 2, 4]])
+    case.true("documents of the blocks: %s" % rows, rows == [[0, 0, 2], [2, 1, 2], [2, 8, 4], [4, 2, 4]])
 
 
 def mpi(case: Case) -> None:

@@ -30,11 +30,11 @@ def comparable(version: str) -> List[str]:
     return [str(int(part)) if part.isdecimal() else part for part in parts]
 
 
-def same_version(locked: str, found: str) -> bool:
+def same_version(locked: str, version: str) -> bool:
     """Equal; a lock without a local part (`+cpu`) accepts any local part."""
     if "+" not in locked:
-        found = found.split("+", 1)[0]
-    return comparable(locked) == comparable(found)
+        version = version.split("+", 1)[0]
+    return comparable(locked) == comparable(version)
 
 
 class Places:
@@ -80,12 +80,12 @@ class Places:
         """Existing entries of sys.path from which a module of neither environment nor interpreter could come."""
         if self.base != "none":
             return []
-        found = []
+        strays = []
         for entry in sys.path:
             real = _real(entry)
             if os.path.exists(real) and not self._is_own(real) and not self.in_stdlib(real):
-                found.append(entry)
-        return found
+                strays.append(entry)
+        return strays
 
 
 def _normal(name: str) -> str:
@@ -96,10 +96,10 @@ def _distributions() -> Dict[str, Any]:
     """Distributions by normal name, the first on sys.path; Python 3.8 finds no `a.b` where it is asked for `a-b`."""
     from importlib import metadata
 
-    found = {}  # type: Dict[str, Any]
+    by_name = {}  # type: Dict[str, Any]
     for distribution in metadata.distributions():
-        found.setdefault(_normal(distribution.metadata["Name"] or ""), distribution)
-    return found
+        by_name.setdefault(_normal(distribution.metadata["Name"] or ""), distribution)
+    return by_name
 
 
 def _top_levels(name: str, distribution: Any) -> List[str]:
@@ -122,9 +122,9 @@ def _check_versions(channel: Channel, wanted: Dict[str, str], where: str) -> Non
         if _normal(name) not in there:
             channel.failure("%s %s is in the %s and not installed" % (name, locked, where))
             continue
-        found = there[_normal(name)].version
-        if not same_version(locked, str(found)):
-            channel.failure("%s is %s, the %s says %s" % (name, found, where, locked))
+        version = there[_normal(name)].version
+        if not same_version(locked, str(version)):
+            channel.failure("%s is %s, the %s says %s" % (name, version, where, locked))
 
 
 def _location(module: Any) -> List[str]:
@@ -141,8 +141,8 @@ def _import(channel: Channel, places: Places, name: str) -> Any:
     try:
         module = importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
-        said = (name, type(error).__name__, str(error)[:500], other_machine(error))
-        channel.failure("import %s: %s: %s%s" % said)
+        words = (name, type(error).__name__, str(error)[:500], other_machine(error))
+        channel.failure("import %s: %s: %s%s" % words)
         channel.emit("imported", {"module": name, "ok": False})
         return None
     seconds = time.perf_counter() - started

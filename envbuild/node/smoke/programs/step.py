@@ -42,8 +42,8 @@ def _run(args: Dict[str, Any], channel: Channel, script: str) -> None:
             channel.failure("the script ended with exit code %d (%s)" % (code, where(error, str(args["tree"]))))
     except BaseException as error:  # noqa: BLE001 - whatever it raised is what is wrong with it
         traceback.print_exc()
-        said = (" ".join(str(error).split())[:400], where(error, str(args["tree"])))
-        channel.failure("%s: %s (%s)" % ((type(error).__name__,) + said))
+        words = (" ".join(str(error).split())[:400], where(error, str(args["tree"])))
+        channel.failure("%s: %s (%s)" % ((type(error).__name__,) + words))
         code = 1
     if code:  # it ends now: a process group that lost a rank may wait for it for ever at exit
         sys.stdout.flush()

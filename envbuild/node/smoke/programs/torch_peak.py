@@ -18,7 +18,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 def _hidden() -> "Optional[Any]":
     """The `sitecustomize` that this one hides."""
-    path = [each for each in sys.path if os.path.abspath(each) != HERE]
+    path = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
     return importlib.machinery.PathFinder.find_spec("sitecustomize", path)
 
 
@@ -29,8 +29,8 @@ def tell() -> None:
         return
     devices = range(cuda.device_count())
     peaks = {
-        "allocated": max(cuda.max_memory_allocated(each) for each in devices),
-        "reserved": max(cuda.max_memory_reserved(each) for each in devices),
+        "allocated": max(cuda.max_memory_allocated(device) for device in devices),
+        "reserved": max(cuda.max_memory_reserved(device) for device in devices),
     }
     path = os.path.join(HERE, "%s-%d.json" % (os.uname().nodename, os.getpid()))
     with open(path + ".part", "w") as file:
