@@ -18,6 +18,7 @@ from envbuild.node.env import activate, install, verify
 from envbuild.node.protocol import NodeError
 from tests.support import known_pythons
 from tests.support.fails import fails
+from tests.support.programs import completed
 from tests.support.repositories import git, make_repository
 from tests.support.wheels import sha256, write_wheel
 
@@ -32,6 +33,7 @@ __all__ = [
     "make_wheel",
     "node",
     "redirect_git",
+    "run_python",
     "site",
     "uv_path",
 ]
@@ -113,11 +115,17 @@ class Node:
         return install.run(self.install_request(variant, **more))
 
     def fails(self, variant: dict[str, Any], code: str, exit_code: int, **more: Any) -> NodeError:
-        """How `install` refuses this; the lease is given back."""
+        """How `install` refuses this; the lease is given back, and nothing of a new environment stays."""
+        before = self.environments()
         with fails(code, exit_code) as caught:
             self.install(variant, **more)
         assert lease.read(str(self.prefix)) is None
+        assert self.environments() <= before
         return caught.value
+
+    def environments(self) -> set[str]:
+        """The folders under `envs`, whole or half."""
+        return {path.name for path in (self.prefix / "envs").glob("*")}
 
     def activate(self, variant: dict[str, Any], **more: Any) -> tuple[bool, dict[str, Any]]:
         environment = str(self.environment(variant))
@@ -133,6 +141,11 @@ class Node:
         changed, result = verify.run(self.request("verify", stack=self.stack, **args))
         assert not changed
         return result
+
+
+def run_python(environment: Path, code: str) -> str:
+    argv = [str(environment / "bin" / "python"), "-I", "-B", "-c", code]
+    return completed(argv, check=True).stdout.strip()
 
 
 def site(environment: Path) -> Path:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,11 @@ import pytest
 from envbuild.node import git_source
 from envbuild.node.env import remove
 from envbuild.node.protocol import NodeError
-from tests.node.env_support import Node, git, locked, make_repository, make_variant, redirect_git, site
+from tests.node.env_support import Node, git, locked, make_repository, make_variant, redirect_git, run_python, site
 from tests.support.fails import fails
+from tests.support.files import write_tar
 from tests.support.need import need
-from tests.support.programs import completed, executable
+from tests.support.programs import executable
 
 # A PEP 517 backend of a few lines, so that builds need no package index.
 BACKEND = """
@@ -70,17 +69,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pin(hub: Path, name: str, files: dict[str, str], **more: Any) -> dict[str, Any]:
     commit, tree = make_repository(hub / name, files)
     return {"name": name, "git": f"https://git.example.org/{name}", "commit": commit, "tree": tree, **more}
-
-
-def run_python(environment: Path, code: str) -> str:
-    argv = [str(environment / "bin" / "python"), "-I", "-c", code]
-    return completed(argv, check=True).stdout.strip()
-
-
-def fail(node: Node, variant: dict[str, Any], code: str, exit_code: int) -> NodeError:
-    error = node.fails(variant, code, exit_code)
-    assert list((node.prefix / "envs").iterdir()) == [], "nothing is left"
-    return error
 
 
 def test_a_wheel_is_built_from_the_pinned_tree_with_its_flags(node: Node, hub: Path) -> None:
@@ -192,7 +180,7 @@ def test_a_path_source_is_on_sys_path_and_builds_in_place(node: Node, hub: Path)
 
 def test_a_missing_repository(node: Node, hub: Path) -> None:
     source = {**pin(hub, "lib", PROJECT), "git": "https://git.example.org/none"}
-    fail(node, make_variant([], sources=[source]), "source-unreachable", 4)
+    node.fails(make_variant([], sources=[source]), "source-unreachable", 4)
 
 
 def test_submodules_are_pinned_and_gitmodules_urls_are_never_followed(node: Node, hub: Path) -> None:
@@ -218,7 +206,7 @@ def test_a_submodule_path_through_a_link_is_refused(node: Node, hub: Path, tmp_p
     (outer / "third").symlink_to(tmp_path)
     part = {"path": "third/inner", "git": "https://git.example.org/inner", "commit": "1" * 40, "tree": "2" * 40}
     source = pin(hub, "outer", {"a": ""}, install="path", submodules=[part])
-    fail(node, make_variant([], sources=[source]), "tree-mismatch", 5)
+    node.fails(make_variant([], sources=[source]), "tree-mismatch", 5)
     assert not (tmp_path / "inner").exists()
 
 
@@ -279,13 +267,10 @@ def test_code_compiled_under_two_prefixes_has_one_root(node: Node, hub: Path, tm
 
 def _archive(node: Node, files: dict[str, str]) -> Path:
     """The source distribution lib 1.0 in the folder of wheels."""
-    archive = node.wheels / "lib-1.0.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        for path, text in {**files, "PKG-INFO": "Metadata-Version: 2.1\nName: lib\nVersion: 1.0\n"}.items():
-            info = tarfile.TarInfo(f"lib-1.0/{path}")
-            info.size = len(text.encode())
-            tar.addfile(info, io.BytesIO(text.encode()))
-    return archive
+    members = {**files, "PKG-INFO": "Metadata-Version: 2.1\nName: lib\nVersion: 1.0\n"}
+    return write_tar(
+        node.wheels / "lib-1.0.tar.gz", {f"lib-1.0/{path}": text for path, text in members.items()}, "w:gz"
+    )
 
 
 def test_d33_a_source_distribution_that_writes_a_set_and_the_day_down_has_one_root(node: Node, tmp_path: Path) -> None:

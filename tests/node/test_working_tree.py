@@ -8,19 +8,13 @@ from typing import Any
 from envbuild.node import git_source
 from envbuild.node.env import remove
 from tests.e2e.world import snapshot
-from tests.node.env_support import Node, git, make_repository, make_variant
+from tests.node.env_support import Node, git, make_repository, make_variant, run_python
 from tests.node.test_git_source import PROJECT
 from tests.support.files import write_file
-from tests.support.programs import completed
 
 
 def trees(place: Path, install: str = "path") -> dict[str, Any]:
     return {"trees": [{"name": "mine", "install": install, "at": str(place)}]}
-
-
-def run_python(environment: Path, code: str) -> str:
-    argv = [str(environment / "bin" / "python"), "-I", "-B", "-c", code]
-    return completed(argv, check=True).stdout.strip()
 
 
 def test_the_state_counts_what_differs_from_the_commit(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import lease, protocol
+from envbuild.node import protocol
 from envbuild.node.build import patch_sources
-from envbuild.node.protocol import NodeError
-from tests.node.env_support import Node, locked, make_variant, make_wheel
+from tests.node.env_support import Node, locked, make_variant, make_wheel, run_python
 from tests.node.forge import BROKEN, EXTENSION, KERNEL, TORCH, Forge, download, spec
 from tests.support.programs import completed, executable
 
@@ -37,17 +36,6 @@ def args(store: Path | None = None, patches: bool = True, **build: Any) -> dict[
     return given | {"patches": {"quick": [spec()]}} if patches else given
 
 
-def fail(node: Node, variant: dict[str, Any], code: str, exit_code: int, **more: Any) -> NodeError:
-    error = node.fails(variant, code, exit_code, **more)
-    assert not node.environment(variant).exists(), "nothing of a failed build stays"
-    return error
-
-
-def python(environment: Path, code: str) -> str:
-    argv = [str(environment / "bin" / "python"), "-I", "-c", code]
-    return completed(argv, check=True).stdout.strip()
-
-
 def other_node(top: Path) -> Node:
     """Another prefix with nothing in it, on the same machine."""
     return Node(top / "other")
@@ -68,7 +56,7 @@ def test_d05_a_failed_build_says_why_first_and_where_its_whole_output_is(
 ) -> None:
     monkeypatch.setattr(protocol.log, "path", str(tmp_path / "logs" / "run.log"))
     variant = make_variant([], sources=[forge.source(files={"backend.py": LOUD}, install=how)])
-    error = fail(node, variant, "build-failed", 4, **args(patches=False))
+    error = node.fails(variant, "build-failed", 4, **args(patches=False))
     assert error.why.splitlines()[0] == "RuntimeError: needs a licence file"
     assert "the same command goes on" in error.hint, "what to do next, where nothing better is known"
     log = Path(error.details["log"])
@@ -104,14 +92,14 @@ def test_other_contents_of_a_build_are_other_wheels(node: Node, forge: Forge) ->
 
 def test_a_request_must_bring_the_patches_of_the_lock(node: Node, forge: Forge) -> None:
     variant = make_variant([], sources=[forge.patched()])
-    fail(node, variant, "request-invalid", 2, **args(patches=False))
-    fail(node, variant, "request-invalid", 2, **args() | {"patches": {"quick": [spec(), spec()]}})
+    node.fails(variant, "request-invalid", 2, **args(patches=False))
+    node.fails(variant, "request-invalid", 2, **args() | {"patches": {"quick": [spec(), spec()]}})
 
 
 def test_the_bounds_are_those_of_the_lock(node: Node, forge: Forge) -> None:
     source = forge.patched()
     source["patch_pins"][0].update(least=2, most=9)
-    fail(node, make_variant([], sources=[source]), "patch-hits", 4, **args())
+    node.fails(make_variant([], sources=[source]), "patch-hits", 4, **args())
 
 
 def test_the_tree_of_a_path_source_is_patched_and_watched(node: Node, forge: Forge) -> None:
@@ -141,25 +129,19 @@ def test_d44_a_bad_wheel_whose_builder_was_killed_before_its_proof_is_rejected_b
     assert done.returncode == -9, done.stderr
     (key,) = (path.name for path in store.iterdir() if len(path.name) == 64)
     other = other_node(tmp_path)
-    fail(other, variant, "extension-broken", 4, **args(store))
+    other.fails(variant, "extension-broken", 4, **args(store))
     assert not (store / key).exists()
     assert forge.compiled() == 1
-    fail(other, variant, "extension-broken", 4, **args(store))
+    other.fails(variant, "extension-broken", 4, **args(store))
     assert forge.compiled() == 1, "built again, and not taken"
 
 
 def test_a_crash_while_importing_is_named(node: Node, forge: Forge) -> None:
     crash = EXTENSION.replace("return PyModule_Create(&module);", "*(volatile int *)0 = 1; return 0;")
-    error = fail(
-        node, make_variant([], sources=[forge.patched(files={"fast.c": crash})]), "extension-broken", 4, **args()
+    error = node.fails(
+        make_variant([], sources=[forge.patched(files={"fast.c": crash})]), "extension-broken", 4, **args()
     )
     assert "quick._fast" in error.what and "-11" in error.why
-
-
-def test_an_extension_that_the_wheel_must_hold_and_does_not_is_a_failure(node: Node, forge: Forge) -> None:
-    source = forge.patched(build={"extensions": ["quick._fast", "quick._other"]})
-    error = fail(node, make_variant([], sources=[source]), "extensions-missing", 4, **args())
-    assert "quick._other" in error.why
 
 
 @pytest.mark.parametrize("made", [True, False])
@@ -176,7 +158,7 @@ def test_an_extension_that_a_build_in_its_own_tree_does_not_make_is_a_failure(
     source = forge.source(files={"setup.py": body if made else ""}, install="path", build=build)
     variant = make_variant([], sources=[source])
     if not made:
-        error = fail(node, variant, "extensions-missing", 4, **args(patches=False))
+        error = node.fails(variant, "extensions-missing", 4, **args(patches=False))
         assert "quick._fast" in error.why
         return
     (told,) = node.install(variant, **args(patches=False))[1]["sources"]
@@ -215,7 +197,7 @@ def test_a_wheel_of_the_store_must_hold_what_is_asked_for_today(node: Node, forg
     node.install(make_variant([], sources=[source]), **args(store))
     build = {**(source.get("build") or {}), "extensions": ["quick._fast", "quick._other"]}
     more = make_variant([], sources=[{**source, "build": build}])
-    error = fail(other_node(tmp_path), more, "extensions-missing", 4, **args(store))
+    error = other_node(tmp_path).fails(more, "extensions-missing", 4, **args(store))
     assert "quick._other" in error.why and "wheel store" in error.why
     assert forge.compiled() == 1
 
@@ -250,22 +232,6 @@ def test_several_sources_are_built_and_each_told(node: Node, forge: Forge) -> No
     assert set(result["seconds"]) >= {"sources", "packages", "wheels", "builds"}
 
 
-def test_a_killed_install_is_taken_up_and_its_wheel_is_used(node: Node, forge: Forge) -> None:
-    variant = make_variant([], sources=[forge.patched()])
-    request = node.install_request(variant, **args())
-    node.install(variant, **args())
-    # As a kill after the build leaves it: no stamp, and the lease of a process that is gone.
-    owner = lease.read(str(node.prefix))
-    assert owner is not None
-    (node.prefix / "lease.json").write_text(json.dumps({**owner, "pid": 2**22 + 1, "started": "0", "controller": {}}))
-    node.run = "run-2"
-    changed, result = node.install(variant, **{key: request["args"][key] for key in ("patches", "build")})
-    assert changed
-    assert (result["sources"][0]["build"]["from"], forge.compiled()) == ("store", 1)
-    node.activate(variant)
-    assert node.verify(deep=True)["ok"]
-
-
 def test_what_torch_was_built_with_is_read_without_importing_it(node: Node, tmp_path: Path) -> None:
     files = {
         "torch/__init__.py": b"raise RuntimeError('imported')\n",
@@ -293,17 +259,6 @@ setup(name="quick", version="1.0", packages=["quick"], ext_modules=ext)
 def tools(node: Node, setuptools: Path) -> dict[str, Any]:
     shutil.copy(setuptools, node.wheels)
     return locked(setuptools, "setuptools", setuptools.name.split("-")[1])
-
-
-def test_flags_reach_a_setup_py_that_reads_them_from_its_arguments(node: Node, setuptools: Path, forge: Forge) -> None:
-    toml = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
-    files = {"setup.py": SETUP, "pyproject.toml": toml}
-    build = {"flags": ["cpp_ext"], "extensions": ["quick._fast"]}
-    source = forge.patched(files=files, build=build)
-    variant = make_variant([tools(node, setuptools)], sources=[source])
-    build_told = node.install(variant, **args())[1]["sources"][0]["build"]
-    assert (build_told["route"], build_told["extensions"]) == ("setup.py", ["quick._fast"])
-    assert python(node.environment(variant), "import quick._fast as f; print(f.answer())") == "42"
 
 
 # Fails where it sees a package that it does not ask for.
@@ -353,7 +308,7 @@ def test_a_build_sees_what_its_stack_says_that_it_requires(node: Node, setuptool
     packages = [tools(node, setuptools), make_wheel(node.wheels, "six", "1.16")]
     source = forge.patched(files={"setup.py": setup, "pyproject.toml": toml})
     build = {"flags": ["cpp_ext"], "extensions": ["quick._fast"]}
-    error = fail(node, make_variant(packages, sources=[{**source, "build": build}]), "build-failed", 4, **args())
+    error = node.fails(make_variant(packages, sources=[{**source, "build": build}]), "build-failed", 4, **args())
     assert "No module named 'six'" in error.why
     assert "`build.requires`" in error.hint
     variant = make_variant(packages, sources=[{**source, "build": {**build, "requires": ["Six"]}}])
@@ -376,7 +331,7 @@ def test_kernels_are_built_ahead_beside_the_tree(node: Node, setuptools: Path, f
     assert told["patches"][0]["hits"] == 1
     node.activate(variant)
     environment = node.environment(variant)
-    assert python(environment, "import envbuild_kernels.quick_kernel as k; print(k.answer())") == "7"
+    assert run_python(environment, "import envbuild_kernels.quick_kernel as k; print(k.answer())") == "7"
     assert (environment / "src" / "quick" / "kernels" / "k.cpp").exists()
     assert node.verify(deep=True)["ok"]
     other = other_node(tmp_path)

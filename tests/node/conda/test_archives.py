@@ -12,7 +12,6 @@ import pytest
 
 from envbuild.node.conda.meta import Placeholder
 from tests.node.conda.support import CondaNode
-from tests.node.conda.test_prefix import fail
 from tests.node.env_support import Node
 from tests.support.conda import File, Package, member
 from tests.support.served import served as served_
@@ -46,25 +45,25 @@ def test_an_unsafe_archive_is_refused_by_its_member(
     bare: CondaNode, case: str, suffix: Literal[".conda", ".tar.bz2"]
 ) -> None:
     package = Package("evil", suffix=suffix, **{"files": {"lib/fine": b"x"}, **UNSAFE[case]})
-    error = fail(bare, bare.variant(bare.add(package)), "conda-package-unsafe", 5)
+    error = bare.fails(bare.variant(bare.add(package)), "conda-package-unsafe", 5)
     assert error.what.startswith(f"evil-1.0-0{suffix} holds ")
     assert not list(bare.top.rglob("*evil")), "nothing was written"
 
 
 def test_entry_points_that_are_none_are_refused(bare: CondaNode) -> None:
     package = Package("evil", subdir="noarch", entry_points=("../../x = a:b",))
-    fail(bare, bare.variant(bare.add(package)), "conda-package-unsafe", 5)
+    bare.fails(bare.variant(bare.add(package)), "conda-package-unsafe", 5)
 
 
 def test_an_entry_point_may_not_replace_a_file(bare: CondaNode) -> None:
     one = Package("one", files={"bin/run": b"x"})
     two = Package("two", subdir="noarch", entry_points=("run = two:main",))
-    fail(bare, bare.variant(bare.add(one, two)), "conda-clobber", 7)
+    bare.fails(bare.variant(bare.add(one, two)), "conda-clobber", 7)
 
 
 def test_a_file_of_one_package_is_no_folder_of_another(bare: CondaNode) -> None:
     one, two = Package("one", files={"lib/x": File(link="y")}), Package("two", files={"lib/x/y": b"1"})
-    fail(bare, bare.variant(bare.add(one, two)), "conda-clobber", 7)
+    bare.fails(bare.variant(bare.add(one, two)), "conda-clobber", 7)
 
 
 def test_names_that_differ_in_case_alone_are_refused_where_they_are_one_file(
@@ -72,14 +71,14 @@ def test_names_that_differ_in_case_alone_are_refused_where_they_are_one_file(
 ) -> None:
     monkeypatch.setattr("envbuild.node.conda.prefix._folds_case", lambda folder: True)
     package = Package("terms", files={"share/N": b"1", "share/n": b"2"})
-    assert "same file" in fail(bare, bare.variant(bare.add(package)), "conda-clobber", 7).why
+    assert "same file" in bare.fails(bare.variant(bare.add(package)), "conda-clobber", 7).why
 
 
 @pytest.mark.parametrize("key", ["name", "version", "build", "subdir"])
 def test_an_archive_that_says_it_is_another_package_is_refused(bare: CondaNode, key: str) -> None:
     package = Package("tool", index={key: "other"})
     locked = {**bare.add(package)[0], "name": "tool", "version": "1.0", "build": "0", "subdir": "linux-64"}
-    assert "other" in fail(bare, bare.variant([locked]), "record-mismatch", 5).what
+    assert "other" in bare.fails(bare.variant([locked]), "record-mismatch", 5).what
 
 
 @pytest.mark.parametrize("suffix", [".conda", ".tar.bz2"])
@@ -89,8 +88,8 @@ def test_an_archive_that_is_cut_short_is_damaged(bare: CondaNode, suffix: Litera
     path = bare.channel.folder / "linux-64" / package.file
     path.write_bytes(path.read_bytes()[:-200])
     cut = bare.channel.take(path, package.index_json())
-    fail(bare, bare.variant([cut]), "artifact-damaged", 5)
-    error = fail(bare, bare.variant([locked]), "hash-mismatch", 5)
+    bare.fails(bare.variant([cut]), "artifact-damaged", 5)
+    error = bare.fails(bare.variant([locked]), "hash-mismatch", 5)
     assert cut["sha256"] in error.why and locked["sha256"] in error.why
 
 
@@ -106,22 +105,22 @@ def test_an_archive_is_fetched_from_the_next_address_where_the_first_has_none(ba
     locked = bare.add(bad)
     channels = {"channels": {"conda-forge": [f"{served}/nothing", served]}}
     artifacts = {"find_links": [], "offline": False, "conda": channels}
-    fail(bare, bare.variant(locked), "conda-package-unsafe", 5, artifacts=artifacts)
+    bare.fails(bare.variant(locked), "conda-package-unsafe", 5, artifacts=artifacts)
     wrong = [dict(locked[0], sha256="0" * 64)]
-    fail(bare, bare.variant(wrong), "hash-mismatch", 5, artifacts=artifacts)
+    bare.fails(bare.variant(wrong), "hash-mismatch", 5, artifacts=artifacts)
     nowhere = dict(artifacts, conda={"channels": {"conda-forge": [f"{served}/nothing"]}})
-    fail(bare, bare.variant(wrong), "network-unreachable", 75, artifacts=nowhere)
-    fail(bare, bare.variant(wrong), "package-not-found", 4, artifacts=dict(artifacts, conda={}))
+    bare.fails(bare.variant(wrong), "network-unreachable", 75, artifacts=nowhere)
+    bare.fails(bare.variant(wrong), "package-not-found", 4, artifacts=dict(artifacts, conda={}))
 
 
 def test_nothing_is_fetched_twice_into_a_lasting_cache(bare: CondaNode, served: str) -> None:
     locked = bare.add(Package("evil", files={"lib/out": File(link="/etc")}))
     artifacts = {"find_links": [], "offline": False, "conda": {"channels": {"conda-forge": [served]}}}
-    fail(bare, bare.variant(locked), "conda-package-unsafe", 5, artifacts=artifacts)
+    bare.fails(bare.variant(locked), "conda-package-unsafe", 5, artifacts=artifacts)
     kept = list(Path(bare.cache, "conda").iterdir())
     assert [path.name for path in kept] == [f"{locked[0]['sha256'][:12]}-evil-1.0-0.conda"]
     artifacts["conda"] = {"channels": {"conda-forge": ["http://127.0.0.1:9/gone"]}}
-    fail(bare, bare.variant(locked), "conda-package-unsafe", 5, artifacts=artifacts)
+    bare.fails(bare.variant(locked), "conda-package-unsafe", 5, artifacts=artifacts)
 
 
 def test_a_binary_placeholder_is_put_back_with_its_padding_and_a_changed_byte_shows() -> None:

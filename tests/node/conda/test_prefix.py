@@ -6,7 +6,6 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -46,12 +45,6 @@ PURE = Package(
     subdir="noarch",
     entry_points=("pure-run = pure:main",),
 )
-
-
-def fail(node: CondaNode, variant: dict[str, Any], code: str, exit_code: int, **more: Any) -> NodeError:
-    error = node.fails(variant, code, exit_code, **more)
-    assert list((node.prefix / "envs").iterdir()) == [], "nothing of it stays"
-    return error
 
 
 def run(*argv: str | Path) -> str:
@@ -115,7 +108,7 @@ def test_a_file_changed_between_install_and_stamp_is_refused(conda_node: CondaNo
 
 def test_a_wheel_of_a_distribution_that_conda_brought_is_refused_by_both_names(conda_node: CondaNode) -> None:
     wheel = make_wheel(conda_node.wheels, name="pure", version="9.0")
-    error = fail(conda_node, conda_node.variant(conda_node.add(PURE), [wheel]), "conda-and-wheel", 7)
+    error = conda_node.fails(conda_node.variant(conda_node.add(PURE), [wheel]), "conda-and-wheel", 7)
     assert "pure 9.0" in error.what and "pure 1.5 pyhd_0" in error.what
 
 
@@ -158,7 +151,7 @@ def test_link_scripts_run_only_where_they_are_listed_and_see_nothing_of_the_user
 def test_a_link_script_that_fails_fails_the_install(conda_node: CondaNode) -> None:
     package = Package("one", files={"bin/.one-post-link.sh": b"echo no luck >&2\nexit 3\n"})
     variant = conda_node.variant(conda_node.add(package), link_scripts=["one"])
-    assert "no luck" in fail(conda_node, variant, "conda-script-failed", 4).why
+    assert "no luck" in conda_node.fails(variant, "conda-script-failed", 4).why
 
 
 def test_a_shared_file_is_said_where_equal_and_refused_where_not(conda_node: CondaNode) -> None:
@@ -169,7 +162,7 @@ def test_a_shared_file_is_said_where_equal_and_refused_where_not(conda_node: Con
     conda_node.activate(variant)
     remove.run(conda_node.request("remove", environment=str(conda_node.environment(variant)), force=True))
     other = Package("three", files={"share/common": b"other"})
-    error = fail(conda_node, conda_node.variant(conda_node.add(one, other)), "conda-clobber", 7)
+    error = conda_node.fails(conda_node.variant(conda_node.add(one, other)), "conda-clobber", 7)
     assert "one 1.0 0" in error.what and "three 1.0 0" in error.what
 
 
@@ -177,13 +170,13 @@ def test_a_prefix_longer_than_its_place_in_a_binary_is_refused_before_anything_i
     conda_node: CondaNode,
 ) -> None:
     conda_node.prefix = conda_node.top / "/".join(["p" * 60] * 5)
-    assert "255" in fail(conda_node, conda_node.variant(conda_node.add(TOOL)), "conda-prefix-too-long", 7).why
+    assert "255" in conda_node.fails(conda_node.variant(conda_node.add(TOOL)), "conda-prefix-too-long", 7).why
 
 
 def test_what_was_never_locked_is_refused(conda_node: CondaNode) -> None:
     variant = conda_node.variant([])
     variant["conda"] = {"packages": [], "unrecorded": "no channel was in reach"}
-    assert "no channel" in fail(conda_node, variant, "conda-unrecorded", 5).why
+    assert "no channel" in conda_node.fails(variant, "conda-unrecorded", 5).why
 
 
 def test_an_extension_is_compiled_against_the_conda_python(conda_node: CondaNode) -> None:

@@ -145,12 +145,6 @@ def test_beside_a_build_with_a_local_version_the_plain_one_of_the_lock_is_instal
         assert node.install(make_variant([package]))[1]["packages"] == {"alpha": package["version"]}
 
 
-def test_a_missing_package_offline_says_so(node: Node) -> None:
-    package = make_wheel(node.wheels)
-    (node.wheels / package["files"][0]["file"]).unlink()
-    node.fails(make_variant([package]), "package-not-found", 4)
-
-
 def test_a_wrong_interpreter_is_refused_before_anything_is_built(node: Node) -> None:
     variant = make_variant([make_wheel(node.wheels)], python="3.99")
     node.fails(variant, "interpreter-mismatch", 7)

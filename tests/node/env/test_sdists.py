@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 import socket
-import tarfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 from envbuild.node.build import environment as build_environment
 from tests.node.env_support import Node, locked, make_variant, make_wheel, site
 from tests.support.certificates import certificate
-from tests.support.files import write_file
+from tests.support.files import write_file, write_tar
 from tests.support.private_channel import guarded
 from tests.support.programs import executable
 from tests.support.served import served
@@ -51,14 +49,8 @@ def make_sdist(folder: Path, code: str) -> dict[str, Any]:
         "backend.py": BACKEND.format(code=code),
         "PKG-INFO": "Metadata-Version: 2.1\nName: old\nVersion: 1.0\n",
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "old-1.0.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in files.items():
-            info = tarfile.TarInfo(f"old-1.0/{name}")
-            info.size = len(text)
-            archive.addfile(info, io.BytesIO(text.encode()))
-    return locked(path, "old", "1.0")
+    members = {f"old-1.0/{name}": text for name, text in files.items()}
+    return locked(write_tar(folder / "old-1.0.tar.gz", members, "w:gz"), "old", "1.0")
 
 
 def seen(node: Node, variant: dict[str, Any], **more: Any) -> Any:

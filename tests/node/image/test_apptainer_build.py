@@ -6,7 +6,6 @@ A program of that name says its words and makes the file; tests/slurm/test_image
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import tarfile
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from envbuild.node.image import container
 from envbuild.node.protocol import NodeError
+from tests.support.files import write_tar
 from tests.support.programs import executable
 
 _FAKE = """#!/bin/sh
@@ -28,14 +28,7 @@ echo sif > "$file"
 
 
 def _archive(path: Path, *more: tarfile.TarInfo) -> dict[str, str]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as out:
-        for name, data in {"./apptainer.def": b"the definition\n", "./wheelhouse/alpha.whl": b"a wheel\n"}.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            out.addfile(member, io.BytesIO(data))
-        for member in more:
-            out.addfile(member)
+    write_tar(path, {"./apptainer.def": "the definition\n", "./wheelhouse/alpha.whl": "a wheel\n"}, more=more)
     return {"archive": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 

@@ -7,10 +7,8 @@ and pyxis run for real in tests/slurm where a machine has them, podman in tests/
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from envbuild.node import lease
 from envbuild.node.image import container, load, runtimes
 from envbuild.node.protocol import Interrupted, NodeError
 from tests.support.fails import fails
+from tests.support.files import write_tar
 from tests.support.programs import completed, executable
 
 CONFIG = b'{"config": {}, "rootfs": {"diff_ids": []}}'
@@ -62,17 +61,11 @@ class Site:
 
     def archive(self, config: bytes = CONFIG, layers: Sequence[bytes] = ()) -> dict[str, Any]:
         """The image as a file that the controller sent."""
-        folder = self.prefix / "images"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "image.tar"
         name = f"{hashlib.sha256(config).hexdigest()}.json"
         files = {f"{index}.tar": layer for index, layer in enumerate(layers)}
         manifest = json.dumps([{"Config": name, "RepoTags": ["x:1"], "Layers": list(files)}]).encode()
-        with tarfile.open(path, "w") as out:
-            for member_name, data in {name: config, "manifest.json": manifest, **files}.items():
-                member = tarfile.TarInfo(member_name)
-                member.size = len(data)
-                out.addfile(member, io.BytesIO(data))
+        path = self.prefix / "images" / "image.tar"
+        write_tar(path, {name: config, "manifest.json": manifest, **files})
         return {"archive": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
     def install(self, runtime: str, **more: Any) -> tuple[bool, dict[str, Any]]:
