@@ -431,13 +431,6 @@ def test_products_that_fail_on_a_full_gpu_say_that_it_was_full_before_what_cubla
     assert good.status == "passed"
 
 
-def test_a_missed_floor_of_products_names_the_slowest_gpu(environment: Path, tmp_path: Path) -> None:
-    item = {"name": "machine", "deadline": PATIENCE, "floors": {"gemm_cuda_bf16_tflops": 605.0}}
-    programs = {"gemm": BEGIN + gpus({**RATES, 2: 412.0})}
-    check = checks_of(environment, tmp_path, item, programs, cuda=True)[0]
-    assert check.says == "gemm_cuda_bf16_tflops is 1 TFLOP/s on GPU 2, below its floor 605"
-
-
 def test_a_slow_gpu_is_compared_with_its_own_kind_and_of_two_the_slower_one_is_named() -> None:
     kinds = ["NVIDIA A100", "NVIDIA A100", "NVIDIA T4"]
     facts = {"gpu_names": kinds, "gpu0_fp16_tflops": 250.0, "gpu1_fp16_tflops": 120.0, "gpu2_fp16_tflops": 40.0}

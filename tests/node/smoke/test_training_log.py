@@ -25,17 +25,6 @@ def megatron_line(step: int, of: int, fields: dict[str, float], skipped: int = 0
     return " |".join([*parts, f" number of skipped iterations: {skipped:3d}", " number of nan iterations:   0", ""])
 
 
-@given(BEFORE, STEP, FINITE, FINITE, st.booleans())
-def test_an_iteration_line_of_megatron_is_read(before: str, step: int, loss: float, ms: float, skipped: bool) -> None:
-    fields = {"elapsed time per iteration (ms)": ms, "learning rate": 6e-5}
-    fields |= {} if skipped else {"lm loss": loss, "grad norm": 1.5}
-    record = read_line("megatron", before + megatron_line(step, step + 5, fields, int(skipped)))
-    assert record is not None
-    assert record.step == step and record.values["iterations"] == step + 5
-    assert record.values["elapsed time per iteration (ms)"] == pytest.approx(ms, rel=1e-5)
-    assert record.values.get("lm loss") == (None if skipped else pytest.approx(loss, rel=1e-5))
-
-
 def test_a_skipped_step_has_no_loss_and_one_that_was_skipped_for_a_loss_of_nan_has_that() -> None:
     skipped = megatron_line(2, 3, {"learning rate": 6e-5}, 1)
     lines = [megatron_line(1, 3, {"lm loss": 5.0}), skipped, megatron_line(3, 3, {"lm loss": 4.0})]
