@@ -8,14 +8,11 @@ script: a pattern of its lines, such as `step {step} ... loss {loss}, {tokens} t
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import List, Match, NamedTuple, Pattern
-
-from envbuild.node.read_text import number
 
 # The loss of a step, by format; a row of Alpa has none.
 LOSS = {"megatron": "lm loss", "deepspeed": "loss", "metaseq": "loss"}
@@ -26,13 +23,44 @@ _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:na
 # No record is longer, by far; a pattern would look at every part of such a line for its begin.
 _LONGEST = 16384
 _COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and what else a terminal is told
-_ITERATION = re.compile(r"(?:^|\s)iteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
-_STEPS = re.compile(r"(?:^|[\s\]:])steps: ([0-9]{1,15})\s(.*)")
-_PAIR = re.compile(r"([A-Za-z][A-Za-z /()]{0,60}): (%s)(?=\s|$)" % _NUMBER, re.IGNORECASE)
-_ALPA = "{'tflops': "
-# numpy 2 writes `np.float64(1.5)` where numpy 1 wrote `1.5`.
-_ITEM = re.compile(rf"'([a-z_]+)': (?:np\.float[0-9]+\()?({_NUMBER})\)?", re.IGNORECASE)
 
+
+class _Format(NamedTuple):
+    """A line is a record where `begin` is found, and what follows it has (name, number) pairs of which one is `needs`.
+
+    Its step is a group of `begin`, else one of the figures, else 0.
+    """
+
+    begin: Pattern[str]
+    pair: Pattern[str]
+    needs: str
+
+
+_FORMATS = {
+    "megatron": _Format(
+        re.compile(r"(?:^|\s)iteration\s+(?P<step>[0-9]{1,15})/\s*(?P<iterations>[0-9]{1,15})\s*\|"),
+        re.compile(rf"(?:^|\|)([^|:]*):\s*({_NUMBER})\s*(?=\||$)", re.IGNORECASE),
+        "iterations",
+    ),
+    "deepspeed": _Format(
+        re.compile(r"(?:^|[\s\]:])steps: (?P<step>[0-9]{1,15})\s"),
+        re.compile(rf"([A-Za-z][A-Za-z /()]{{0,60}}): ({_NUMBER})(?=\s|$)", re.IGNORECASE),
+        "samples/sec",
+    ),
+    # JSON whose figures are texts (`%g`); `update` is a fraction of the epoch, `num_updates` counts.
+    "metaseq": _Format(
+        re.compile(r"\|\s*train_inner\s*\|"),
+        re.compile(rf'"([^"]{{1,60}})": "?({_NUMBER})"?(?=[,}}])', re.IGNORECASE),
+        "num_updates",
+    ),
+    # numpy 2 writes `np.float64(1.5)` where numpy 1 wrote `1.5`.
+    "alpa": _Format(
+        re.compile(r"\{(?='tflops': )"),
+        re.compile(rf"'([a-z_]+)': (?:np\.float[0-9]+\()?({_NUMBER})\)?(?=[,}}])", re.IGNORECASE),
+        "tflops",
+    ),
+}
+FORMATS = tuple(sorted(_FORMATS))
 
 # A number of a pattern, `1,234` too; bounded, so that a line costs its length.
 _FIGURE = (
@@ -57,7 +85,7 @@ def read_line(form: str, line: str) -> Record | None:
     if len(line) > _LONGEST:
         return None
     line = _COLOUR.sub("", line)
-    return _of_pattern(form, line) if is_pattern(form) else _READERS[form](line)
+    return _of_pattern(form, line) if is_pattern(form) else _of_format(_FORMATS[form], line)
 
 
 def is_pattern(form: str) -> bool:
@@ -102,6 +130,16 @@ def _of_pattern(form: str, line: str) -> Record | None:
         values.update((name, float(value.replace(",", ""))) for name, value in match.groupdict().items())
     step = values.get("step", 0.0)
     return Record(int(step), values) if math.isfinite(step) else None
+
+
+def _of_format(form: _Format, line: str) -> Record | None:
+    match = form.begin.search(line)
+    if match is None:
+        return None
+    pairs = [*match.groupdict().items(), *form.pair.findall(line[match.end() :])]
+    values = {" ".join(name.split()): float(value) for name, value in pairs}
+    step = values.get("num_updates", values.pop("step", 0.0))
+    return Record(int(step), values) if form.needs in values and 0 <= step < math.inf else None
 
 
 def read(form: str, text: str) -> list[Record]:
@@ -181,50 +219,3 @@ def judge(series: list[tuple[int, float]], steps: int) -> str | None:
     if not last < first:
         return f"the loss did not fall: {first:.4g} at first, {last:.4g} at last"
     return None
-
-
-def _megatron(line: str) -> Record | None:
-    match = _ITERATION.search(line)
-    if match is None:
-        return None
-    values = {"iterations": float(match.group(2))}
-    for part in match.group(3).split("|"):
-        name, _, value = part.partition(":")
-        figure = number(value)
-        if figure is not None:
-            values[" ".join(name.split())] = figure
-    return Record(int(match.group(1)), values)
-
-
-def _deepspeed(line: str) -> Record | None:
-    match = _STEPS.search(line)
-    if match is None or "samples/sec: " not in match.group(2):
-        return None
-    return Record(int(match.group(1)), {name.strip(): float(value) for name, value in _PAIR.findall(match.group(2))})
-
-
-def _metaseq(line: str) -> Record | None:
-    parts = line.split(" | ", 3)
-    if len(parts) < 4 or parts[2].strip() != "train_inner":
-        return None
-    try:
-        row = json.loads(parts[3])
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict):
-        return None
-    # Its figures are texts (`%g`); `update` is a fraction of the epoch, `num_updates` counts.
-    figures = {str(name): number(str(value)) for name, value in row.items()}
-    values = {name: value for name, value in figures.items() if value is not None}
-    return Record(int(values["num_updates"]), values) if 0 <= values.get("num_updates", -1) < math.inf else None
-
-
-def _alpa(line: str) -> Record | None:
-    begin, end = line.find(_ALPA), line.rfind("}")
-    if not 0 <= begin < end:
-        return None
-    return Record(0, {name: float(value) for name, value in _ITEM.findall(line[begin:end])})
-
-
-_READERS = {"megatron": _megatron, "deepspeed": _deepspeed, "metaseq": _metaseq, "alpa": _alpa}
-FORMATS = tuple(sorted(_READERS))
