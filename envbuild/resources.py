@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from envbuild.errors import EnvbuildError
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -88,6 +90,21 @@ def program(name: str) -> Path | None:
     beside = Path(sys.executable).parent / name
     path = str(beside) if beside.is_file() and os.access(beside, os.X_OK) else shutil.which(name)
     return None if path is None else Path(path)
+
+
+def uv_bin() -> str:
+    """Full path of the uv that envbuild depends on. Raises EnvbuildError `uv-missing`."""
+    from uv import find_uv_bin
+
+    try:
+        return os.fsdecode(find_uv_bin())
+    except FileNotFoundError as error:
+        raise EnvbuildError(
+            "uv-missing",
+            "the uv program is not installed",
+            why=str(error),
+            hint="install envbuild's dependencies again",
+        ) from error
 
 
 def fabfile_folder() -> Path:

@@ -150,7 +150,7 @@ def _gpus(text: str) -> None:
 
 
 def _slurm(text: str) -> None:
-    from envbuild.schedule import slurm_answers as slurm
+    from envbuild.schedule import slurm
 
     slurm.parse_job(text)
     slurm.parse_sacct(text)
@@ -160,7 +160,7 @@ def _slurm(text: str) -> None:
 
 
 def _pbs(text: str) -> None:
-    from envbuild.schedule import pbs_answers as pbs
+    from envbuild.schedule import pbs
 
     queues, nodes = pbs.parse_queues(text), pbs.parse_nodes(text)
     pbs.parse_job(text, "1")

@@ -32,7 +32,7 @@ from envbuild.regular_file import parse_toml
 from envbuild.report.evidence_file import parse, read_evidence
 from envbuild.resolve import health
 from envbuild.resolve.artifacts import Platform, flavour_cuda, numbers, rank
-from envbuild.schedule.slurm_answers import parse_job, parse_sacct
+from envbuild.schedule.slurm import parse_job, parse_sacct
 
 
 def drafted(tmp_path: Path, files: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What goes into a bundle, found or fetched on this machine, checked and kept in its cache.
+"""Bundles: what goes into one, found or fetched on this machine and checked; written whole or not at all, and read.
 
 Of each package exactly the file that fits the node, by its locked sha256, from whichever index of pip's configuration
 has it; no code of a package runs. Conda packages come from their channels, and sources become git bundles.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,10 +21,11 @@ from packaging.utils import canonicalize_name
 from envbuild import resources
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.catalog.toolchain import load_toolchain
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError, ExitCode, writing
 from envbuild.lock.variants import conda_unrecorded, hash_unrecorded
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.node import pip_config
+from envbuild.node.bundle import archive, index
 from envbuild.node.packages import index_client
 from envbuild.node.protocol import NodeError
 from envbuild.plan.source_builds import bundle_name, bundles
@@ -31,8 +33,8 @@ from envbuild.regular_file import sha256_of
 from envbuild.transport.download import download
 
 if TYPE_CHECKING:
-    from envbuild.model.conda import CondaPackage
     from envbuild.model.lock import Variant
+    from envbuild.model.stack import CondaPackage
 
 _LARGEST = 16 << 30
 _DEADLINE_S = 3600.0
@@ -331,3 +333,75 @@ def _wrong_hash(file: ArtifactFile, why: str) -> EnvbuildError:
         why=why,
         hint="use another index or mirror; if the lock is wrong, run `envbuild lock create STACK`",
     )
+
+
+@contextmanager
+def coded() -> Iterator[None]:
+    """Turns errors of the node program's code into errors of this machine."""
+    try:
+        yield
+    except NodeError as error:
+        raise EnvbuildError.from_dict(error.as_dict()) from error
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """The index of a bundle, without reading its files. Raises EnvbuildError as `verify` does."""
+    with coded():
+        return archive.read_index(str(path))
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """The index of a bundle, after reading every byte of it.
+
+    Raises EnvbuildError `bundle-damaged`, `bundle-unsafe` (exit 5), `bundle-missing` (2).
+    """
+    with coded():
+        return archive.verify(str(path))
+
+
+def unpack(path: Path, folder: Path, digest: str | None = None) -> dict[str, Any]:
+    """All files of a bundle below `folder`, each checked; its index. Raises EnvbuildError as `verify` does."""
+    with coded():
+        return archive.unpack(str(path), str(folder), digest)
+
+
+def extract(path: Path, wanted: dict[str, Path]) -> None:
+    """Files of a bundle, each checked, to where `wanted` says. Raises EnvbuildError as `verify` does."""
+    with coded():
+        archive.extract(str(path), {name: str(place) for name, place in wanted.items()})
+
+
+class Contents(NamedTuple):
+    """What a bundle says of itself beside its files: machines as `uname -m` has them, labels of variants."""
+
+    stack: str
+    profile: str
+    machines: tuple[str, ...]
+    variants: tuple[str, ...]
+
+
+def write_bundle(output: Path, contents: Contents, pieces: Iterable[Piece]) -> dict[str, Any]:
+    """Write the bundle `output`: a tar file where its name ends in `.tar`, else a folder; returns its index.
+
+    Raises EnvbuildError `output-exists`, `output-unwritable` (exit 2), `hash-mismatch`, `bundle-unsafe` (5).
+    """
+    if os.path.lexists(output):
+        raise EnvbuildError("output-exists", f"{output} is there", hint="remove it, or name another with --output")
+    by_path = {piece.path: piece for piece in pieces}
+    sources = {path: str(item.source) for path, item in by_path.items()}
+    half = output.with_name(f".{output.name}.{secrets.token_hex(6)}.part")
+    try:
+        with coded(), writing(output):
+            rows = [item.row() for item in by_path.values()]
+            made = index.make(contents.stack, contents.profile, [*contents.machines], [*contents.variants], rows)
+            if output.suffix == ".tar":
+                with half.open("xb") as out:
+                    archive.to_tar(out, made, sources)
+            else:
+                archive.to_folder(str(half), made, sources)
+            half.rename(output)
+    finally:
+        if half.is_dir():
+            shutil.rmtree(half)
+        half.unlink(missing_ok=True)
+    return made

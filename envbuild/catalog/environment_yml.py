@@ -27,11 +27,6 @@ _LOCAL = re.compile(r"\.{0,2}/|~|[a-z+]+://|.*\.(conda|tar\.bz2|whl)$")
 _CHANNEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
-def is_environment(data: Any) -> bool:
-    """Whether plain data is an `environment.yml` and no stack."""
-    return isinstance(data, dict) and "dependencies" in data and "profiles" not in data
-
-
 class Entry(NamedTuple):
     """One line of it: a `channel`, a match spec (`conda`), a line of the `pip` part, or a `variable`.
 

@@ -1,4 +1,6 @@
-"""The wheel indexes that locks name (`compat/indexes.json`); where one really is, is the user's business.
+"""The wheel indexes that locks name (`compat/indexes.json`), and which distributions bring a module.
+
+Where an index really is, is the user's business.
 
 `pypi` has no address: it means the default index of uv and pip as they are configured on the machine that asks.
 JSON, as the fetch stage of a Dockerfile in a checkout reads the file with nothing but Python.
@@ -6,14 +8,15 @@ JSON, as the fetch stage of a Dockerfile in a checkout reads the file with nothi
 
 from functools import cache
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import Field
 
 from envbuild import resources
 from envbuild.catalog.validation import validated
-from envbuild.catalog.yaml_load import read_yaml
+from envbuild.catalog.yaml_load import load_yaml, read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import Flavour, StrictModel, Text, WebUrl
 
@@ -77,3 +80,28 @@ def index_for_torch(version: str, flavour: str) -> IndexEntry:
         why="compat/indexes.json has no entry for this release in this flavour",
         hint="choose another flavour of this release",
     )
+
+
+_ALSO = {
+    "cv2": ("opencv-python-headless", "opencv-contrib-python"),
+    "faiss": ("faiss-gpu", "faiss-gpu-cu12"),
+    "lightning": ("pytorch-lightning",),
+    "mmcv": ("mmcv-full", "mmcv-lite"),
+    "onnxruntime": ("onnxruntime-gpu",),
+    "PIL": ("pillow-simd",),
+}
+
+
+@cache
+def load_distributions() -> dict[str, Any]:
+    """The tables, read once."""
+    data: dict[str, Any] = load_yaml(resources.catalog() / "distributions.yaml")
+    return data
+
+
+def distributions(module: str) -> tuple[str, ...]:
+    """Distributions that may bring a module, the likeliest first."""
+    named = load_distributions()["modules"].get(module)
+    same = str(canonicalize_name(module))
+    listed = [str(canonicalize_name(named))] if named else [same]
+    return tuple(dict.fromkeys([*listed, *_ALSO.get(module, ()), same, f"py{same}", f"python-{same}"]))

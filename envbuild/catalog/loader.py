@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envbuild import resources
-from envbuild.catalog.environment_yml import as_stack, is_environment
 from envbuild.catalog.validation import show_value, validated
 from envbuild.catalog.yaml_load import YamlDocument, parse_yaml, read_yaml
 from envbuild.errors import EnvbuildError
@@ -89,7 +88,11 @@ def _parsed(content: bytes, path: Path) -> tuple[Stack, Any]:
     """A stack and its plain data. Once a text: one command asks several times."""
     document = parse_yaml(content, str(path))
     _need_kind(document, "stack")
-    data = as_stack(document, path) if is_environment(document.data) else document.data
+    data = document.data
+    if isinstance(data, dict) and "dependencies" in data and "profiles" not in data:
+        from envbuild.catalog.environment_yml import as_stack  # most stacks are no environment.yml
+
+        data = as_stack(document, path)
     return validated(Stack, data, document), data
 
 

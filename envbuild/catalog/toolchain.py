@@ -44,23 +44,12 @@ class ToolchainUv(StrictModel):
     witness: Text
 
 
-class ToolchainRattler(StrictModel):
-    """One wheel of py-rattler, for images of the engine conda."""
-
-    version: Text
-    arch: Literal["x86_64", "aarch64"]
-    file: Annotated[Text, Field(pattern=r"^py_rattler-[A-Za-z0-9._+-]+\.whl$")]
-    sha256: Sha256
-    witness: Text
-
-
 class Toolchain(StrictModel):
     """All pinned builds."""
 
     # Named `builds` in code because `pythons` below is the view that locks use.
     builds: tuple[ToolchainPython, ...] = Field(alias="pythons")
     uv: tuple[ToolchainUv, ...] = ()
-    rattler: tuple[ToolchainRattler, ...] = ()
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 
 from envbuild import __version__
 from envbuild.cli import names
@@ -33,16 +32,8 @@ def text() -> str:
     lines.append(f"Next on this machine ({here}):")
     for command, says in _steps(used, scheduler):
         lines += [f"  {command}", f"      {says}"]
-    lines += ["", *off_path(), "`envbuild --help` lists all commands,", "`envbuild help COMMAND` explains one.", ""]
-    return "\n".join(lines)
-
-
-def off_path() -> list[str]:
-    """How this shell finds `envbuild`, where it was called by its path and is on no folder of PATH."""
-    folder, name = os.path.split(os.path.abspath(sys.argv[0]))
-    if name != "envbuild" or shutil.which(name):
-        return []
-    return [f'To call it as `envbuild`: export PATH="{folder}:$PATH"']
+    lines += ["", *names.off_path(), "`envbuild --help` lists all commands,"]
+    return "\n".join([*lines, "`envbuild help COMMAND` explains one.", ""])
 
 
 def _steps(used: list[str], scheduler: str) -> list[Step]:

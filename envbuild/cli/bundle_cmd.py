@@ -37,7 +37,7 @@ def create(ui: Ui, /, output: Path, base_is_there: bool, python: bool, facts: st
     Equal locks give equal bytes.
     """
     from envbuild.cli.progress import RunProgress
-    from envbuild.provision.bundles import Asked, create_bundle
+    from envbuild.provision.deliver import Asked, create_bundle
     from envbuild.provision.provision import dry_run
 
     config = configured(flags)
@@ -68,9 +68,9 @@ def verify(ui: Ui, /, bundle: Path, quick: bool) -> int:
 
     Executes and unpacks nothing.
     """
-    from envbuild.bundle import files
+    from envbuild.bundle import collect
 
-    index = (files.read_index if quick else files.verify)(bundle)
+    index = (collect.read_index if quick else collect.verify)(bundle)
 
     def text() -> str:
         if not quick:

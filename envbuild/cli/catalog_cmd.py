@@ -22,10 +22,9 @@ from envbuild.text import plural
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
     from envbuild.catalog.target_file import Answers
-    from envbuild.model.conda import CondaSpec
     from envbuild.model.facts import NodeFacts
     from envbuild.model.patch import Patch
-    from envbuild.model.stack import Profile
+    from envbuild.model.stack import CondaSpec, Profile
     from envbuild.model.target import Target
 
 _HOSTS = {"ssh": "Its hosts, as gpu[01-04]", "slurm": "Its partition", "pbs": "Its queue"}
@@ -338,7 +337,7 @@ def partitions() -> dict[str, tuple[str, int]]:
     """
     from envbuild.provision.survey.ask import rules
     from envbuild.resolve.rules.node import rows_like
-    from envbuild.schedule.slurm_answers import parse_gres
+    from envbuild.schedule.slurm import parse_gres
 
     try:
         shown = subprocess.run(

@@ -221,7 +221,7 @@ def named_target(ui: Ui, flags: dict[str, Any], config: Config) -> str:
     Raises EnvbuildError `target-untrusted` (exit 7), and as `load_target` does.
     """
     from envbuild.catalog.loader import is_path, load_target
-    from envbuild.provision.survey import implicit
+    from envbuild.provision.survey import hosts
 
     reference = flags.get("target") or config.target
     ours = {key for key in ("target", "prefix") if flags.get(key) or config.settings[key].origin != str(config.project)}
@@ -229,23 +229,23 @@ def named_target(ui: Ui, flags: dict[str, Any], config: Config) -> str:
         return reference
     loaded, brought = load_target(reference, template=True), ""
     if config.project is not None and len(ours) < 2:
-        brought = implicit.brought_prefix(loaded.target, config.prefix or loaded.target.prefix, config.project)
-    asked = implicit.question(loaded, brought)
+        brought = hosts.brought_prefix(loaded.target, config.prefix or loaded.target.prefix, config.project)
+    asked = hosts.trust_question(loaded, brought)
     if asked is None:
         return reference
     if config.project is None or ("target" in ours and not brought):
         for text in asked.runs:
             ui.note(f"{asked.target} {text}")
         return reference
-    if flags.get("trust") or implicit.is_allowed(asked):
+    if flags.get("trust") or hosts.is_trusted(asked):
         return reference
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise implicit.refusal(asked, config.project)
+        raise hosts.untrusted(asked, config.project)
     for text in (f"{config.project} names the target {asked.target}, which", *asked.runs, *asked.lets):
         ui.warn(text)
     if not click.confirm("Allow this?", default=False, err=True):
-        raise implicit.refusal(asked, config.project)
-    implicit.allow(asked)
+        raise hosts.untrusted(asked, config.project)
+    hosts.trust(asked)
     return reference
 
 
@@ -334,7 +334,7 @@ def prefix_target(ui: Ui, flags: dict[str, Any]) -> Target:
 def settings_of(config: Config) -> Settings:
     """How the run of this command line behaves. Raises EnvbuildError `share-invalid` (exit 2)."""
     from envbuild.cli.run import interrupted, watch_interrupts
-    from envbuild.plan.rollout import Batches, parse_share
+    from envbuild.model.plan import Batches, parse_share
     from envbuild.provision.run.context import Settings
 
     watch_interrupts()

@@ -84,7 +84,7 @@ def explain(
             lambda: f"{render_summary(explanation)}annotated document: {output}\n",
         )
     else:
-        ui.result(explanation.as_dict, lambda: render_text(explanation, text_width(100)))
+        ui.result(explanation.as_dict, lambda: render_text(explanation, text_width()))
     if any(result.outcome == "broken" for result in results):
         return ExitCode.CHECK_FAILED
     return ExitCode.TRY_AGAIN if any(result.error == "object-missing" for result in results) else ExitCode.OK

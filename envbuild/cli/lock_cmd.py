@@ -79,7 +79,7 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
     from envbuild.lock.diff import diff_locks
-    from envbuild.lock.write import write_lock
+    from envbuild.lock.record import write_lock
 
     loaded = load_stack(_drafted(ui, stack))
     name = pick_profile(loaded, profile)
@@ -184,7 +184,7 @@ def ensure_lock(ui: Ui, loaded: LoadedStack, name: str, allow: Callable[[Sequenc
     `allow` is asked about packages whose setup code would have to run for that. Raises EnvbuildError as `create_lock`.
     """
     from envbuild.catalog.loader import lock_path, manifest_digest
-    from envbuild.lock.write import write_lock
+    from envbuild.lock.record import write_lock
 
     path = lock_path(loaded, name)
     previous = _previous(ui, path)
@@ -314,7 +314,7 @@ def _check_one(
     ui: Ui, stack: str, profile: str | None, lock_file: Path | None, *, offline: bool
 ) -> tuple[ExitCode, dict[str, Any], str]:
     """Exit code, data and text of one lock."""
-    from envbuild.container.pin_digests import moved
+    from envbuild.container.registry import moved
     from envbuild.lock.check import check_lock
     from envbuild.lock.create import default_supply
 
@@ -400,13 +400,13 @@ def _with_images(
     ui: Ui, loaded: LoadedStack, made: Lock, path: Path, images: tuple[str, ...], *, upgrade: bool
 ) -> Lock:
     """The lock with digests of images, which are also written to `images.toml` beside it; `all`: those of its build."""
-    from envbuild.container.pin_digests import ask_and_record, images_of
+    from envbuild.container.registry import ask_and_record, images_of
 
     wanted = [image for image in images if image != "all"]
     wanted += images_of(made, shipped=loaded.shipped) if "all" in images else []
     ui.note(f"asking for the digests of {len(wanted)} images")
-    made, asked = ask_and_record(made, path, wanted, upgrade=upgrade)
-    for text in (*asked.warnings, *(f"{error.what} ({error.why})" for error in asked.errors)):
+    made, warnings = ask_and_record(made, path, wanted, upgrade=upgrade)
+    for text in warnings:
         ui.warn(text)
     return made
 
@@ -422,7 +422,7 @@ def _read(ui: Ui, stack: str, profile: str | None, lock_file: Path | None) -> tu
 
 
 def _write(path: Path, made: Lock) -> None:
-    from envbuild.lock.write import write_lock
+    from envbuild.lock.record import write_lock
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,8 @@ What is offered is a help for who types; what a name means is decided where it i
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +47,14 @@ def in_use() -> list[str]:
     top = prefix()
     present = [stack for stack, place in links(top).items() if os.path.exists(place)]
     return sorted(present, key=lambda stack: -os.lstat(current_link(top, stack)).st_mtime)
+
+
+def off_path() -> list[str]:
+    """How this shell finds `envbuild`, where it was called by its path and is on no folder of PATH."""
+    folder, name = os.path.split(os.path.abspath(sys.argv[0]))
+    if name != "envbuild" or shutil.which(name):
+        return []
+    return [f'To call it as `envbuild`: export PATH="{folder}:$PATH"']
 
 
 def shipped(folder: str) -> list[str]:

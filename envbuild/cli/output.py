@@ -204,14 +204,17 @@ def fitted(text: str, stream: TextIO) -> str:
     return "\n".join(lines)
 
 
-def text_width(most: int) -> int:
-    """Columns for running text, `most` of them: those of the terminal where stdout is one, or stderr beside a pager."""
+_WIDEST = 100
+
+
+def text_width() -> int:
+    """Columns for running text, 100 at most: those of the terminal where stdout is one, or stderr beside a pager."""
     shown = next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
     if shown is None:
-        return most
+        return _WIDEST
     columns = os.environ.get("COLUMNS", "")
     wide = integer(columns) or os.get_terminal_size(shown.fileno()).columns
-    return min(most, wide or most)
+    return min(_WIDEST, wide or _WIDEST)
 
 
 def comments_fitted(script: str, stream: TextIO) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.begin import off_path
 from envbuild.cli.choose import (
     Time,
     build_options,
@@ -222,7 +221,7 @@ def carry_out(ui: Ui, prepared: Prepared, settings: Settings, confirm: Callable[
         where = f" on {kept} of {len(evidence.nodes)} nodes" if len(evidence.nodes) > 1 else ""
         ui.note(f"hint: --check-rebuild compared nothing{where}, for nothing was built; `--repair` builds again")
     if not ui.quiet:
-        for line in off_path():
+        for line in names.off_path():
             ui.note(line)
     return evidence.exit
 

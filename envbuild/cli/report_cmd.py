@@ -101,7 +101,7 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
     from envbuild.report.recheck.opened import as_dict, lines
 
     if is_kit(Path(path)):
-        from envbuild.kit.verify import verify_kit
+        from envbuild.kit.make import verify_kit
 
         opened, findings = verify_kit(Path(path), run=run, signers=signers)
     else:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from envbuild.catalog.yaml_load import read_yaml
 from envbuild.errors import EnvbuildError
-from envbuild.model.conda import CondaChannel, CondaSpec
+from envbuild.model.stack import CondaChannel, CondaSpec
 from envbuild.node.conda.logins import condarc_files, rattler_files, without_login
 from envbuild.regular_file import parse_toml, read_file
 

@@ -34,7 +34,7 @@ from envbuild.conda.channels import Place
 from envbuild.conda.virtual import met, name_of
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.common import Unpacked, mistakes
-from envbuild.model.conda import CondaPackage
+from envbuild.model.stack import CondaPackage
 from envbuild.node.conda.logins import rattler_files, without_login
 from envbuild.node.redact import redact_text
 from envbuild.text import few, grouped

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from envbuild.model.conda import CondaSpec, LockPlatform
 from envbuild.model.facts import CpuFacts, NodeFacts
+from envbuild.model.stack import CondaSpec, LockPlatform
 
 Virtual = dict[str, str]
 # Where no facts of nodes are given: the oldest Linux that conda-forge builds for.

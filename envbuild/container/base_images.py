@@ -164,14 +164,9 @@ def load_containers() -> Containers:
     return read_model(Containers, resources.catalog() / "containers.yaml")
 
 
-def digests_path() -> Path:
-    """Where digests of images lie."""
-    return resources.lockfiles() / "images.toml"
-
-
 def read_digests(path: Path | None = None) -> dict[str, AskedDigest]:
     """Reference -> digest; empty where nobody asked yet. Raises EnvbuildError `file-unreadable` (exit 2)."""
-    path = path or digests_path()
+    path = path or resources.lockfiles() / "images.toml"
     try:
         data = parse_toml(read_file(path).decode("utf-8"))
         return {name: AskedDigest.from_plain(value) for name, value in data.get("images", {}).items()}
@@ -181,13 +176,12 @@ def read_digests(path: Path | None = None) -> dict[str, AskedDigest]:
         raise EnvbuildError("file-unreadable", f"{path} cannot be read", why=str(error)[:300]) from None
 
 
-def write_digests(digests: dict[str, AskedDigest], path: Path | None = None) -> None:
+def write_digests(digests: dict[str, AskedDigest], path: Path) -> None:
     """Write them, by reference, whole or not at all. Raises EnvbuildError `output-unwritable` (exit 2)."""
     import tomlkit
 
     images = {name: digests[name].to_json_dict() for name in sorted(digests)}
     text = "# Digests of images by their tags, from their registries (`envbuild lock create STACK --image all`).\n"
-    path = path or digests_path()
     try:
         paths.write_whole(str(path), (text + tomlkit.dumps({"images": images})).encode())
     except OSError as error:

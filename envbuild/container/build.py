@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.bundle.collect import Collector, Piece, default_index, piece
-from envbuild.bundle.files import unpack, verify
+from envbuild.bundle.collect import Collector, Piece, default_index, piece, unpack, verify
 from envbuild.catalog.toolchain import ToolchainPython
 from envbuild.container.builders import Build, Builder
 from envbuild.container.dockerfile import render

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.node import paths, proc
@@ -107,7 +105,15 @@ class Builder:
         With a manifest of docker, whose configuration is the same: enroot asks registries in words that many answer
         with "not found" where the manifest is one of OCI.
         """
-        command = [self.program, "push", "--format", "v2s2", *_tls(insecure), image, f"docker://{to}"]
+        command = [
+            self.program,
+            "push",
+            "--format",
+            "v2s2",
+            *(["--tls-verify=false"] if insecure else []),
+            image,
+            f"docker://{to}",
+        ]
         self._move(command, "image-transfer-failed", f"{image} could not be pushed to {to}")
 
     def save(self, image: str, path: Path) -> None:
@@ -131,15 +137,6 @@ class Builder:
         """Give an image one more name."""
         self._ask(["tag", image, name], image)
 
-    @contextmanager
-    def exported(self, image: str) -> Iterator[IO[bytes]]:
-        """The files of an image as a stream that is a tar archive. Raises EnvbuildError `image-export-failed`."""
-        container = self._ask(["create", image, "true"], image).strip()
-        try:
-            yield from _streamed([self.program, "export", container], image)
-        finally:
-            proc.run([self.program, "rm", "-f", container], timeout=600)
-
     def _ask(self, words: Sequence[str], image: str) -> str:
         done = proc.run([self.program, *words], timeout=600)
         if done.ok:
@@ -149,24 +146,6 @@ class Builder:
             f"{self.name} does not know {image}",
             why=done.err.strip()[-500:],
             hint="`envbuild image build STACK` makes it",
-        )
-
-
-def _streamed(command: Sequence[str], image: str) -> Iterator[IO[bytes]]:
-    """What a program writes. Raises EnvbuildError `image-export-failed` (exit 4) where it did not end well."""
-    with tempfile.TemporaryFile() as errors:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
-            assert process.stdout is not None  # noqa: S101 - asked for above
-            yield process.stdout
-            process.stdout.read()
-        errors.seek(0)
-        message = errors.read()[-500:].decode("utf-8", "replace").strip()
-    if process.returncode:
-        raise EnvbuildError(
-            "image-export-failed",
-            f"the files of {image} could not be read",
-            why=message or f"{command[0]} ended with exit code {process.returncode}",
-            hint=f"run the command yourself: `{shlex.join(command)}`",
         )
 
 
@@ -200,22 +179,6 @@ class Buildah(Builder):
         try:
             command = [self.program, "run", *self._isolation(), container, "--", *argv]
             return proc.run(command, timeout=_TIMEOUT, stdin=stdin)
-        finally:
-            proc.run([self.program, "rm", container], timeout=600)
-
-    @contextmanager
-    def exported(self, image: str) -> Iterator[IO[bytes]]:
-        """See `Builder.exported`."""
-        container = self._ask(["from", "--pull-never", image], image).strip()
-        try:
-            words = ["--numeric-owner", "--sort=name", "-cf", "-", "."]
-            if os.geteuid() == 0:
-                command = ["tar", "-C", self._ask(["mount", container], image).strip(), *words]
-            else:
-                # Who is not root mounts in a user namespace, and only what runs there sees it.
-                inside = ["sh", "-c", 'exec tar -C "$FOLDER" "$@"', "sh", *words]
-                command = [self.program, "unshare", "--mount", f"FOLDER={container}", *inside]
-            yield from _streamed(command, image)
         finally:
             proc.run([self.program, "rm", container], timeout=600)
 
@@ -261,10 +224,6 @@ class Docker(Builder):
 
 
 _KINDS: dict[str, type[Builder]] = {"buildah": Buildah, "podman": Builder, "docker": Docker}
-
-
-def _tls(insecure: bool) -> list[str]:
-    return ["--tls-verify=false"] if insecure else []
 
 
 def _shared(build: Build) -> list[str]:

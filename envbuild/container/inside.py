@@ -23,7 +23,7 @@ from envbuild.plan.source_builds import arch_codes
 from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.artifacts import Numbers, Platform, fitting_file
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.inside_image import image_tag
+from envbuild.resolve.request import image_tag
 from envbuild.resolve.variant_checks import request_for
 
 _NODE = "image"

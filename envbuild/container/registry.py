@@ -1,4 +1,7 @@
-"""Asks a registry which digest a tag has, by the HTTP API of the OCI distribution specification. Nothing is pulled."""
+"""Asks a registry which digest a tag has, by the HTTP API of the OCI distribution specification. Nothing is pulled.
+
+What it says pins the images that a lock's containers are made from, and tells whether a tag has moved since.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,23 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from envbuild.container.base_images import AskedDigest, parse_reference
+from envbuild.container.base_images import (
+    AskedDigest,
+    Containers,
+    StackImage,
+    find_place,
+    load_containers,
+    parse_reference,
+    read_digests,
+    write_digests,
+)
 from envbuild.errors import EnvbuildError
+from envbuild.lock.agreement import LockFinding
+from envbuild.model.lock import Lock, LockedImage, Variant
 
 if TYPE_CHECKING:
     from requests import PreparedRequest
@@ -229,29 +244,52 @@ def _not_a_registry(reference: str, why: str) -> EnvbuildError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What asking for several references gave: digests to record, warnings, and what could not be asked."""
-
-    digests: dict[str, AskedDigest]
-    warnings: tuple[str, ...]
-    errors: tuple[EnvbuildError, ...]
+FILE = "images.toml"
 
 
-def ask_all(
-    references: list[str],
-    known: dict[str, AskedDigest],
-    *,
-    upgrade: bool = False,
-    ask: Callable[[str], tuple[str, dict[str, str]]] = ask_image,
-    today: date | None = None,
-) -> Asked:
-    """Ask for each reference. A tag that has moved keeps its recorded digest, unless `upgrade`; both are named."""
-    day = (today or date.today()).isoformat()
+def references_of(lock: Lock, containers: Containers, stack: StackImage | None) -> list[str]:
+    """The images by tag that the variants of a lock are built on, sorted; variants that fit no image are left out."""
+    references: set[str] = set()
+    for variant in lock.variants:
+        try:
+            place = find_place(variant, containers, stack)
+        except EnvbuildError:
+            continue
+        references |= {place.fetch, place.build, place.runtime}
+    return sorted(reference for reference in references if "@sha256:" not in reference)
+
+
+def pin_images(lock: Lock, digests: Mapping[str, AskedDigest]) -> Lock:
+    """The lock with the digests of the images that its variants stand on; a variant's digest covers them."""
+    return lock.model_copy(update={"variants": tuple(_pinned(lock, variant, digests) for variant in lock.variants)})
+
+
+def _pinned(lock: Lock, variant: Variant, digests: Mapping[str, AskedDigest]) -> Variant:
+    known = digests.get(variant.image.name) if variant.image else None
+    if variant.image is None or known is None or variant.image.digest == known.digest:
+        return variant
+    image = LockedImage(name=variant.image.name, digest=known.digest)
+    draft = variant.model_copy(update={"image": image})
+    return draft.model_copy(update={"digest": draft.compute_digest(lock.stack, lock.profile)})
+
+
+def images_of(lock: Lock, *, shipped: bool) -> list[str]:
+    """As `references_of`, by the shipped catalog."""
+    containers = load_containers()
+    return references_of(lock, containers, containers.stacks.get(lock.stack) if shipped else None)
+
+
+def ask_and_record(lock: Lock, path: Path, references: list[str], *, upgrade: bool = False) -> tuple[Lock, list[str]]:
+    """Record what the registries say beside the lock at `path`; the lock with it, and what to warn of.
+
+    A tag that has moved keeps its recorded digest, unless `upgrade`; both are named. Raises the first error where no
+    registry answered.
+    """
+    known = read_digests(path.with_name(FILE))
     digests, warnings, errors = dict(known), list[str](), list[EnvbuildError]()
     for reference in references:
         try:
-            digest, platforms = ask(reference)
+            digest, platforms = ask_image(reference)
         except EnvbuildError as error:
             errors.append(error)
             continue
@@ -259,7 +297,38 @@ def ask_all(
         if before is not None and before.digest != digest:
             kept = "recorded anew" if upgrade else "the recorded one is kept (`--upgrade` takes the new one)"
             warnings.append(f"{reference} has moved from sha256:{before.digest} to sha256:{digest}; {kept}")
-        if before is None or upgrade:
-            data: dict[str, Any] = {"digest": digest, "asked": day, "platforms": platforms}
-            digests[reference] = before if before and before.digest == digest else AskedDigest.from_plain(data)
-    return Asked(digests, tuple(warnings), tuple(errors))
+        if before is None or (upgrade and before.digest != digest):
+            asked = date.today().isoformat()
+            digests[reference] = AskedDigest(digest=digest, asked=asked, platforms=platforms)
+    if errors and len(errors) == len(references):
+        raise errors[0]
+    if digests != known:
+        write_digests(digests, path.with_name(FILE))
+    return pin_images(lock, digests), [*warnings, *(f"{error.what} ({error.why})" for error in errors)]
+
+
+def moved(lock: Lock, path: Path, *, shipped: bool) -> list[LockFinding]:
+    """Which tags name something else than recorded: of a lock's images, and of those that were pinned beside it.
+
+    A registry that cannot be asked is named.
+    """
+    beside = read_digests(path.with_name(FILE))
+    known = {**read_digests(), **beside}
+    locked = {variant.image.name: variant.image.digest for variant in lock.variants if variant.image is not None}
+    recorded = {name: known[name].digest for name in known} | {
+        name: digest for name, digest in locked.items() if digest != "unrecorded"
+    }
+    findings = []
+    for reference in sorted({*images_of(lock, shipped=shipped), *(() if shipped else beside)}):
+        if reference not in recorded:
+            continue
+        try:
+            now, _ = ask_image(reference)
+        except EnvbuildError as error:
+            message = f"{error.what} ({error.why})" if error.why else error.what
+            findings.append(LockFinding("image-tag-unchecked", "unchecked", reference, message))
+            continue
+        if now != recorded[reference]:
+            says = f"the tag has moved from sha256:{recorded[reference]} to sha256:{now}; the recorded one stays in use"
+            findings.append(LockFinding("image-tag-moved", "note", reference, says))
+    return findings

@@ -16,7 +16,6 @@ from envbuild.container.builders import Builder
 from envbuild.container.select import locked_stack
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock, Variant
-from envbuild.node import proc
 from envbuild.node.program_files import carried
 from envbuild.node.protocol import PROTOCOL
 from envbuild.node.redact import redact_data
@@ -144,15 +143,10 @@ def _ask(builder: Builder, image: Inspected, verb: str, args: dict[str, Any], *,
             if answer["ok"]:
                 return dict(answer["result"])
             raise EnvbuildError.from_dict(answer["error"])
-    raise _no_answer(image.image, "the node program gave no answer", done)
-
-
-def _no_answer(image: str, what: str, done: proc.Finished) -> EnvbuildError:
     output = (done.err or done.out).strip()[-800:]
-    why = output or ("it did not end in time" if done.timed_out else f"it {how_it_ended(done.rc)}")
-    return EnvbuildError(
+    raise EnvbuildError(
         "image-does-not-run",
-        f"{what} in a container of {image}",
-        why=why,
+        f"the node program gave no answer in a container of {image.image}",
+        why=output or ("it did not end in time" if done.timed_out else f"it {how_it_ended(done.rc)}"),
         hint="test by hand, with the builder's own `run`, whether any program starts in the image",
     )

@@ -19,7 +19,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.target import Target, as_login
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.survey.ask import index_addresses, rules
-from envbuild.resolve.reachability import sources_needed
+from envbuild.resolve.estimate import sources_needed
 
 DEADLINE = 30.0
 

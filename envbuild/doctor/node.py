@@ -16,7 +16,7 @@ from envbuild.model.facts import DiskFacts, NodeFacts
 from envbuild.model.target import Target
 from envbuild.resolve.health import usable
 from envbuild.resolve.node_classes import gpu_fault
-from envbuild.schedule.slurm_answers import Partition, node_names, parse_partition
+from envbuild.schedule.slurm import Partition, node_names, parse_partition
 from envbuild.text import few, visible
 
 # An environment with torch is some 6 GB and 60,000 files.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from envbuild.explain.view import SEVERITIES, Explained, Explanation
 from envbuild.model.finding import Severity
-from envbuild.model.resolution import Resolution
+from envbuild.text import grouped
 
 _TITLES: dict[Severity, str] = {
     "wrong": "Wrong",
@@ -127,7 +127,9 @@ def _decisions(explanation: Explanation, width: int) -> Iterator[str]:
     if explanation.note:
         yield ""
         yield _wrapped("decisions: " if explanation.resolutions else "", explanation.note, width)
-    for nodes, resolution in _alike(explanation.resolutions):
+    alike = grouped(explanation.resolutions, lambda resolution: (resolution.variant_id, resolution.decisions))
+    for resolution, *others in alike.values():
+        nodes = [each.node for each in (resolution, *others)]
         yield ""
         chosen = resolution.variant_id or f"refused, nearest is {resolution.nearest}"
         yield f"Decisions for {_named(nodes)}: {chosen}"
@@ -141,19 +143,6 @@ def _decisions(explanation: Explanation, width: int) -> Iterator[str]:
         yield "Other profiles"
         for other in explanation.others:
             yield _wrapped(f"  {other.name}: ", "fits" if other.fits else f"does not fit either: {other.why}", width)
-
-
-def _alike(resolutions: Sequence[Resolution]) -> list[tuple[list[str], Resolution]]:
-    """Nodes with equal decisions together, in the order of the first of them."""
-    groups: list[tuple[list[str], Resolution]] = []
-    for resolution in resolutions:
-        same = (r for r in groups if (r[1].variant_id, r[1].decisions) == (resolution.variant_id, resolution.decisions))
-        nodes = next(same, None)
-        if nodes is None:
-            groups.append(([resolution.node], resolution))
-        else:
-            nodes[0].append(resolution.node)
-    return groups
 
 
 def _named(nodes: list[str]) -> str:

@@ -11,14 +11,13 @@ from envbuild.catalog.patches import RecipeEffect, load_patch, recipe_effect
 from envbuild.errors import EnvbuildError
 from envbuild.explain.checks import CheckResult, Outcome, outcome_of
 from envbuild.lock.variants import Plan, decided, variant_plans
-from envbuild.model.conda import LockedConda
 from envbuild.model.facts import NodeFacts
 from envbuild.model.finding import Finding, Severity
+from envbuild.model.launch import ModelSize, Reference
 from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.patch import Patch, Recipe
-from envbuild.model.reference import ModelSize, Reference
-from envbuild.model.resolution import Decision, Resolution
-from envbuild.model.stack import Profile, Source, Stack
+from envbuild.model.plan import Decision, Resolution
+from envbuild.model.stack import LockedConda, Profile, Source, Stack
 from envbuild.resolve.artifacts import dotted
 from envbuild.text import grouped, plural
 

@@ -19,9 +19,9 @@ from envbuild.export.steps import requirement
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.variants import conda_unrecorded, hash_unrecorded
-from envbuild.model.conda import SUBDIRS, CondaPackage, LockedConda
 from envbuild.model.evidence import PackageFile
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant, canonical_json
+from envbuild.model.stack import SUBDIRS, CondaPackage, LockedConda
 from envbuild.regular_file import sha256_of
 from envbuild.report import formats as bom
 from envbuild.resolve.request import named_variant

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.distributions import distributions
+from envbuild.catalog.indexes import distributions
 from envbuild.init.closure import Closed, blocked, close
 from envbuild.init.collect import Collected, together
 from envbuild.init.draft import Draft, DraftSource, Wanted, make_draft, newest_torch, pypi_flavour, same_repository

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from envbuild.catalog.distributions import distributions
+from envbuild.catalog.indexes import distributions
 from envbuild.init.draft import Draft, Wanted
 from envbuild.init.imports import Import
 from envbuild.init.known import Known

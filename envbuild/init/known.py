@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild import resources
-from envbuild.catalog.distributions import load_distributions
+from envbuild.catalog.indexes import load_distributions
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import load_compat

@@ -1,41 +1,59 @@
-"""Makes a kit: what lies in it is what lies in the report, and what follows from that, its README.
+"""Makes a kit, and checks one as somebody who trusts nobody.
 
-README has each claim with its command, what to expect, what was found, and what it costs.
+What lies in it is what lies in the report, and what follows from that, its README: each claim with its command, what to
+expect, what was found, and what it costs.
 """
 
 from __future__ import annotations
 
 import io
-import re
+import shlex
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild import REPOSITORY, __version__
 from envbuild.catalog.loader import list_stacks, load_stack, manifest_digest
 from envbuild.errors import EnvbuildError
-from envbuild.kit.manifest import NAME, REPORT, Manifest, listed, parse, render
+from envbuild.kit.manifest import (
+    LARGEST,
+    NAME,
+    REPORT,
+    Manifest,
+    check_files,
+    invalid,
+    listed,
+    manifest_of,
+    opened,
+    parse,
+    render,
+)
 from envbuild.lock.files import parse_lock
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
-from envbuild.regular_file import MAX_BYTES, read_manifest
+from envbuild.regular_file import MAX_BYTES, read_file, read_manifest
 from envbuild.report.claimed import SAME
 from envbuild.report.equality import sentence
-from envbuild.report.publish import copy_report, require_holding, sign_report
-from envbuild.report.recheck.opened import open_report, read_attachment
+from envbuild.report.evidence_file import SIGNATURE
+from envbuild.report.formats import FORMATS
+from envbuild.report.publish import copy_report, published, require_holding, sign_report
+from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked, open_report, problem, read_attachment
+from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import shown, template, write_new
 from envbuild.report.sections import Claim
 from envbuild.report.verdict import all_checks
-from envbuild.report.view import View
+from envbuild.report.view import View, run_words
 from envbuild.resources import own_commit
 from envbuild.text import plural
 
 README = "README.md"
 UNKNOWN = "not measured"
+# What each command of a kit calls.
+_VERBS = {"provision": "provision", "verify": "verify", "figures": "smoke"}
 # Ended by `timeout` in any case, so that "under 30 minutes" holds.
 KICK = "timeout 30m envbuild provision torch-smoke --target local"
 
@@ -51,15 +69,6 @@ class Row:
     hours: str
 
 
-@dataclass(frozen=True)
-class Commands:
-    """What builds the environment, reads it, and tries its figures, for the same stack and place."""
-
-    provision: str
-    verify: str
-    figures: str
-
-
 def lock_name(evidence: Evidence) -> str:
     """The file name of a report's lock in its kit."""
     return f"{evidence.stack}.{evidence.profile}.lock.toml"
@@ -73,62 +82,61 @@ def stack_name(evidence: Evidence) -> str:
 def readme(manifest: Manifest, evidence: Evidence, *, signed: bool, own: bool) -> bytes:
     """The text; `own`: whether the kit has the file of a stack that envbuild does not ship."""
     view = shown(evidence)
-    given = rf"(envbuild \S+) {re.escape(evidence.stack)}(?= |$)"
-
-    def placed(command: str) -> str:
-        return re.sub(given, rf"\1 ./{stack_name(evidence)}", command) if own else command
-
-    run = Commands(*map(placed, astuple(commands(view))))
-    claims = tuple(replace(row, command=placed(row.command)) for row in rows(view))
+    run = commands(evidence, f"./{stack_name(evidence)}" if own else evidence.stack)
     install = f"uv tool install --python 3.12 git+{REPOSITORY}{'@' * bool(manifest.commit)}{manifest.commit}"
     return template("kit.md.j2").render(
         view=view, kit=manifest, install=install, signed=signed, lock_name=lock_name(evidence), kick=KICK,
         run=run,
-        own=stack_name(evidence) if own else "", rows=claims, shipped=evidence.stack in list_stacks(),
+        own=stack_name(evidence) if own else "", rows=rows(view, run), shipped=evidence.stack in list_stacks(),
         trees=any(check.name == "working-tree" for check in all_checks(evidence)),
         gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
     ).encode()  # fmt: skip
 
 
-def commands(view: View) -> Commands:
-    """The commands of a run; the one that was given stands for its own verb."""
-    given, verify = view.commands
-    own = {"provision": "provision", "bench": "figures", "strategy": "figures", "smoke": "figures"}
-    words = {verb: verify.replace("envbuild verify", f"envbuild {verb}", 1) for verb in ("provision", "smoke")}
-    run = {"provision": words["provision"], "verify": verify, "figures": words["smoke"]}
-    if view.evidence.verb in own:
-        run[own[view.evidence.verb]] = given
-    return Commands(**run)
+def commands(evidence: Evidence, stack: str) -> dict[str, str]:
+    """What builds the environment, reads it, and tries its figures, of `stack` at the same place.
+
+    The command that was given stands for its own verb.
+    """
+    given, (program, _, *place) = (_with_stack(words, evidence.stack, stack) for words in run_words(evidence))
+    run = {name: shlex.join([program, verb, *place]) for name, verb in _VERBS.items()}
+    own = {"provision": "provision", "bench": "figures", "strategy": "figures", "smoke": "figures"}.get(evidence.verb)
+    return {**run, own: shlex.join(given)} if own else run
 
 
-def rows(view: View) -> tuple[Row, ...]:
-    """The contents first, then every figure that has a claim or a floor."""
-    run = commands(view)
+def _with_stack(words: Sequence[str], name: str, stack: str) -> list[str]:
+    return [*words[:2], *(stack if word == name else word for word in words[2:3]), *words[3:]]
+
+
+def rows(view: View, run: Mapping[str, str]) -> tuple[Row, ...]:
+    """The contents first, then every figure that has a claim or a floor; `run`: the commands."""
     claims = (claim for claim in view.claims if claim.claimed != "–" or claim.floor != "–")
     figures = (_figure(view.evidence, claim, run) for claim in claims)
     return (*_contents(view.evidence, run), *_smoke(view.evidence, run), *figures)
 
 
-def _contents(evidence: Evidence, run: Commands) -> Iterator[Row]:
+def _contents(evidence: Evidence, run: Mapping[str, str]) -> Iterator[Row]:
     rooted = [node for node in evidence.nodes if node.root]
     if rooted:
         roots = ", ".join(dict.fromkeys(str(node.root)[:12] for node in rooted))
         levels = ", ".join(dict.fromkeys(str(node.root_level or "stamped") for node in rooted))
         here = sentence(evidence) or f"{plural(len(rooted), 'node')}, root {roots} ({levels})"
         expected = f"exit code 0, and the Merkle root {roots} with the same variant and interpreter version"
-        yield Row("the environment holds what the lock says", run.verify, expected, here, "none")
+        yield Row("the environment holds what the lock says", run["verify"], expected, here, "none")
 
 
-def _smoke(evidence: Evidence, run: Commands) -> Iterator[Row]:
+def _smoke(evidence: Evidence, run: Mapping[str, str]) -> Iterator[Row]:
     ran = [check for check in all_checks(evidence) if check.name.startswith("smoke/") and check.status != "not-run"]
     if ran:
         counts = Counter(check.status for check in ran)
         here = ", ".join(f"{count} {status}" for status, count in counts.items())
         hours = _hours(evidence, lambda check: check in ran)
-        yield Row("it computes: the smoke test of the lock", run.figures, "exit code 0, no check failed", here, hours)
+        yield Row(
+            "it computes: the smoke test of the lock", run["figures"], "exit code 0, no check failed", here, hours
+        )
 
 
-def _figure(evidence: Evidence, claim: Claim, run: Commands) -> Row:
+def _figure(evidence: Evidence, claim: Claim, run: Mapping[str, str]) -> Row:
     expected = f"at least {claim.floor} {claim.unit}"
     if claim.floor == "–":
         worse = f"or no more than {100 - 100 * SAME:.0f} % worse, on what it was claimed for"
@@ -137,7 +145,7 @@ def _figure(evidence: Evidence, claim: Claim, run: Commands) -> Row:
     hours = claim.gpu_hours
     if hours == "–":
         hours = _hours(evidence, lambda check: any(metric.name == claim.name for metric in check.metrics))
-    return Row(f"{claim.name}, {claim.where}", run.figures, expected, here, hours)
+    return Row(f"{claim.name}, {claim.where}", run["figures"], expected, here, hours)
 
 
 def _hours(evidence: Evidence, counts: Callable[[Check], bool]) -> str:
@@ -172,7 +180,7 @@ def make_kit(
         if key is not None:
             sign_report(folder, key)
         paths = [each for each in folder.rglob("*") if each.is_file()]
-        files = {each.relative_to(scratch).as_posix(): each.read_bytes() for each in paths}
+        files = {each.relative_to(scratch).as_posix(): read_file(each) for each in paths}
         report = open_report(folder)
     evidence = report.evidence
     files[lock_name(evidence)] = _lock(files, evidence)
@@ -233,3 +241,83 @@ def _tar(files: Mapping[str, bytes], top: str) -> bytes:
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     return out.getvalue()
+
+
+def verify_kit(path: Path, *, run: str | None = None, signers: Path | None = None) -> tuple[Opened, list[Finding]]:
+    """Check a kit, a folder or a tar file; then as `verify_report` does for the report in it.
+
+    Raises EnvbuildError with exit 5: `kit-missing`, `kit-invalid`, and
+    what `verify_report` raises.
+    """
+    with opened(path) as (folder, sizes):
+        manifest = manifest_of(folder)
+        if f"{REPORT}/evidence.json" not in sizes:
+            raise invalid(NAME, f"{REPORT}/evidence.json is not there")
+        findings = list(check_files(folder, sizes, manifest))
+        report, more = verify_report(folder / REPORT, run=run, signers=signers, maker=manifest.envbuild)
+        findings += _unknown(manifest, report)
+        findings += _together(folder, sizes, manifest, report)
+        return report, [*findings, *more]
+
+
+def _unknown(manifest: Manifest, report: Opened) -> Iterator[Finding]:
+    """Files that `kit.json`, which no signature covers, lists and no kit of this report has."""
+    inside = {"evidence.json", SIGNATURE, "report.html", "report.md", *(name for name, _ in FORMATS.values())}
+    inside |= {item.path for item in report.evidence.attachments}
+    known = {README, lock_name(report.evidence), stack_name(report.evidence), *(f"{REPORT}/{name}" for name in inside)}
+    for file in manifest.files:
+        if file.path not in known:
+            yield problem("kit-file-unlisted", "kit", f"{file.path} belongs to no kit of this report")
+
+
+def _together(folder: Path, sizes: dict[str, int], manifest: Manifest, report: Opened) -> Iterator[Finding]:
+    name, evidence = lock_name(report.evidence), report.evidence
+    own = stack_name(evidence) in sizes
+    yield _readme(folder, manifest, report, own=own)
+    if manifest.form == "published":
+        yield _form(evidence)
+    if name not in sizes:
+        yield problem("kit-file-missing", "kit", f"{name}, the lock of the report, is not there")
+        return
+    data = read_attachment(folder, name, LARGEST) or b""
+    item = next((attachment for attachment in evidence.attachments if attachment.kind == "lock"), None)
+    if item is None or data != read_attachment(report.folder, item.path, LARGEST):
+        yield problem("kit-lock-differs", "kit", f"{name} is not the lock of the report")
+        return
+    yield checked("kit", f"{name} is the lock of the report")
+    if own:
+        try:
+            yield _stack(folder / stack_name(evidence), evidence, parse_lock(data.decode(errors="replace"), name))
+        except EnvbuildError as error:
+            yield problem("report-lock-invalid", "kit", f"{name}: {error.what}: {error.why}")
+    elif evidence.stack not in list_stacks():
+        yield not_checked("stack", f"{stack_name(evidence)}, the authors' own stack, is not in the kit")
+
+
+def _form(evidence: Evidence) -> Finding:
+    """Whether the report is a published one, as `kit.json` says, which no signature covers."""
+    if published(evidence) == evidence:
+        return checked("kit", "the report has only fields that are public")
+    says = "fields stand in the report that a published one does not have: do not pass it on"
+    return problem("kit-form-differs", "kit", f"{NAME} calls it published: {says}")
+
+
+def _stack(path: Path, evidence: Evidence, lock: Lock) -> Finding:
+    """The file of a stack of the authors' own, which is what the lock was made from."""
+    try:
+        same = is_stack_of(load_stack(str(path)).stack, evidence, lock)
+        says = f"{path.name} is{' not' * (not same)} the stack that the lock was made from"
+    except EnvbuildError as error:
+        same, says = False, error.what.replace(f"{path.parent}/", "")
+    return checked("stack", says) if same else problem("kit-stack-differs", "stack", says)
+
+
+def _readme(folder: Path, manifest: Manifest, report: Opened, *, own: bool) -> Finding:
+    """README, made again: no signature covers it."""
+    made = readme(manifest, report.evidence, signed=report.envelope is not None, own=own)
+    if read_attachment(folder, README, LARGEST) == made:
+        return checked("kit", f"{README} says what the report does")
+    if manifest.envbuild == __version__:
+        return problem("kit-text-differs", "kit", f"{README} does not say what the report does")
+    says = f"envbuild {manifest.envbuild} made the kit; envbuild {__version__} renders it differently"
+    return not_checked("kit", f"{README}: {says}: trust no command or figure in it")

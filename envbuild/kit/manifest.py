@@ -129,7 +129,7 @@ def opened(path: Path) -> Iterator[tuple[Path, dict[str, int]]]:
             raise
 
 
-def read_manifest(folder: Path) -> Manifest:
+def manifest_of(folder: Path) -> Manifest:
     """`kit.json`. Raises EnvbuildError `kit-invalid` (exit 5)."""
     data = _read(folder, NAME, LARGEST_MANIFEST)
     if data is None:

@@ -24,8 +24,7 @@ from envbuild.launch.request import (
     require_shape,
 )
 from envbuild.model.common import Text
-from envbuild.model.launch import Command, Default, Launch, LaunchFile
-from envbuild.model.reference import ModelSize
+from envbuild.model.launch import Command, Default, Launch, LaunchFile, ModelSize
 from envbuild.node import program_files
 from envbuild.node.smoke.programs.common import OPEN_MPI_OVERSUBSCRIBED
 

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from envbuild.launch.request import Count, Order, Parameters, Value, fill, model_row, read, require, require_shape
 from envbuild.model.common import Text
-from envbuild.model.launch import Default, Launch
-from envbuild.model.reference import BenchmarkCase, ModelSize, Reference
+from envbuild.model.launch import BenchmarkCase, Default, Launch, ModelSize, Reference
 
 PORT = 41000
 RESULTS = "megatron_results_e2e"

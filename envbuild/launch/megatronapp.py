@@ -8,8 +8,7 @@ from pydantic import AfterValidator, Field
 
 from envbuild.launch.request import Count, Order, Parameters, Value, fill, model_row, read, require, require_shape
 from envbuild.model.common import Text
-from envbuild.model.launch import Command, Default, Deviation, Launch
-from envbuild.model.reference import ModelSize
+from envbuild.model.launch import Command, Default, Deviation, Launch, ModelSize
 
 PORT = 6000
 _ORDER_EDIT = "megatronapp-tensor-order"

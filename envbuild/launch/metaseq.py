@@ -16,8 +16,7 @@ from pydantic import Field
 from envbuild.explain.view import parameters as weights
 from envbuild.launch.request import Count, Order, Parameters, Place, Value, fill, model_row, read, require
 from envbuild.model.common import Text
-from envbuild.model.launch import Command, Default, Launch, LaunchFile
-from envbuild.model.reference import ModelSize
+from envbuild.model.launch import Command, Default, Launch, LaunchFile, ModelSize
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.rules.node import rows_like
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from envbuild.errors import EnvbuildError
 from envbuild.launch import alcf, alpa, command, megatronapp, metaseq, slurm
 from envbuild.launch.request import Order, Parameters, Place, fill
-from envbuild.model.launch import Command, Launch, LaunchData, RecipeName
-from envbuild.model.reference import DataFile, Reference
+from envbuild.model.launch import Command, DataFile, Launch, LaunchData, RecipeName, Reference
 
 if TYPE_CHECKING:
     from envbuild.model.stack import Stack

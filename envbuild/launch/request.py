@@ -12,8 +12,18 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import AbsPath, StrictModel, Text
-from envbuild.model.launch import Command, Default, Deviation, Endpoint, Launch, LaunchData, Words
-from envbuild.model.reference import Bench, ModelSize, Reference
+from envbuild.model.launch import (
+    Bench,
+    Command,
+    Default,
+    Deviation,
+    Endpoint,
+    Launch,
+    LaunchData,
+    ModelSize,
+    Reference,
+    Words,
+)
 from envbuild.node.smoke.training_log import cut_short, losses, not_finite, runs
 from envbuild.node.smoke.training_log import read as read_log
 from envbuild.report.claimed import Gpus, share_of_peak

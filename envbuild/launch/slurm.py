@@ -21,8 +21,7 @@ from envbuild.launch.request import (
     require_shape,
 )
 from envbuild.model.common import Text
-from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
-from envbuild.model.reference import BenchmarkCase, ModelSize
+from envbuild.model.launch import BenchmarkCase, Command, Default, Deviation, Launch, LaunchFile, ModelSize
 from envbuild.node.read_text import integer
 
 # torchrun takes the rank of its node from there where no word says it: under srun all nodes have the same words.

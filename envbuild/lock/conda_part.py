@@ -12,9 +12,8 @@ from envbuild.conda.channels import places
 from envbuild.conda.virtual import Virtual
 from envbuild.errors import EnvbuildError
 from envbuild.lock.variants import Plan, provides, specs
-from envbuild.model.conda import SUBDIRS, CondaPackage, LockedConda
 from envbuild.model.lock import LockedPackage, Variant
-from envbuild.model.stack import Profile
+from envbuild.model.stack import SUBDIRS, CondaPackage, LockedConda, Profile
 
 NOT_ASKED = "the channels were not asked"
 

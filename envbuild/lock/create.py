@@ -13,8 +13,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from envbuild import __version__
-from envbuild.catalog.distributions import distributions, load_distributions
-from envbuild.catalog.indexes import index_for_torch
+from envbuild.catalog.indexes import distributions, index_for_torch, load_distributions
 from envbuild.catalog.loader import manifest_digest
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.conda.virtual import Virtual
@@ -60,10 +59,9 @@ from envbuild.lock.readers.torch_wheels import (
 from envbuild.lock.readers.uvtool import uv_version
 from envbuild.lock.sources import lock_source, with_what_trees_say
 from envbuild.lock.variants import Plan, decided, locked_image, variant_plans
-from envbuild.model.conda import LockedConda
 from envbuild.model.finding import package_name
 from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
-from envbuild.model.stack import Profile, Stack
+from envbuild.model.stack import LockedConda, Profile, Stack
 from envbuild.node import pip_config
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.profile import mending

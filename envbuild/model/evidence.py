@@ -15,7 +15,7 @@ from envbuild.errors import ExitCode, gravest
 from envbuild.model.common import Level, NodeName, NodeNames, Public, RelPath, Sha256, StrictModel
 from envbuild.model.facts import NodeFacts
 from envbuild.model.finding import Severity
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import Resolution
 from envbuild.node.merkle import root_of
 
 Files = Mapping[str, Sequence[Any]]

@@ -28,9 +28,18 @@ from envbuild.model.common import (
     Unpacked,
     all_differ,
 )
-from envbuild.model.conda import CondaPackage, LockedConda, LockPlatform
 from envbuild.model.finding import requirement
-from envbuild.model.stack import Base, Build, EnvironmentValue, EnvPath, SmokeItem, Training
+from envbuild.model.stack import (
+    Base,
+    Build,
+    CondaPackage,
+    EnvironmentValue,
+    EnvPath,
+    LockedConda,
+    LockPlatform,
+    SmokeItem,
+    Training,
+)
 
 LOCK_VERSION = 1
 

@@ -19,7 +19,7 @@ DEADLINE = 12.0
 LIMIT = 1024 * 1024
 CONDA_HOMES = ("conda", "miniconda3", "anaconda3", "miniforge3", "mambaforge")
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - looked at, not used
-# `%R|%D|%T|%G` is what `schedule/slurm_answers.py` reads.
+# `%R|%D|%T|%G` is what `schedule/slurm.py` reads.
 _SLURM = {
     "nodes": ["sinfo", "-h", "-o", "%R|%D|%T|%G"],
     "names": ["sinfo", "-h", "-N", "-o", "%N"],

@@ -64,7 +64,7 @@ _CODES = {
     """,
     Exit.BUILD_FAILED: """
         arch-missing build-failed conda-install-failed conda-script-failed download-refused extension-broken
-        extensions-missing image-build-failed image-export-failed index-not-an-index index-refused install-failed
+        extensions-missing image-build-failed index-not-an-index index-refused install-failed
         kernel-sources-missing package-not-found patch-hits patch-not-written patch-postcondition patch-precondition
         playbook-deadline registry-not-a-registry registry-refused tls-failed
     """,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.patch import Patch
-from envbuild.model.plan import Step
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import Resolution, Step
 from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
 from envbuild.plan.source_builds import (
@@ -23,10 +21,12 @@ from envbuild.plan.source_builds import (
     store_folder,
 )
 from envbuild.resolve import health
-from envbuild.resolve.estimate import Estimate
-from envbuild.resolve.inside_image import in_image
-from envbuild.resolve.reachability import indexes_of
+from envbuild.resolve.estimate import Estimate, indexes_of
+from envbuild.resolve.request import in_image
 from envbuild.text import plural
+
+if TYPE_CHECKING:
+    from envbuild.model.patch import Patch
 
 # Rough seconds of the smoke tests and of reading an environment once: between what two idle CPU cores took (sound 5,
 # machine 4, training 1) and H200s (those together 14 to 17, all five 47 to 64). Other machines differ by some times.

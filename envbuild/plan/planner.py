@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.plan import NodePlan, Plan
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import NodePlan, Plan, Resolution
 from envbuild.model.target import Target
 from envbuild.node.probe.inventory import generation
 from envbuild.node.redact import looks_secret

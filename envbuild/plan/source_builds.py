@@ -8,20 +8,22 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import LockedSource, LockedSubmodule, Variant
-from envbuild.model.patch import Patch
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import Resolution
 from envbuild.model.stack import Build
 from envbuild.node import paths
 from envbuild.resolve.arch import given_codes
-from envbuild.resolve.rules.gcc import cxx_of
+from envbuild.resolve.node_classes import NVCC, TOOLS
+from envbuild.resolve.rules.compilers import cxx_of
 from envbuild.resolve.variant_checks import needs_nvcc, stack_arch_list
-from envbuild.resolve.wheel_providers import NVCC, TOOLS
 from envbuild.text import plural
+
+if TYPE_CHECKING:
+    from envbuild.model.patch import Patch
 
 # CPU seconds: Apex with cpp_ext and cuda_ext takes 18.5 CPU minutes (measured); a source without CUDA code about this.
 COMPILE_CPU_SECONDS = 1110.0

@@ -18,8 +18,7 @@ from envbuild.launch.request import UNKNOWN, Place, Samples, course_in_words, sa
 from envbuild.launch.shell import LATE
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.facts import NodeFacts
-from envbuild.model.launch import Launch
-from envbuild.model.reference import Bench, Reference
+from envbuild.model.launch import Bench, Launch, Reference
 from envbuild.node.smoke.training_log import without_ignored
 from envbuild.provision import gpu_use
 from envbuild.provision.gpu_use import GIB, Taken, compared, together

@@ -21,9 +21,8 @@ from envbuild.launch.request import Place
 from envbuild.launch.shell import steps_of
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
-from envbuild.model.launch import Launch
+from envbuild.model.launch import Bench, Launch, Reference
 from envbuild.model.lock import Variant
-from envbuild.model.reference import Bench, Reference
 from envbuild.model.stack import Stack
 from envbuild.model.target import as_login
 from envbuild.node import proc

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from envbuild.errors import ExitCode
 from envbuild.launch.request import Place, samples
 from envbuild.model.evidence import Check, Evidence
-from envbuild.model.launch import Launch
-from envbuild.model.reference import Bench
+from envbuild.model.launch import Bench, Launch
 from envbuild.provision.gpu_use import compared, in_words
 from envbuild.provision.own_run import (
     OwnRun,

@@ -14,7 +14,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.launch.recipes import preparation
 from envbuild.launch.request import Place
 from envbuild.launch.shell import command_text
-from envbuild.model.reference import DataFile
+from envbuild.model.launch import DataFile
 from envbuild.model.stack import Stack
 from envbuild.node.redact import redact_text
 from envbuild.node.smoke import training_data

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, Self
 
 from envbuild.model.evidence import Comparison, Metric
 from envbuild.model.facts import NodeFacts
-from envbuild.model.reference import Bench, BenchmarkCase, Reference
+from envbuild.model.launch import Bench, BenchmarkCase, Reference
 from envbuild.resolve.compat import Compat
 from envbuild.text import number, percent
 

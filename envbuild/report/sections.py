@@ -5,13 +5,11 @@ What was not checked is as large as the rest, because silence reads as a yes.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from envbuild.model.evidence import BuiltVariant, Check, Comparison, Evidence, Metric, NodeEvidence
 from envbuild.report.claimed import SAME
@@ -19,6 +17,7 @@ from envbuild.report.pictures import rates
 from envbuild.report.sources import built_names
 from envbuild.report.tables import NodeClass, below_floor, figure, largest
 from envbuild.report.verdict import GOOD, all_checks, far_above, node_checks, of_logs
+from envbuild.resolve.artifacts import same_version
 from envbuild.text import few, grouped, number, percent, plural
 
 
@@ -54,19 +53,10 @@ def _rows(variant: BuiltVariant | None, packages: dict[str, str]) -> Iterator[tu
     versions = {canonicalize_name(name): version for name, version in packages.items()}
     for row in variant.packages if variant else ():
         version = versions.pop(canonicalize_name(row.name), "")
-        yield row.name, row.version, version, row.sha256, is_equal(version.partition(" ")[0], row.version)
+        yield row.name, row.version, version, row.sha256, same_version(version.partition(" ")[0], row.version)
     for name, version in versions.items():
         # Wheels that were built here stand in the lock as sources, by commit and tree.
         yield name, "", version, "", None
-
-
-@functools.lru_cache(maxsize=4096)
-def is_equal(one: str, other: str) -> bool:
-    """Whether two texts are one version (PEP 440), or else the same text."""
-    try:
-        return Version(one) == Version(other)
-    except InvalidVersion:
-        return one == other
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
-from envbuild.model.resolution import Decision
+from envbuild.model.plan import Decision
 from envbuild.report.equality import sentence
 from envbuild.report.pictures import Picture, pictures
 from envbuild.report.sections import Badge, Claim, Gap, Outliers, Pin, badges, claims, gaps, outliers, pins
@@ -138,7 +138,7 @@ class View:
     @cached_property
     def commands(self) -> tuple[str, ...]:
         """The command that repeats the run, and the one that verifies it."""
-        return _commands(self.evidence)
+        return tuple(map(shlex.join, run_words(self.evidence)))
 
     @cached_property
     def sources(self) -> list[tuple[str, str]]:
@@ -311,14 +311,13 @@ def place_words(command: Sequence[str], stack: str = "") -> list[str]:
     return [*filter(None, [named]), *place]
 
 
-def _commands(evidence: Evidence) -> tuple[str, ...]:
-    """The command that was given, and the verify of the same stack and place."""
+def run_words(evidence: Evidence) -> tuple[Sequence[str], Sequence[str]]:
+    """The command that was given, and the verify of the same stack and place, as words."""
+    if evidence.command:
+        return evidence.command, ["envbuild", "verify", *place_words(evidence.command, evidence.stack)]
     named = [evidence.stack, "--profile", evidence.profile]
     named += ["--target", evidence.target] if evidence.target != LEFT_OUT else []
-    verify = ["envbuild", "verify"]
-    if not evidence.command:
-        return shlex.join(["envbuild", evidence.verb, *named]), shlex.join([*verify, *named])
-    return shlex.join(evidence.command), shlex.join([*verify, *place_words(evidence.command, evidence.stack)])
+    return ["envbuild", evidence.verb, *named], ["envbuild", "verify", *named]
 
 
 def _compared(claims: tuple[Claim, ...]) -> str:

@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from envbuild.model.facts import NodeFacts, NvccFacts
+from envbuild.model.facts import CompilerFacts, NodeFacts, NvccFacts
+from envbuild.model.lock import Variant
 from envbuild.resolve.artifacts import Numbers, dotted, flavour_cuda, minor, numbers
 from envbuild.resolve.compat import Compat, Cuda, TorchBuild
 from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, capabilities, decision
 
 _CODE = re.compile(r"[0-9]{1,2}\.[0-9][af]?(\+PTX)?")
+# The conda package that activates a compiler, so that builds take it.
+_COMPILER = re.compile(r"g(cc|xx)_linux-[a-z0-9]+")
 
 
 class Architectures(NamedTuple):
@@ -29,6 +32,16 @@ class Architectures(NamedTuple):
     def text(self) -> str:
         """The value of the variable: `8.0;9.0`."""
         return ";".join(self.codes)
+
+
+def with_own_compilers(variant: Variant, facts: NodeFacts) -> NodeFacts:
+    """The node as builds of a variant see it: compilers among its conda packages come before those of the node."""
+    packages = variant.archives
+    compilers = [(match[1], package) for package in packages if (match := _COMPILER.fullmatch(package.name))]
+    own = [
+        CompilerFacts(path=f"{p.name}/{'gcc' if kind == 'cc' else 'g++'}", version=p.version) for kind, p in compilers
+    ]
+    return facts.model_copy(update={"compilers": (*own, *facts.compilers)}) if own else facts
 
 
 def pick_nvcc(facts: NodeFacts, cuda: Numbers) -> NvccFacts | None:

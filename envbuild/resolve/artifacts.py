@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import BuildTag, InvalidWheelFilename, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from envbuild.model.evidence import BuiltVariant, NodeEvidence, PackageFile
 from envbuild.model.facts import NodeFacts
@@ -50,6 +51,15 @@ def split_local(version: str) -> tuple[str, str | None]:
     """`1.10.0+cu113` is (`1.10.0`, `cu113`); the second is None without a local part."""
     public, _, local = version.partition("+")
     return public, local or None
+
+
+@lru_cache(maxsize=4096)
+def same_version(one: str, other: str) -> bool:
+    """Whether two texts are one version (PEP 440), or else the same text."""
+    try:
+        return Version(one) == Version(other)
+    except InvalidVersion:
+        return one == other
 
 
 def python_tag(python: str) -> str:

@@ -7,29 +7,29 @@ from typing import NamedTuple
 
 from envbuild.model.facts import NodeFacts, PythonFacts
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.resolution import Candidate, Decision, DeliveryChoice, Resolution
+from envbuild.model.plan import Candidate, Decision, DeliveryChoice, Resolution
 from envbuild.model.target import Target
 from envbuild.resolve import arch, health
-from envbuild.resolve.arch import bound_arch_list, toolkit
+from envbuild.resolve.arch import bound_arch_list, toolkit, with_own_compilers
 from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.estimate import Estimate, estimate, fetch_words
-from envbuild.resolve.inside_image import OUTSIDE, in_image, seen_inside
-from envbuild.resolve.node_classes import signature
-from envbuild.resolve.reachability import Supplied, Supply, supplied
+from envbuild.resolve.estimate import Estimate, Supplied, Supply, estimate, fetch_words, supplied
+from envbuild.resolve.node_classes import borrow, signature
 from envbuild.resolve.request import (
     NOTHING,
     OURS,
+    OUTSIDE,
     Check,
     Decisions,
     Request,
     decision,
+    in_image,
     named_variant,
     refused,
+    seen_inside,
 )
-from envbuild.resolve.rules import driver, gcc, gpu, node, nvcc, packages, wheel
-from envbuild.resolve.rules.conda import unrecorded_rule, virtual_rule, with_own_compilers
-from envbuild.resolve.rules.gcc import other_gcc
+from envbuild.resolve.rules import compilers, gpu, node, packages, wheel
+from envbuild.resolve.rules.compilers import other_gcc
 from envbuild.resolve.rules.node import interface_rule
 from envbuild.resolve.rules.packages import finds_libstdcxx, library_rule
 from envbuild.resolve.variant_checks import (
@@ -47,7 +47,6 @@ from envbuild.resolve.variant_checks import (
     request_for,
     stamp_of,
 )
-from envbuild.resolve.wheel_providers import borrow
 from envbuild.text import few
 
 RULES: dict[str, Check] = {
@@ -61,23 +60,23 @@ RULES: dict[str, Check] = {
     "glibc-floor": wheel.glibc_floor,
     "gpu-arch": gpu.gpu_arch,
     "bf16-tensor-cores": gpu.bf16_tensor_cores,
-    "driver-floor": driver.driver_floor,
-    "driver-minor-compat": driver.driver_minor_compat,
-    "driver-cuda-compat": driver.driver_cuda_compat,
-    "driver-knows-gpu": driver.driver_knows_gpu,
-    "cuda-ceiling": driver.cuda_ceiling,
+    "driver-floor": gpu.driver_floor,
+    "driver-minor-compat": gpu.driver_minor_compat,
+    "driver-cuda-compat": gpu.driver_cuda_compat,
+    "driver-knows-gpu": gpu.driver_knows_gpu,
+    "cuda-ceiling": gpu.cuda_ceiling,
     "image-gpu": gpu.image_gpu,
     "image-driver": gpu.image_driver,
-    "nvcc-absent": nvcc.nvcc_absent,
-    "nvcc-major": nvcc.nvcc_major,
-    "nvcc-minor": nvcc.nvcc_minor,
-    "apex-cuda-check": nvcc.apex_cuda_check,
+    "nvcc-absent": compilers.nvcc_absent,
+    "nvcc-major": compilers.nvcc_major,
+    "nvcc-minor": compilers.nvcc_minor,
+    "apex-cuda-check": compilers.apex_cuda_check,
     "apex-flags": packages.apex_flags,
-    "own-cuda-list": nvcc.own_cuda_list,
-    "setuptools-minor": nvcc.setuptools_minor,
-    "nvcc-knows-gpu": nvcc.nvcc_knows_gpu,
-    "gcc-range": gcc.gcc_range,
-    "cxx11-abi": gcc.cxx11_abi,
+    "own-cuda-list": compilers.own_cuda_list,
+    "setuptools-minor": compilers.setuptools_minor,
+    "nvcc-knows-gpu": compilers.nvcc_knows_gpu,
+    "gcc-range": compilers.gcc_range,
+    "cxx11-abi": compilers.cxx11_abi,
     "arch-list-from-target": arch.arch_list_from_target,
     "build-isolation": packages.build_isolation,
     "package-homonym": packages.package_homonym,
@@ -320,7 +319,10 @@ class Resolver:
                 seen_by_builds = with_own_compilers(variant, facts)
                 known = platform_rules(variant, facts) + evaluate(seen_by_builds, request, self.compat)
                 known += library_rule(variant, self.target, libstdcxx, self.compat)
-            known += unrecorded_rule(variant, self.lock) + virtual_rule(variant, seen, inside=seen is not facts)
+            if variant.conda is not None:
+                from envbuild.resolve.rules.conda import conda_rules
+
+                known += conda_rules(variant.conda, self.lock, seen, inside=seen is not facts)
             self._known[key] = known
         return known
 

@@ -8,12 +8,12 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, OsFacts
 from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.resolution import Decision
+from envbuild.model.plan import Decision
 from envbuild.model.stack import Profile, Training
 from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.request import Check, Decisions, Request
-from envbuild.resolve.rules import gcc, node, wheel
+from envbuild.resolve.rules import compilers, node, wheel
 from envbuild.resolve.rules import packages as rules_packages
 from envbuild.resolve.variant_checks import request_for
 
@@ -24,7 +24,8 @@ _NOBODY = NodeFacts(
 _ANYWHERE = Target.from_plain({"name": "anywhere", "prefix": "/anywhere"})
 WITHOUT_NODE: tuple[Check, ...] = (
     wheel.torch_release_known, wheel.torch_lts_index, wheel.torch_python, wheel.torch_flavour_exists,
-    wheel.torch_default_flavour, wheel.torch_locator, wheel.torch_aarch64, gcc.cxx11_abi, node.zero_needs_no_pipeline,
+    wheel.torch_default_flavour, wheel.torch_locator, wheel.torch_aarch64, compilers.cxx11_abi,
+    node.zero_needs_no_pipeline,
     rules_packages.package_homonym, rules_packages.two_owners, rules_packages.build_isolation,
     rules_packages.apex_flags, rules_packages.package_rules,
 )  # fmt: skip

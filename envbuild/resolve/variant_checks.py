@@ -12,14 +12,23 @@ from packaging.utils import canonicalize_name
 
 from envbuild.model.facts import NodeFacts, PythonFacts, StampFacts
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, Variant
-from envbuild.model.resolution import Decision
+from envbuild.model.plan import Decision
 from envbuild.model.stack import Build, Training
 from envbuild.model.target import Target
 from envbuild.resolve.artifacts import Platform, fitting_file, minor, numbers, split_local
 from envbuild.resolve.compat import Compat, Note
 from envbuild.resolve.estimate import Estimate, disk_words
-from envbuild.resolve.inside_image import engine_rule, image_python, image_tag, in_image
-from envbuild.resolve.request import OURS, Decisions, Request, decision, refused
+from envbuild.resolve.request import (
+    OURS,
+    Decisions,
+    Request,
+    decision,
+    engine_rule,
+    image_python,
+    image_tag,
+    in_image,
+    refused,
+)
 from envbuild.resolve.rules.packages import from_source, gravest, meets, scanned, traits_of
 from envbuild.text import size
 

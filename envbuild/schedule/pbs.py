@@ -7,21 +7,292 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import QueueLimits, Target
-from envbuild.schedule import pbs_answers, script
+from envbuild.node.read_text import integer
+from envbuild.schedule import script
 from envbuild.schedule.cluster import TIMEOUT, Scheduler, failure_text
 from envbuild.schedule.job import (
+    Failure,
+    Gres,
     Job,
     JobState,
     JobStep,
     JobText,
     Phase,
     SchedulerUnavailableError,
+    Share,
     clock_text,
+    seconds_of,
 )
+from envbuild.text import plural
+
+# States of pbsnodes that keep jobs away (pbsnodes(1B)); a node may have several.
+_OUT = frozenset(("down", "offline", "stale", "state-unknown", "unknown", "unresolvable", "maintenance", "sleep"))
+_HAS = "resources_available."
+# What a job takes away from a node; all else that it may ask for says which nodes are meant.
+_AMOUNTS = frozenset(("ncpus", "ngpus", "mem", "vmem", "mpiprocs", "ompthreads"))
+
+Attributes = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one node offers to jobs."""
+
+    cpus: int
+    gpus: int
+    memory_gib: int
+
+
+@dataclass(frozen=True)
+class Queues:
+    """The queues that jobs may go to (none: the site's default), and what each node there offers."""
+
+    limits: tuple[QueueLimits, ...]
+    nodes: tuple[Offer, ...] = ()
+
+    @property
+    def gpus_per_node(self) -> int:
+        """The most GPUs that a node offers."""
+        return max((node.gpus for node in self.nodes), default=0)
+
+    @property
+    def label(self) -> str:
+        """`the queue debug`."""
+        names = [limit.name for limit in self.limits]
+        return f"the queue{'s' * (len(names) > 1)} {', '.join(names)}" if names else "the default queue"
+
+    def gres(self) -> Gres | None:
+        """`ngpus`, if the nodes offer it."""
+        return Gres(name="ngpus") if self.gpus_per_node else None
+
+    def share(self, gpus: int, *, exclusive: bool) -> Share:
+        """All that a node has, or the part of it that goes with so many of its GPUs; the least of the nodes that fit.
+
+        Nobody else runs on a node that a job has for itself, but the job gets no more there than it asks for where the
+        site confines it (openpbs, hooks/cgroups): one CPU, no GPU and 256 MB where it asks for nothing.
+        """
+        whole = exclusive or not self.gpus_per_node
+        fitting = [node for node in self.nodes if node.gpus >= gpus or not self.gpus_per_node]
+        if not fitting or not (whole or gpus):
+            return Share()
+        cpus = min(node.cpus if whole else node.cpus * gpus // node.gpus for node in fitting)
+        memory = min(node.memory_gib if whole else node.memory_gib * gpus // node.gpus for node in fitting)
+        return Share(cpus or None, memory or None)
+
+    def most(self) -> int | None:
+        """None: `queue` checks the limits of its queues."""
+        return None
+
+    def in_service(self) -> int:
+        """PBS gives a job as many nodes as it asks for. Raises EnvbuildError `job-nodes-unknown` (exit 2)."""
+        raise EnvbuildError(
+            "job-nodes-unknown",
+            "the target does not say how many nodes its job gets",
+            why="a PBS job has the nodes that it asks for; there is no list of them before",
+            hint="write it in the target file: `scheduler: {nodes: 2}`",
+        )
+
+    def queue(self, nodes: int, seconds: int) -> str | None:
+        """The first queue that takes such a job. Raises EnvbuildError `partition-unknown` (exit 2)."""
+        if not self.limits:
+            return None
+        for limit in self.limits:
+            fits = limit.min_nodes <= nodes and (limit.max_nodes is None or nodes <= limit.max_nodes)
+            if fits and (limit.time_limit is None or seconds <= seconds_of(limit.time_limit)):
+                return limit.name
+        raise EnvbuildError(
+            "partition-unknown",
+            f"no queue takes a job of {plural(nodes, 'node')} for {clock_text(seconds)}",
+            why="; ".join(map(_limit_text, self.limits)),
+            hint="change `scheduler: {nodes: ..., time_limit: ...}`, or name a queue: `scheduler: {queue: ...}`",
+        )
+
+
+def _limit_text(limit: QueueLimits) -> str:
+    least = f"{limit.min_nodes} to {limit.max_nodes}" if limit.max_nodes else f"{limit.min_nodes} or more"
+    return f"{limit.name}: {least} nodes" + (f", {limit.time_limit} at most" if limit.time_limit else "")
+
+
+def _blocks(text: str, header: str) -> dict[str, Attributes]:
+    """Attributes by the name in a line that `header` finds; the lines below it are `    key = value`.
+
+    Long lines are folded after a tab. Of each key the first: a variable with a newline in its value may look like one.
+    """
+    blocks: dict[str, Attributes] = {}
+    inside: Attributes = {}
+    for line in re.sub(r"\r?\n\t", "", text).splitlines():
+        named = re.match(header, line)
+        if named:
+            inside = blocks.setdefault(named[1], {})
+        else:
+            key, equals, value = line.partition(" = ")
+            if equals and line.startswith(" "):
+                inside.setdefault(key.strip(), value.strip())
+    return blocks
+
+
+def parse_queues(text: str) -> dict[str, Attributes]:
+    """`qstat -Q -f`: attributes by queue."""
+    return _blocks(text, r"Queue: (\S+)\s*\Z")
+
+
+def parse_nodes(text: str) -> dict[str, Attributes]:
+    """`pbsnodes -a`: attributes by node, without its domain."""
+    return {name.partition(".")[0]: attributes for name, attributes in _blocks(text, r"(\S+)\s*\Z").items()}
+
+
+def check_queues(limits: Sequence[QueueLimits], queues: Mapping[str, Attributes], host: str) -> None:
+    """Raises EnvbuildError `partition-unknown` (exit 2), `partition-out-of-service` (exit 75)."""
+    for limit in limits:
+        queue = queues.get(limit.name)
+        if queue is None:
+            raise EnvbuildError(
+                "partition-unknown",
+                f"there is no queue {limit.name} on this cluster",
+                why=f"`qstat -Q` on {host} lists: {', '.join(sorted(queues)) or 'nothing'}",
+                hint="name one of them: `scheduler: {queue: NAME}`",
+            )
+    # Where one of several is closed, jobs for it are refused by qsub in its own words.
+    if limits and all(queues[limit.name].get("enabled") == "False" for limit in limits):
+        raise EnvbuildError(
+            "partition-out-of-service",
+            f"the queue {limits[0].name} takes no jobs now",
+            why="its attribute `enabled` is False",
+            hint=f"`qstat -Qf {limits[0].name}` says more; name another queue, or wait",
+        )
+
+
+def asks_for(constraints: str) -> dict[str, str]:
+    """`system=polaris:mem=64gb` as a mapping."""
+    return dict(part.split("=", 1) for part in constraints.split(":") if "=" in part)
+
+
+def offers(nodes: Mapping[str, Attributes], constraints: str, queues: Mapping[str, Attributes]) -> tuple[Offer, ...]:
+    """What each node offers of those that `constraints` select and that jobs of one of the queues may run on.
+
+    A site may show a host as several vnodes, as one for each NUMA node: a job for the whole host has them all.
+    """
+    hosts: dict[str, list[Attributes]] = {}
+    for name, attributes in nodes.items():
+        if _has(attributes, asks_for(constraints)) and (
+            not queues or any(_serves(attributes, *queue) for queue in queues.items())
+        ):
+            hosts.setdefault(attributes.get(f"{_HAS}host", name), []).append(attributes)
+    return tuple(
+        Offer(_sum(parts, "ncpus"), _sum(parts, "ngpus"), _sum(parts, "mem") >> 30) for parts in hosts.values()
+    )
+
+
+def _serves(attributes: Attributes, name: str, queue: Attributes) -> bool:
+    """Whether a node takes jobs of a queue: it may be of one alone, or have what the queue asks for in their stead."""
+    chunk = {key.partition(".")[2]: value for key, value in queue.items() if key.startswith("default_chunk.")}
+    kinds = {key: value for key, value in chunk.items() if not value[:1].isdigit()}
+    return attributes.get("queue", name) == name and _has(attributes, kinds)
+
+
+def _has(attributes: Attributes, wanted: Mapping[str, str]) -> bool:
+    return all(
+        value.lower() in attributes.get(f"{_HAS}{key}", "").lower().split(",")
+        for key, value in wanted.items()
+        if key not in _AMOUNTS
+    )
+
+
+def _sum(parts: Sequence[Attributes], key: str) -> int:
+    """A number, or bytes (`527672492kb`)."""
+    sizes = (re.fullmatch(r"(\d+)([kmgtp]?)b?", part.get(f"{_HAS}{key}", "").lower()) for part in parts)
+    return sum(int(one[1]) << 10 * " kmgtp".index(one[2] or " ") for one in sizes if one)
+
+
+def bad_nodes(nodes: Mapping[str, Attributes]) -> dict[str, str]:
+    """Nodes that take no jobs, with state and the administrator's comment."""
+    reasons: dict[str, str] = {}
+    for name, attributes in nodes.items():
+        states = attributes.get("state", "").split(",")
+        if _OUT & set(states):
+            comment = attributes.get("comment", "")
+            reasons[name] = f"{','.join(states)}: {comment}" if comment else ",".join(states)
+    return reasons
+
+
+# PBS Professional, qstat(1B), states of a job. F is finished, X an expired subjob, M moved to another server.
+_PHASES = {
+    **dict.fromkeys("QHWTM", Phase.PENDING),
+    **dict.fromkeys("BRSU", Phase.RUNNING),
+    "E": Phase.COMPLETING,
+    **dict.fromkeys("FX", Phase.DONE),
+}
+# Exit_status of a job that did not end by itself (PBS Professional, Administrator's Guide, job exit status codes).
+_STATUS = {
+    -3: Failure.LAUNCH,
+    -4: Failure.NODE_FAIL,
+    -5: Failure.NODE_FAIL,
+    -11: Failure.NODE_FAIL,
+    -12: Failure.NODE_FAIL,
+    -29: Failure.TIMEOUT,
+}
+# The comment says more than the number: a job that was killed has 256 + the signal, whoever killed it.
+_COMMENTS = (
+    (re.compile(r"walltime", re.IGNORECASE), Failure.TIMEOUT),
+    (re.compile(r"preempt", re.IGNORECASE), Failure.PREEMPTED),
+    (re.compile(r"\bmem\b.*exceeded|out of memory|oom", re.IGNORECASE), Failure.OUT_OF_MEMORY),
+    (re.compile(r"node.*(fail|down)|vnode", re.IGNORECASE), Failure.NODE_FAIL),
+    (re.compile(r"delete|terminated", re.IGNORECASE), Failure.CANCELLED),
+)
+_UNKNOWN = re.compile(r"unknown job id|job has finished", re.IGNORECASE)
+
+
+def unknown_job(text: str) -> bool:
+    """Whether PBS says that the job does not exist."""
+    return _UNKNOWN.search(text) is not None
+
+
+def parse_job(text: str, number: str) -> JobState | None:
+    """`qstat -x -f ID`; None when there is no such job."""
+    jobs = _blocks(text, r"Job Id: (\S+)\s*\Z")
+    job = next((attributes for name, attributes in jobs.items() if name.partition(".")[0] == number), {})
+    return _state(job) if "job_state" in job else None
+
+
+def _state(job: Attributes) -> JobState:
+    word, comment = job["job_state"], job.get("comment", "")
+    phase = _PHASES.get(word, Phase.RUNNING)
+    shown = job.get("Exit_status", "")
+    status = int(shown) if re.fullmatch(r"-?[0-9]{1,9}", shown) else None
+    failure = _failure(status, comment) if phase is Phase.DONE else None
+    # 256 + the signal that ended it.
+    code = status - 128 if status is not None and status > 256 else status
+    return JobState(
+        phase=Phase.FAILED if failure else phase,
+        reason=comment,
+        exit=code if phase is Phase.DONE else None,
+        failure=failure,
+        nodes=_hosts(job.get("exec_host", "")),
+        restarts=max(0, (integer(job.get("run_count")) or 0) - 1),
+        word=word,
+    )
+
+
+def _failure(status: int | None, comment: str) -> Failure | None:
+    if status is None:
+        # Deleted before it ran.
+        return Failure.CANCELLED
+    if status in _STATUS:
+        return _STATUS[status]
+    if 0 <= status <= 255:
+        return None
+    return next((failure for pattern, failure in _COMMENTS if pattern.search(comment)), Failure.CANCELLED)
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    """`x3001/0*64+x3002/0*64` as names, without their domain."""
+    return tuple(dict.fromkeys(re.split(r"[/.]", part, maxsplit=1)[0] for part in text.split("+") if part))
+
 
 # PALS tells a rank its number as PALS_RANKID and PMI_RANK; Open MPI's mpiexec has a name of its own.
 _RANK = '"${PALS_RANKID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}}"'
@@ -55,7 +326,7 @@ def _directives(job: Job) -> list[str]:
     gpus = {job.gres.name: job.gpus_per_node} if job.gres is not None else {}
     chunk = {"ncpus": job.cpus_per_node, **gpus, "mem": f"{job.memory_gib}gb" if job.memory_gib else None}
     # What the target's own words ask for stands.
-    named = pbs_answers.asks_for(job.constraints or "")
+    named = asks_for(job.constraints or "")
     select = [f"select={job.nodes}", *(f"{key}={value}" for key, value in chunk.items() if value and key not in named)]
     if job.constraints:
         select.append(job.constraints)
@@ -109,13 +380,13 @@ class Pbs(Scheduler):
     limits = "the queue's limits: `qstat -Qf QUEUE`; queue, account, time and file systems are in the target file"
     render = staticmethod(render)
     render_body = staticmethod(render_body)
-    unknown_job = staticmethod(pbs_answers.unknown_job)
+    unknown_job = staticmethod(unknown_job)
 
     def attempt(self, state: JobState) -> int:
         """Its jobs are not rerun (`-r n`); PBS may count one up all the same that did not come to start."""
         return 0
 
-    def pool(self, target: Target) -> pbs_answers.Queues:
+    def pool(self, target: Target) -> Queues:
         """The queues that jobs of a target may go to, and what their nodes offer.
 
         Raises EnvbuildError `partition-unknown` (exit 2), `partition-out-of-service` (exit 75), `scheduler-missing`,
@@ -125,18 +396,18 @@ class Pbs(Scheduler):
         limits = (QueueLimits(name=wanted.queue),) if wanted.queue else wanted.queues
         queues = {}
         if limits:
-            offered = pbs_answers.parse_queues(self.asked("qstat", "-Q", "-f"))
-            pbs_answers.check_queues(limits, offered, self.runner.host)
+            offered = parse_queues(self.asked("qstat", "-Q", "-f"))
+            check_queues(limits, offered, self.runner.host)
             queues = {limit.name: offered.get(limit.name, {}) for limit in limits}
-        nodes = pbs_answers.parse_nodes(self.asked("pbsnodes", "-a"))
-        return pbs_answers.Queues(limits, pbs_answers.offers(nodes, wanted.constraints or "", queues))
+        nodes = parse_nodes(self.asked("pbsnodes", "-a"))
+        return Queues(limits, offers(nodes, wanted.constraints or "", queues))
 
     def bad_nodes(self, nodes: tuple[str, ...]) -> dict[str, str]:
         """Those of `nodes` that take no jobs now, with the reason: a hook may have taken them out after ours."""
         if not nodes:
             return {}
-        states = pbs_answers.parse_nodes(self.runner.run(["pbsnodes", *nodes], timeout=TIMEOUT).out)
-        return pbs_answers.bad_nodes(states)
+        states = parse_nodes(self.runner.run(["pbsnodes", *nodes], timeout=TIMEOUT).out)
+        return bad_nodes(states)
 
     def poll(self, job: Job, number: str) -> JobState:
         """What PBS says, its history included; once it has forgotten the job, what the job's own status file says.
@@ -144,7 +415,7 @@ class Pbs(Scheduler):
         Raises SchedulerUnavailableError when the server does not answer now.
         """
         done = self.runner.run(["qstat", "-x", "-f", number], timeout=TIMEOUT)
-        state = pbs_answers.parse_job(done.out, number)
+        state = parse_job(done.out, number)
         if state is not None:
             return self._sure(job, number, state)
         if not self.unknown_job(done.err + done.out):

@@ -14,8 +14,7 @@ from typing import Literal
 from envbuild.errors import EnvbuildError
 from envbuild.launch.recipes import RECIPES, launch_data
 from envbuild.launch.request import model_row, require
-from envbuild.model.launch import Launch
-from envbuild.model.reference import BenchmarkCase, Reference
+from envbuild.model.launch import BenchmarkCase, Launch, Reference
 from envbuild.model.stack import Stack
 from envbuild.resolve.compat import Gpu
 from envbuild.strategy.memory import Case, Shape, held, layer_activations, logits, parameters, reserved

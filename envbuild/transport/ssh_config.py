@@ -181,8 +181,7 @@ def _existing(name: str, code: str, hint: str) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         return path
-    why = "the target names it"
-    raise EnvbuildError(code, f"{path} is not there", why=why, hint=hint)
+    raise EnvbuildError(code, f"{path} is not there", why="the target names it", hint=hint)
 
 
 def _ssh_path(path: str) -> str:

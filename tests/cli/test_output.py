@@ -75,7 +75,7 @@ def test_running_text_has_the_width_of_the_terminal_behind_a_pager_too(
     for stdout, stderr, wide in ((sixty, sixty, 60), (io.StringIO(), sixty, 60), (io.StringIO(), io.StringIO(), 100)):
         monkeypatch.setattr("sys.stdout", stdout)
         monkeypatch.setattr("sys.stderr", stderr)
-        assert text_width(100) == wide
+        assert text_width() == wide
 
 
 def test_a_table_puts_below_what_does_not_fit(sixty: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

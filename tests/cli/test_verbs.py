@@ -15,7 +15,7 @@ import pytest
 
 import envbuild
 from envbuild import __version__
-from envbuild.cli import begin, help_code
+from envbuild.cli import begin, help_code, names
 from envbuild.cli.choose import Time
 from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
@@ -271,10 +271,10 @@ def test_envbuild_called_by_its_path_says_how_a_shell_finds_it(tmp_path: Path, m
     program = executable(tmp_path / "bin" / "envbuild")
     monkeypatch.setattr(sys, "argv", [str(program)])
     monkeypatch.setenv("PATH", "/usr/bin")
-    assert begin.off_path() == [f'To call it as `envbuild`: export PATH="{program.parent}:$PATH"']
-    assert begin.off_path()[0] in begin.text()
+    assert names.off_path() == [f'To call it as `envbuild`: export PATH="{program.parent}:$PATH"']
+    assert names.off_path()[0] in begin.text()
     monkeypatch.setenv("PATH", f"/usr/bin:{program.parent}")
-    assert begin.off_path() == []
+    assert names.off_path() == []
 
 
 def test_envbuild_alone_names_no_link_that_a_shell_or_terminal_would_read_otherwise(world: World) -> None:

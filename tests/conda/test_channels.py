@@ -6,7 +6,7 @@ import pytest
 
 from envbuild.conda.channels import CondaConfig, addresses, places, read_config
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.conda import CondaChannel, CondaSpec
+from envbuild.model.stack import CondaChannel, CondaSpec
 from tests.support.fails import fails
 from tests.support.files import write_file
 

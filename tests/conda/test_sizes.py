@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.conda.solve import with_sizes
 from envbuild.model.common import Unpacked
-from envbuild.model.conda import CondaPackage
+from envbuild.model.stack import CondaPackage
 from tests.support.conda import Channel, Package
 from tests.support.served import Folder, serving
 

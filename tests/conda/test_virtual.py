@@ -7,8 +7,8 @@ import pytest
 from archspec.cpu import TARGETS
 
 from envbuild.conda.virtual import BASELINE, met, microarchitecture, of_facts, platform_of, solutions
-from envbuild.model.conda import CondaSpec
 from envbuild.model.facts import CpuFacts, DiskFacts, DriverFacts, LibcFacts, NodeFacts, OsFacts
+from envbuild.model.stack import CondaSpec
 from envbuild.node.probe.system import cpu_facts
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tarfile
 import tomllib
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from envbuild import resources
-from envbuild.bundle.collect import piece
-from envbuild.bundle.files import Contents, write_bundle
+from envbuild.bundle.collect import Contents, piece, write_bundle
 from envbuild.cli.entry import main
 from envbuild.container.build import Options, _secrets, build_image, fill_wheelhouse
 from envbuild.container.builders import (
@@ -23,7 +20,6 @@ from envbuild.container.builders import (
     Buildah,
     Builder,
     Docker,
-    _streamed,
     failure,
     find_builder,
     stream,
@@ -234,17 +230,6 @@ def test_what_builders_say_becomes_a_code(output: str, code: str, exit_code: int
     assert found.why and found.hint
 
 
-def test_files_of_an_image_that_broke_off_are_no_image() -> None:
-    with contextmanager(_streamed)(["sh", "-c", "echo some"], "i") as files:
-        assert files.read() == b"some\n"
-    with (
-        pytest.raises(EnvbuildError, match="the files of i could not be read") as caught,
-        contextmanager(_streamed)(["sh", "-c", "echo some; echo no such layer >&2; exit 3"], "i") as files,
-    ):
-        files.read(4)
-    assert (caught.value.code, caught.value.why, caught.value.exit_code) == ("image-export-failed", "no such layer", 4)
-
-
 def test_lines_come_as_they_are_printed(tmp_path: Path) -> None:
     seen: list[str] = []
     code, output = stream([sys.executable, "-c", "print('a'); raise SystemExit(3)"], seen.append, tmp_path)
@@ -320,24 +305,3 @@ def test_a_bundle_is_checked_before_a_build_sees_a_file_of_it(own: Path, form: s
     with fails("bundle-damaged"):
         fill_wheelhouse(OPT, [own / form], own / "other")
     assert _files(own / "other") == []
-
-
-@pytest.mark.parametrize("root", [True, False])
-def test_buildah_mounts_an_image_to_read_where_its_user_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
-) -> None:
-    """`buildah mount` of who is not root fails outside of `buildah unshare`."""
-    write_file(tmp_path / "files" / "x", "x")
-    program = executable(
-        tmp_path / "buildah",
-        '#!/bin/sh\ncase "$1" in\n'
-        "from) echo c-1 ;;\n"
-        f"mount) echo {tmp_path}/files; exit {0 if root else 125} ;;\n"
-        f'unshare) [ "$2 $3" = "--mount FOLDER=c-1" ] || exit 9; shift 3; FOLDER={tmp_path}/files exec "$@" ;;\nesac\n',
-    )
-    monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
-    with (
-        Buildah("buildah", str(program)).exported("x:1") as stream_of_tar,
-        tarfile.open(fileobj=stream_of_tar, mode="r|") as archive,
-    ):
-        assert [member.name for member in archive] == [".", "./x"]

@@ -19,12 +19,12 @@ from envbuild.cli.verbs import cli
 from envbuild.container import registry
 from envbuild.container.base_images import AskedDigest, Given, load_containers, read_digests, write_digests
 from envbuild.container.dockerfile import render
-from envbuild.container.pin_digests import pin_images, references_of
+from envbuild.container.registry import pin_images, references_of
 from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
+from envbuild.lock.record import write_lock
 from envbuild.lock.variants import locked_image
-from envbuild.lock.write import write_lock
 from envbuild.model.lock import Lock, LockedImage
 from tests.container.test_registry import Registry
 from tests.container.test_registry import registry as registry_server

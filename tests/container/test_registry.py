@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from envbuild.catalog.loader import load_stack, lock_path
 from envbuild.container.base_images import AskedDigest, parse_reference, read_digests, write_digests
 from envbuild.container.builders import find_builder
-from envbuild.container.registry import ask_all, ask_config, ask_digest
+from envbuild.container.registry import ask_and_record, ask_config, ask_digest
 from envbuild.errors import EnvbuildError
+from envbuild.lock.files import read_lock
 from tests.support.fails import fails
 
 MANIFEST = json.dumps({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json"}).encode()
@@ -208,23 +210,26 @@ def test_what_is_no_reference_is_refused(text: str) -> None:
         parse_reference(text)
 
 
-def test_a_tag_that_moved_is_told_with_both_digests_and_kept(tmp_path: Path) -> None:
-    old, new, day = "1" * 64, "2" * 64, date(2026, 11, 21)
-    known = {"a:1": AskedDigest(digest=old, asked="2026-01-01")}
+def test_a_tag_that_moved_is_told_with_both_digests_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, platforms = "1" * 64, "2" * 64, {"linux/amd64": "3" * 64}
+    file, lock = tmp_path / "images.toml", read_lock(lock_path(load_stack("torch-smoke"), "exact"))
+    write_digests({"a:1": AskedDigest(digest=old, asked="2026-01-01")}, file)
 
     def ask(reference: str) -> tuple[str, dict[str, str]]:
         if reference == "c:1":
             raise EnvbuildError("image-unknown", "the registry has no c:1")
-        return new, {"linux/amd64": "3" * 64}
+        return new, platforms
 
-    asked = ask_all(["a:1", "b:1", "c:1"], known, ask=ask, today=day)
-    assert asked.digests["a:1"].digest == old and asked.digests["b:1"].digest == new
-    assert old in asked.warnings[0] and new in asked.warnings[0]
-    assert [error.code for error in asked.errors] == ["image-unknown"]
-    renewed = ask_all(["a:1"], known, upgrade=True, ask=ask, today=day)
-    assert renewed.digests["a:1"] == AskedDigest(digest=new, asked="2026-11-21", platforms={"linux/amd64": "3" * 64})
-    write_digests(asked.digests, tmp_path / "images.toml")
-    assert read_digests(tmp_path / "images.toml") == asked.digests
+    monkeypatch.setattr("envbuild.container.registry.ask_image", ask)
+    _, (moved, unknown) = ask_and_record(lock, tmp_path / "lock.toml", ["a:1", "b:1", "c:1"])
+    recorded = read_digests(file)
+    assert recorded["a:1"].digest == old and recorded["b:1"].digest == new
+    assert old in moved and new in moved and "no c:1" in unknown
+    ask_and_record(lock, tmp_path / "lock.toml", ["a:1"], upgrade=True)
+    today = date.today().isoformat()
+    assert read_digests(file)["a:1"] == AskedDigest(digest=new, asked=today, platforms=platforms)
+    with fails("image-unknown"):
+        ask_and_record(lock, tmp_path / "lock.toml", ["c:1"])
     (tmp_path / "images.toml").write_text("[images.a]\ndigest = 'no'\n")
     with fails("file-unreadable"):
         read_digests(tmp_path / "images.toml")

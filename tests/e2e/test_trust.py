@@ -17,7 +17,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.node import trust
 from envbuild.node.probe.prefix import toolchain_names
 from envbuild.provision.contact.payload import uv_tool
-from envbuild.provision.survey import implicit
+from envbuild.provision.survey import hosts
 from tests.e2e.world import World
 from tests.support.fails import fails
 from tests.support.files import write_file
@@ -166,7 +166,7 @@ def test_d63_a_program_or_ssh_configuration_that_changes_is_asked_for_again(worl
     for one, other in (("echo a", "Host a"), ("echo b", "Host a"), ("echo b", "Host b")):
         program.write_text(one)
         config.write_text(other)
-        asked = implicit.question(load_target(str(target)))
+        asked = hosts.trust_question(load_target(str(target)))
         assert asked is not None
         digests.append(asked.digest)
     assert len(set(digests)) == 3

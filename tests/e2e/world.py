@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from envbuild.lock.files import read_lock
-from envbuild.lock.write import write_lock
+from envbuild.lock.record import write_lock
 from envbuild.model.lock import Variant
 from envbuild.provision.contact.payload import uv_tool
 from tests.node.env_support import MINOR, PYTHON, make_repository, make_wheel, site

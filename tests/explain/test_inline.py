@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.explain.annotate import Mark
-from envbuild.explain.inline import code_html, inline_html
+from envbuild.explain.page import code_html, inline_html
 
 
 def mark(text: str, piece: str, number: int = 1) -> Mark:

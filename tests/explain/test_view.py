@@ -11,8 +11,8 @@ from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.explain.checks import CheckResult
 from envbuild.explain.text import render_text
 from envbuild.explain.view import Decided, explain, least_nodes, parameters
-from envbuild.model.reference import ModelSize, Reference
-from envbuild.model.resolution import Candidate, Decision, Resolution
+from envbuild.model.launch import ModelSize, Reference
+from envbuild.model.plan import Candidate, Decision, Resolution
 from envbuild.model.stack import Stack
 
 Make = Callable[..., Stack]

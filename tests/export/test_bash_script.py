@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.bundle.collect import piece
-from envbuild.bundle.files import Contents, write_bundle
+from envbuild.bundle.collect import Contents, piece, write_bundle
 from envbuild.catalog.patches import digest_of, patches_of
 from envbuild.export import bash_script
 from envbuild.export.bash_script import render_script

@@ -12,8 +12,8 @@ from envbuild.cli.entry import main
 from envbuild.errors import ExitCode
 from envbuild.export.lock_formats import explicit
 from envbuild.lock.files import read_lock
-from envbuild.model.conda import CondaPackage, LockedConda
 from envbuild.model.lock import Variant
+from envbuild.model.stack import CondaPackage, LockedConda
 from tests.lock.build import SHA, package, variant
 from tests.support.conda import Channel, Package
 from tests.support.fails import fails

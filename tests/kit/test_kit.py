@@ -25,9 +25,8 @@ from envbuild.catalog.loader import load_stack
 from envbuild.cli.report_cmd import report as command
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.kit import manifest
-from envbuild.kit.make import UNKNOWN, make_kit, readme, rows
+from envbuild.kit.make import UNKNOWN, commands, make_kit, readme, rows, verify_kit
 from envbuild.kit.manifest import KitFile, Manifest, listed, parse, render
-from envbuild.kit.verify import verify_kit
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.view import View
 from tests.report import samples
@@ -40,6 +39,7 @@ from tests.support.need import need
 from tests.test_docs import COMMAND, walked
 
 LOCK = "torch-smoke.exact.lock.toml"
+COMMANDS = commands(samples.evidence(), "torch-smoke")
 
 
 @pytest.fixture(scope="module")
@@ -137,13 +137,13 @@ def test_the_kit_says_what_to_expect_and_what_it_costs_as_measured(made: Path) -
         {"checks": [{**each, "seconds": None} for each in samples.checks(100_000.0)]},
         {"facts": None},
     ):
-        unknown = rows(View(samples.evidence(samples.node(gpus=8, **missing))))
+        unknown = rows(View(samples.evidence(samples.node(gpus=8, **missing))), COMMANDS)
         assert {row.hours for row in unknown if "smoke" in row.claim} == {UNKNOWN}
-    assert {row.hours for row in rows(View(samples.evidence())) if "smoke" in row.claim} == {"none"}
+    assert {row.hours for row in rows(View(samples.evidence()), COMMANDS) if "smoke" in row.claim} == {"none"}
 
 
 def test_a_document_that_was_measured_elsewhere_is_said_to_be_so() -> None:
-    found = next(row for row in rows(View(samples.fleet(1))) if row.claim.startswith("bench"))
+    found = next(row for row in rows(View(samples.fleet(1)), COMMANDS) if row.claim.startswith("bench"))
     assert found.expected.startswith("147 TFLOP/s per GPU, or no more than 3 % worse")
     assert "8 GPUs here, 992 in the claim" in found.here
     assert found.hours == "0.689"  # 8 GPUs × 310 s
@@ -516,7 +516,7 @@ def accepted(path: Path) -> bool:
     """Whether its files are those of its manifest; what the report says is another test's."""
     try:
         with manifest.opened(path) as (folder, there):
-            findings = list(manifest.check_files(folder, there, manifest.read_manifest(folder)))
+            findings = list(manifest.check_files(folder, there, manifest.manifest_of(folder)))
     except EnvbuildError as error:
         assert error.exit_code == ExitCode.INTEGRITY
         return False

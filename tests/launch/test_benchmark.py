@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from envbuild.launch.request import course_in_words, samples
 from envbuild.model.evidence import Comparison
-from envbuild.model.reference import Bench, Reference
+from envbuild.model.launch import Bench, Reference
 from envbuild.report.claimed import NO_GPU, Gpus, compare, in_words, metric
 from tests.launch.support import place, stack, started
 

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.launch.recipes import launch
 from envbuild.launch.request import samples
-from envbuild.model.launch import Launch
-from envbuild.model.reference import Bench
+from envbuild.model.launch import Bench, Launch
 from envbuild.model.stack import Stack
 from envbuild.node.smoke.training_log import read_line
 from tests.launch.support import ENVIRONMENT, OUTPUT, place

@@ -18,7 +18,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.launch.recipes import preparation
 from envbuild.launch.request import Place
 from envbuild.lock.files import read_lock
-from envbuild.lock.write import render_lock
+from envbuild.lock.record import render_lock
 from envbuild.node.smoke import training_data
 from envbuild.provision.training_data import make
 from tests.launch.support import place, stack

@@ -21,8 +21,8 @@ from envbuild.lock.create import create_lock
 from envbuild.lock.diff import diff_locks
 from envbuild.lock.files import parse_lock
 from envbuild.lock.readers.torch_wheels import Supply
+from envbuild.lock.record import render_lock
 from envbuild.lock.variants import specs
-from envbuild.lock.write import render_lock
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
 from tests.conda.channel import channel, record

@@ -14,7 +14,7 @@ from envbuild.lock.create import create_lock
 from envbuild.lock.files import parse_lock
 from envbuild.lock.packages import Index, read_base
 from envbuild.lock.readers.torch_wheels import Supply, can_reach
-from envbuild.lock.write import render_lock
+from envbuild.lock.record import render_lock
 from envbuild.model.lock import ArtifactFile, Lock, LockedInterpreter
 from envbuild.model.stack import Stack
 from envbuild.node.env.interpreter import examine

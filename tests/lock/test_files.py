@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from envbuild.errors import ExitCode
 from envbuild.lock.files import MAX_BYTES, parse_lock, read_lock
-from envbuild.lock.write import render_lock, write_lock
+from envbuild.lock.record import render_lock, write_lock
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, LockedSubmodule
 from envbuild.model.stack import Base, Build, EnvPath, SmokeItem
 from envbuild.text import unsafe

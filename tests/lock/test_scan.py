@@ -7,7 +7,7 @@ import pytest
 from envbuild.lock.create import create_lock, default_supply
 from envbuild.lock.files import parse_lock
 from envbuild.lock.readers.scan import uses
-from envbuild.lock.write import render_lock
+from envbuild.lock.record import render_lock
 from envbuild.model.stack import Stack
 from envbuild.resolve.profile import findings
 from tests.lock.conftest import Repos

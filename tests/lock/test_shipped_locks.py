@@ -18,7 +18,7 @@ from envbuild.lock.check import check_lock
 from envbuild.lock.files import read_lock
 from envbuild.lock.readers.pylock import platform_of
 from envbuild.lock.readers.torch_wheels import check_against_records, load_records
-from envbuild.lock.write import render_lock
+from envbuild.lock.record import render_lock
 from envbuild.model.lock import Lock, Variant
 from envbuild.resolve.artifacts import rank
 from tests.support.stacks import shipped_stack

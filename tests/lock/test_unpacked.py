@@ -16,8 +16,8 @@ from envbuild.lock.files import read_lock
 from envbuild.lock.readers.git import git_reader
 from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.readers.wheel_record import of_wheel
+from envbuild.lock.record import write_lock
 from envbuild.lock.sources import taken_by, with_what_trees_say
-from envbuild.lock.write import write_lock
 from envbuild.model.common import BLOCK, Unpacked
 from envbuild.model.stack import Source, Stack
 from envbuild.node import paths

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from envbuild.lock.files import parse_lock
-from envbuild.lock.write import render_lock
+from envbuild.lock.record import render_lock
 from envbuild.model.lock import LockedSource, Variant
 from envbuild.model.stack import Build, Source
 from envbuild.model.target import Target

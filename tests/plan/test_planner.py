@@ -19,7 +19,7 @@ from envbuild.model.target import Target
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import ChosenVariants, make_plan
 from envbuild.provision.run.context import Survey
-from envbuild.resolve.reachability import Supply
+from envbuild.resolve.estimate import Supply
 from envbuild.resolve.rules.node import unexpected
 from tests.resolve.builders import (
     compat,

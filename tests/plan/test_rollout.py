@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild.plan.rollout import Batches, Share, parse_share
+from envbuild.model.plan import Batches, Share, parse_share
 from tests.support.fails import fails
 
 NODES = tuple(f"n{number}" for number in range(8))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.model.reference import Bench
+from envbuild.model.launch import Bench
 from envbuild.provision import strategy
 from envbuild.provision.own_run import Log, OwnRun
 from envbuild.report.claimed import Gpus

@@ -12,7 +12,7 @@ from envbuild import resources
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import Resolution
 from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import compat_from_plain, read_plain

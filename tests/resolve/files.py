@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from envbuild.catalog.loader import load_stack, manifest_digest
-from envbuild.lock.write import write_lock
+from envbuild.lock.record import write_lock
 from envbuild.model.lock import Lock, LockedSource
 from tests.resolve.builders import make_lock, node_facts, package, torch_package
 

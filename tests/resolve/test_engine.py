@@ -8,10 +8,10 @@ import pytest
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import Resolution
 from envbuild.resolve.engine import Resolver
+from envbuild.resolve.estimate import Supply, indexes_needed, wanted_files
 from envbuild.resolve.node_classes import group
-from envbuild.resolve.reachability import Supply, indexes_needed, wanted_files
 from tests.resolve.builders import (
     GB,
     compat,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import Resolution
 from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.estimate import PACKAGE, PYTHON_BYTES, STAMP_BYTES_PER_INODE, VENV, disk_words, estimate
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, target

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from envbuild.catalog.yaml_load import load_yaml
-from envbuild.model.resolution import Decision
+from envbuild.model.plan import Decision
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import compat_from_plain
 from envbuild.resolve.engine import evaluate

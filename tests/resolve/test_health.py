@@ -10,7 +10,7 @@ import pytest
 
 from envbuild import resources
 from envbuild.model.facts import NodeFacts
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import Resolution
 from envbuild.provision.survey.ask import with_clock
 from envbuild.resolve import health
 from envbuild.resolve.request import visible_gpus

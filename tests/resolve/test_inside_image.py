@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.model.lock import Lock
-from envbuild.model.resolution import Resolution
-from envbuild.resolve.inside_image import OUTSIDE
+from envbuild.model.plan import Resolution
+from envbuild.resolve.request import OUTSIDE
 from tests.resolve.builders import compat, make_lock, node_facts, node_rows, package, resolve, target, torch_package
 
 NGC = "nvcr.io/nvidia/pytorch:22.02-py3"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from envbuild.catalog.node_facts import list_facts, load_facts
-from envbuild.model.resolution import Decision, Resolution
+from envbuild.model.plan import Decision, Resolution
 from envbuild.provision.survey.ask import refusal
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target, torch_package
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import Resolution
 from envbuild.plan.source_builds import build_request, compiler_variables
 from envbuild.resolve.engine import evaluate
 from tests.resolve.builders import compat, make_lock, node_facts, resolve, target, torch_package

@@ -9,7 +9,7 @@ import pytest
 from envbuild.errors import ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import Resolution
 from envbuild.plan.planner import ChosenVariants
 from envbuild.plan.source_builds import lacking, lacks_tools
 from tests.resolve.builders import compat, make_lock, node_facts, resolve_fleet, target, torch_package

@@ -12,10 +12,10 @@ from envbuild.errors import ExitCode
 from envbuild.model.target import Target
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Failure, Gres, Job, JobStep, Phase, SchedulerUnavailableError, Share
-from envbuild.schedule.pbs import Pbs
-from envbuild.schedule.pbs_answers import (
+from envbuild.schedule.pbs import (
     Attributes,
     Offer,
+    Pbs,
     Queues,
     bad_nodes,
     offers,

@@ -9,8 +9,8 @@ import pytest
 
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Failure, Gres, JobState, Phase, Share
-from envbuild.schedule.slurm import Slurm
-from envbuild.schedule.slurm_answers import (
+from envbuild.schedule.slurm import (
+    Slurm,
     parse_bad_nodes,
     parse_gres,
     parse_job,

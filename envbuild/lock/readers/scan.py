@@ -82,9 +82,7 @@ def _run_by_import(tree: ast.AST) -> Iterator[ast.AST]:
                 yield from ast.walk(part)
         elif isinstance(node, ast.Try):
             yield from (inner for part in (*node.orelse, *node.finalbody) for inner in (part, *_run_by_import(part)))
-        elif isinstance(node, ast.If) and (
-            "__main__" in ast.unparse(node.test) or "TYPE_CHECKING" in ast.unparse(node.test)
-        ):
+        elif isinstance(node, ast.If) and _NOT_IMPORTED.search(ast.unparse(node.test)):
             yield from (inner for part in node.orelse for inner in (part, *_run_by_import(part)))
         elif not isinstance(node, ast.Lambda):
             yield from _run_by_import(node)

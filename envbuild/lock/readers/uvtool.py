@@ -8,12 +8,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from uv import find_uv_bin
-
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import pip_config, proc, variables
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.rules.packages import advice
+from envbuild.resources import uv_bin
 
 # uv's own words for "could not be fetched"; a resolution that fails for want of a version says something else.
 _NETWORK = re.compile(
@@ -31,19 +30,6 @@ _HERE = frozenset(("UV_CACHE_DIR", "UV_NO_INDEX", "UV_OFFLINE"))
 _NO_CACHE = re.compile(r"Failed to initialize cache at `([^`]+)`")
 _LINES = 10
 _TIMEOUT_S = 900
-
-
-def uv_bin() -> str:
-    """Full path of the uv that envbuild depends on. Raises EnvbuildError `uv-missing`."""
-    try:
-        return os.fsdecode(find_uv_bin())
-    except FileNotFoundError as error:
-        raise EnvbuildError(
-            "uv-missing",
-            "the uv program is not installed",
-            why=str(error),
-            hint="install envbuild's dependencies again",
-        ) from error
 
 
 def uv_version() -> str:

@@ -17,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import Unpacked
@@ -25,6 +24,7 @@ from envbuild.model.lock import LockedPackage
 from envbuild.node import hashing, pip_config
 from envbuild.node.packages import index_client, wheel_file
 from envbuild.node.protocol import NodeError
+from envbuild.resolve.artifacts import same_version
 
 # The listing is the end of a wheel: that of most lies in the first length, that of torch (12,248 files) in the second.
 _TAILS = (1 << 16, 1 << 22, 1 << 26)
@@ -109,20 +109,13 @@ def _check_identity(archive: zipfile.ZipFile, folder: str, file: str, package: L
     """METADATA names the package and the version that the lock has."""
     metadata, _ = parse_email(_text(archive, f"{folder}/METADATA", file))
     name, version = metadata.get("name", ""), metadata.get("version", "")
-    if canonicalize_name(name) != canonicalize_name(package.name) or not _is_equal(version, package.version):
+    if canonicalize_name(name) != canonicalize_name(package.name) or not same_version(version, package.version):
         raise EnvbuildError(
             "record-mismatch",
             f"{file} says that it is {name or 'nothing'} {version}",
             why=f"the lock asks for {package.name} {package.version}",
             hint="use another index or mirror",
         )
-
-
-def _is_equal(one: str, other: str) -> bool:
-    try:
-        return Version(one) == Version(other)
-    except InvalidVersion:
-        return one == other
 
 
 def _check_members(archive: zipfile.ZipFile, folder: str, file: str, say: Callable[[str], None]) -> int:

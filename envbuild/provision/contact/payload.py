@@ -24,6 +24,7 @@ from typing import IO, Any, Literal, cast
 
 from envbuild.errors import EnvbuildError
 from envbuild.regular_file import sha256_of
+from envbuild.resources import uv_bin
 
 BLOCK = 65536
 _NAME = re.compile(r"\A[a-z0-9][a-z0-9._+-]*\Z")
@@ -86,17 +87,15 @@ def uv_tool() -> Tool:
     that has nothing to do; the node checks the file against it before it is used.
     Raises EnvbuildError `uv-missing` (exit 2).
     """
-    from envbuild.lock.readers.uvtool import uv_bin
-
     path = Path(uv_bin())
-    recorded = _recorded_digest("uv", path)
+    recorded = _recorded_digest(path)
     return file_tool("uv", path) if recorded is None else Tool("uv", path, recorded)
 
 
-def _recorded_digest(distribution: str, path: Path) -> str | None:
-    """sha256 (hex) that an installed distribution records for one of its files; None when it does not name the file."""
+def _recorded_digest(path: Path) -> str | None:
+    """sha256 (hex) that the installed uv records for one of its files; None when it does not name the file."""
     folder = Path(sysconfig.get_paths()["purelib"])
-    for record in folder.glob(f"{distribution}-*.dist-info/RECORD"):
+    for record in folder.glob("uv-*.dist-info/RECORD"):
         with record.open(newline="", encoding="utf-8") as lines:
             for name, digest, *_ in csv.reader(lines):
                 if name.endswith(f"/{path.name}") and (folder / name).resolve() == path.resolve():

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
-from envbuild.model.plan import Plan
-from envbuild.plan.rollout import Batches
+from envbuild.model.plan import Batches, Plan
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.environments import Environments, ask_in_use, stage
 from envbuild.provision.fleet.multi_node_smoke import meet_in_use, meet_nodes
@@ -75,7 +74,8 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
             part = replan(work)
         lacking = {name: error for name, error in work.lacking.items() if name in names}
         made, answers = wave(work, part)
-        plan = _with_steps(plan, made, names)
+        carried_out = {node.node: node for node in made.nodes if node.node in names}
+        plan = plan.model_copy(update={"nodes": tuple(carried_out.get(node.node, node) for node in plan.nodes)})
         answers.errors.update(lacking)
         outcome.responses.update(answers.responses)
         outcome.errors.update(answers.errors)
@@ -86,12 +86,6 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
             _look_again(work, good)
     work.only = None
     return plan, outcome
-
-
-def _with_steps(plan: Plan, made: Plan, names: tuple[str, ...]) -> Plan:
-    """The plan with the nodes of one wave as they were carried out."""
-    new = {node.node: node for node in made.nodes if node.node in names}
-    return plan.model_copy(update={"nodes": tuple(new.get(node.node, node) for node in plan.nodes)})
 
 
 def _look_again(work: Work, nodes: set[str]) -> None:

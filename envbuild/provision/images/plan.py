@@ -11,8 +11,7 @@ from envbuild.container.run_options import Chosen, ContainerFacts, choose, launc
 from envbuild.container.verify_image import asked_of_image
 from envbuild.model.evidence import ImageEvidence
 from envbuild.model.facts import NodeFacts
-from envbuild.model.plan import NodePlan, Plan, Step
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import NodePlan, Plan, Resolution, Step
 from envbuild.plan.node_steps import smoke_items, uses_cuda
 from envbuild.provision.images.obtain import Obtained, Wanted, needs_registry, settings_of
 from envbuild.provision.run.context import Prepared

@@ -154,8 +154,6 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
 
 def _bring_python(work: Work, site: JobSite, top: str, bare: Survey) -> Survey:
     """Stage a Python below `top` for the nodes that have none, and ask through another job, which may get others."""
-    from envbuild.provision.jobs.survey import stage_python
-
     work.journal.stage(f"staging a Python on {site.login}: {', '.join(bare.without_python)} without one")
     paths = stage_python(work, site, top, {node: bare.contacts[node] for node in bare.without_python})
     again = Survey()

@@ -16,13 +16,11 @@ from envbuild.lock.agreement import asked
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.plan import NodePlan, Plan
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import Batches, NodePlan, Plan, Resolution
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
 from envbuild.node import identity
 from envbuild.node.redact import redact_data
-from envbuild.plan.rollout import Batches
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.run import progress
@@ -32,7 +30,7 @@ from envbuild.provision.run.run_dir import RunDir
 from envbuild.text import plural
 
 if TYPE_CHECKING:
-    from envbuild.resolve.reachability import Supply
+    from envbuild.resolve.estimate import Supply
 
 
 class Narrowing(NamedTuple):

@@ -10,8 +10,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode, gravest
 from envbuild.model.evidence import Check, NodeEvidence, NodeLog, checks_exit
 from envbuild.model.facts import NodeFacts
-from envbuild.model.plan import NodePlan
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import NodePlan, Resolution
 from envbuild.report.verdict import GPU_WARNINGS
 from envbuild.report.view import place_words
 from envbuild.resolve.compat_read import load_compat

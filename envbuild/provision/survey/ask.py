@@ -18,16 +18,13 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.plan import NodePlan
-from envbuild.model.resolution import Decision, Resolution
+from envbuild.model.plan import Decision, NodePlan, Resolution
 from envbuild.model.target import Target
-from envbuild.node import pip_config
-from envbuild.node.probe import prefix
 from envbuild.plan.source_builds import bundle_name, bundles
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.run.context import Choice, Prepared, Survey
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.resolve.reachability import Supply, channel_key, channels_needed, indexes_needed, sources_needed
+from envbuild.resolve.estimate import Supply, channel_key, channels_needed, indexes_needed, sources_needed
 
 if TYPE_CHECKING:
     from envbuild.resolve.compat import Compat
@@ -135,7 +132,7 @@ def decide_rest(prepared: Prepared, survey: Survey) -> None:
 
 def probe_args(prepared: Prepared) -> dict[str, Any]:
     """The arguments of a full probe: what a base has is a part of the answer where a variant may stand on one."""
-    from envbuild.resolve.reachability import wanted_files
+    from envbuild.resolve.estimate import wanted_files
 
     variants = prepared.lock.variants
     trees = {tree.name: tree.at for variant in variants for tree in variant.trees if tree.at}
@@ -200,6 +197,8 @@ def controller_supply(lock: Lock, channels: Mapping[str, str], known: Mapping[st
 
     `channels`: addresses. `known`: what it reaches, where it was asked as a node already.
     """
+    from envbuild.node.probe import prefix
+
     cache = resources.artifact_cache()
     reachable = dict(known) if known is not None else _reached(lock, channels)
     names = {file.file: file.sha256 for variant in lock.variants for each in variant.packages for file in each.files}
@@ -213,6 +212,9 @@ def controller_supply(lock: Lock, channels: Mapping[str, str], known: Mapping[st
 
 def _reached(lock: Lock, channels: Mapping[str, str]) -> dict[str, bool]:
     """What pip, conda and git reach from here."""
+    from envbuild.node import pip_config
+    from envbuild.node.probe import prefix
+
     config, indexes = pip_config.read(os.environ), index_addresses(lock)
     own = {DEFAULT_INDEX: config.index_url} if DEFAULT_INDEX in indexes and config.index_url else {}
     asked = {**({} if config.no_index else {**indexes, **own}), **channels}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from envbuild.catalog.patches import patches_of
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.node import identity
@@ -21,6 +21,9 @@ from envbuild.provision.contact.toolchain import NodeTools, disk_bytes, node_too
 from envbuild.provision.run.context import Prepared, Survey, Work
 from envbuild.provision.survey.ask import decide, note_refusals
 from envbuild.provision.survey.hosts import narrow, unsupported
+
+if TYPE_CHECKING:
+    from envbuild.model.patch import Patch
 
 
 def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None) -> Plan:
@@ -87,7 +90,10 @@ def plan_recorded(
     if target.connection.kind == "ssh":
         plan = over_ssh(plan, _sharing(target, survey, tools))
     plan = prepared.explained(plan)
-    return plan.model_copy(update={"warnings": (*_cannot_yet(target), *plan.warnings)}), survey
+    if cannot := unsupported(target):
+        warning = f"`provision` cannot do this yet: {'; '.join(cannot)} (not-yet-supported)"
+        plan = plan.model_copy(update={"warnings": (warning, *plan.warnings)})
+    return plan, survey
 
 
 def _planned(
@@ -101,7 +107,7 @@ def _planned(
         tools=tools,
         channels=prepared.channels,
         tool_bytes={tool.folder: disk_bytes(tool) for tool in missing},
-        patches=patches_of(prepared.lock),
+        patches=_patches(prepared.lock),
         asked=prepared.asked,
         **given,
     )
@@ -111,6 +117,14 @@ def _planned(
         if (node in tools or resolution.refused) and (only is None or node in only)
     }
     return make_plan(prepared.target, prepared.lock, facts, chosen, inputs)
+
+
+def _patches(lock: Lock) -> dict[str, Patch]:
+    if not any(source.patches for variant in lock.variants for source in variant.sources):
+        return {}
+    from envbuild.catalog.patches import patches_of  # few locks need the patch program
+
+    return patches_of(lock)
 
 
 def _sharing(target: Target, survey: Survey, tools: Mapping[str, NodeTools]) -> Sharing:
@@ -146,11 +160,6 @@ def find_tools(
             except EnvbuildError as error:
                 survey.errors[node] = error
     return tools
-
-
-def _cannot_yet(target: Target) -> tuple[str, ...]:
-    missing = unsupported(target)
-    return (f"`provision` cannot do this yet: {'; '.join(missing)} (not-yet-supported)",) if missing else ()
 
 
 def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:

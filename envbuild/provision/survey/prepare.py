@@ -13,7 +13,6 @@ from envbuild.lock.agreement import choose_profile, refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock
 from envbuild.model.target import HostSource
-from envbuild.node.smoke import only as names
 from envbuild.node.variables import is_of_stacks
 from envbuild.provision.run.context import Choice, Prepared, Settings
 from envbuild.provision.survey.hosts import refuse_unsupported, settle_hosts
@@ -118,6 +117,8 @@ _FULL_DEADLINE = 300.0
 
 def chosen(prepared: Prepared, settings: Settings) -> Prepared:
     """The same with no joint test where none is asked for. Raises EnvbuildError `smoke-unknown` (exit 2)."""
+    from envbuild.node.smoke import only as names
+
     only = settings.only
     items = dict.fromkeys(item.name for variant in prepared.lock.variants for item in variant.smoke)
     there = [*items, FULL, *(["nodes"] if "machine" in items else [])]

@@ -15,17 +15,15 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError
 from envbuild.model import evidence
-from envbuild.model.conda import CondaPackage
 from envbuild.model.evidence import Attachment, BuiltVariant, Evidence, Files, NodeEvidence, root
 from envbuild.model.lock import Lock, LockedSource, Variant
-from envbuild.model.stack import Profile
+from envbuild.model.stack import CondaPackage, Profile
 from envbuild.report import evidence_file
 from envbuild.report.equality import names
 from envbuild.report.recheck.opened import Finding, Opened, checked, judged, not_checked, problem, read_attachment
-from envbuild.report.sections import is_equal
 from envbuild.report.sources import mapping
 from envbuild.report.verdict import GOOD
-from envbuild.resolve.artifacts import built
+from envbuild.resolve.artifacts import built, same_version
 from envbuild.text import few, plural
 
 LIMIT = 64 * 1024 * 1024
@@ -213,7 +211,7 @@ def _of_node(node: NodeEvidence, variant: Variant | None) -> Iterator[Finding]:
     provided = {canonicalize_name(name): version for name, version in variant.provided.items()}
     for name, version in node.base_packages.items():
         locked = provided.get(canonicalize_name(name), "" if variant.base.kind == "none" else version)
-        if not is_equal(version, locked):
+        if not same_version(version, locked):
             says = f"{node.node}: the base is said to have {name} {version}, the variant stands on {locked or 'none'}"
             yield problem("report-variant-differs", "variants", says)
 
@@ -282,7 +280,7 @@ def _installed(node: NodeEvidence, variant: Variant) -> Iterator[Finding]:
         version = installed.get(canonicalize_name(name))
         if version is None:
             yield problem("report-package-missing", "packages", f"{node.node}: {name} is not there")
-        elif not is_equal(version, locked):
+        elif not same_version(version, locked):
             says = f"{node.node}: {name} is {version}, the lock says {locked}"
             yield problem("report-package-not-of-lock", "packages", says)
 
@@ -398,6 +396,6 @@ def _counts(node: NodeEvidence, sums: _Sum) -> Iterator[Finding]:
         says = f"{node.files:,} files of {node.bytes or 0:,} bytes, the list has {sums.files:,} of {sums.bytes:,}"
         yield problem("report-file-count-differs", "root", f"{node.node}: {says}")
     for name, version in node.packages.items() if sums.packages else ():
-        if not _is_conda(version) and not is_equal(sums.packages.get(canonicalize_name(name), ""), version):
+        if not _is_conda(version) and not same_version(sums.packages.get(canonicalize_name(name), ""), version):
             says = f"{node.node}: {name} {version} is installed, and the list of files has no such package"
             yield problem("report-package-not-in-files", "root", says)

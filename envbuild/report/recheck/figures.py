@@ -11,7 +11,7 @@ from envbuild import __version__
 from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.model.common import StrictModel
 from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
-from envbuild.model.reference import Reference
+from envbuild.model.launch import Reference
 from envbuild.report.claimed import NO_GPU, Claim, Gpus, claim_for, gpus_of, judge, metric, named
 from envbuild.report.recheck.opened import Finding, judged, not_checked, problem
 from envbuild.report.sources import mapping, numbers

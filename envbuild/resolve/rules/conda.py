@@ -5,51 +5,35 @@ from __future__ import annotations
 import re
 
 from envbuild.conda.virtual import is_known, met, name_of, of_facts
-from envbuild.model.conda import LockedConda
-from envbuild.model.facts import CompilerFacts, NodeFacts
-from envbuild.model.lock import Lock, Variant
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock
+from envbuild.model.stack import LockedConda
 from envbuild.resolve.artifacts import Numbers, numbers
 from envbuild.resolve.compat import Note
 from envbuild.resolve.request import NOTHING, Decisions, decision
 
 CHANNEL = Note("what the packages' channel says, as the lock has it", "compared with the facts of the node")
 _BOUND = re.compile(r">=?\s*([0-9][0-9.]*)")
-# What activates a compiler, so that builds take it.
-_COMPILER = re.compile(r"g(cc|xx)_linux-[a-z0-9]+")
 _PROCESSOR = "__archspec"
 
 
-def with_own_compilers(variant: Variant, facts: NodeFacts) -> NodeFacts:
-    """The node as builds of a variant see it: compilers among its conda packages come before those of the node."""
-    packages = variant.archives
-    compilers = [(match[1], package) for package in packages if (match := _COMPILER.fullmatch(package.name))]
-    own = [
-        CompilerFacts(path=f"{p.name}/{'gcc' if kind == 'cc' else 'g++'}", version=p.version) for kind, p in compilers
-    ]
-    return facts.model_copy(update={"compilers": (*own, *facts.compilers)}) if own else facts
+def conda_rules(conda: LockedConda, lock: Lock, facts: NodeFacts, *, inside: bool) -> Decisions:
+    """`conda-unrecorded`: nothing can be installed yet; `conda-virtual`: each virtual package that a package asks for.
 
-
-def unrecorded_rule(variant: Variant, lock: Lock) -> Decisions:
-    """`conda-unrecorded`: the lock holds no conda packages yet, so nothing can be installed."""
-    if variant.conda is None or variant.conda.unrecorded is None:
-        return NOTHING
-    what = f"the lock has no conda packages of this variant yet: {variant.conda.unrecorded}"
-    compared = ("conda packages with sha256", "unrecorded")
-    instead = f"`envbuild lock create {lock.stack} --profile {lock.profile}`, where the channels can be reached"
-    return (decision("conda-unrecorded", "refuse", what, compared, CHANNEL, instead),)
-
-
-def virtual_rule(variant: Variant, facts: NodeFacts, *, inside: bool) -> Decisions:
-    """`conda-virtual`: one decision for each virtual package that a package asks for; `inside`: of an image.
-
-    The C library inside is the image's, and whether there is a driver is a matter of the nodes that run it.
+    `inside` an image the C library is the image's, and whether there is a driver is a matter of the nodes that run it.
     """
-    if variant.conda is None:
-        return NOTHING
+    missing = NOTHING
+    if conda.unrecorded is not None:
+        what = f"the lock has no conda packages of this variant yet: {conda.unrecorded}"
+        compared = ("conda packages with sha256", "unrecorded")
+        instead = f"`envbuild lock create {lock.stack} --profile {lock.profile}`, where the channels can be reached"
+        missing = (decision("conda-unrecorded", "refuse", what, compared, CHANNEL, instead),)
     provided = of_facts(facts)
-    asked = _asked(variant.conda)
+    asked = _asked(conda)
     names = [name for name in asked if not (inside and name not in provided)]
-    return tuple(item for name in names for item in _one(name, asked[name], provided, read=bool(facts.cpu.features)))
+    return missing + tuple(
+        item for name in names for item in _one(name, asked[name], provided, read=bool(facts.cpu.features))
+    )
 
 
 def _asked(conda: LockedConda) -> dict[str, list[tuple[str, str]]]:

@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.model.facts import NodeFacts, PythonFacts
 from envbuild.model.lock import LockedPackage, LockedSource, Variant
-from envbuild.model.resolution import Decision
+from envbuild.model.plan import Decision
 from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat, PackageRule
 from envbuild.resolve.request import NOTHING, Decisions, Request, decision

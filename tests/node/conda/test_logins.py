@@ -13,7 +13,7 @@ import pytest
 from envbuild.bundle.collect import Collector
 from envbuild.conda.channels import addresses
 from envbuild.errors import EnvbuildError
-from envbuild.model.conda import CondaChannel, CondaPackage, CondaSpec
+from envbuild.model.stack import CondaChannel, CondaPackage, CondaSpec
 from envbuild.node.conda import archives
 from envbuild.node.conda.logins import login
 from envbuild.node.protocol import NodeError

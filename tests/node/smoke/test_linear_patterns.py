@@ -12,12 +12,12 @@ from envbuild.node.build import diagnose, wheel
 from envbuild.node.probe import gpus
 from envbuild.node.smoke import gpu_state, runner, training_log
 from envbuild.provision import bench, gpu_use
-from envbuild.schedule import pbs_answers, slurm_answers
+from envbuild.schedule import pbs, slurm
 from envbuild.trace import records
 from envbuild.transport import ssh_errors
 
 MODULES = (
-    diagnose, wheel, gpus, gpu_state, runner, training_log, gpu_use, pbs_answers, slurm_answers,
+    diagnose, wheel, gpus, gpu_state, runner, training_log, gpu_use, pbs, slurm,
     records, ssh_errors,
 )  # fmt: skip
 PIECES = (
@@ -74,8 +74,6 @@ def test_d75_numbers_of_nvidia_smi_and_slurm_have_a_bound() -> None:
     for index in (endless, "\u00b2"):
         assert gpu_state.occupied(f"{index}, GPU-1, 5000, 90, Disabled, H100", f"GPU-1, {index}, 10, python") == []
         assert gpu_state.busiest(", ".join([index] * 13)) == []
-        assert (
-            slurm_answers.parse_job(f"JobId=1 JobState=RUNNING Restarts={index} ExitCode={index}:{index}") is not None
-        )
-        assert slurm_answers.parse_partition("p", "TotalNodes=1", f"p|{index}|idle|gpu:{index}|{index}", "") is not None
-    assert slurm_answers.parse_partition("p", f"TotalNodes={endless}", "", "") is None
+        assert slurm.parse_job(f"JobId=1 JobState=RUNNING Restarts={index} ExitCode={index}:{index}") is not None
+        assert slurm.parse_partition("p", "TotalNodes=1", f"p|{index}|idle|gpu:{index}|{index}", "") is not None
+    assert slurm.parse_partition("p", f"TotalNodes={endless}", "", "") is None

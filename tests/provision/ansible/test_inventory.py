@@ -20,7 +20,7 @@ from envbuild.hostlist import expand_hosts, fold_hosts
 from envbuild.model.target import Connection
 from envbuild.provision.ansible.adapter import Inventory, host_variables
 from envbuild.provision.ansible.steps import NodeHost
-from envbuild.schedule.slurm_answers import node_names
+from envbuild.schedule.slurm import node_names
 from envbuild.transport.ssh_config import arguments
 from tests.support.fails import fails
 from tests.support.need import need

@@ -13,7 +13,7 @@ import pytest
 
 from envbuild.container.builders import Buildah, Builder, Docker
 from envbuild.model.facts import NodeFacts
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import Resolution
 from envbuild.model.target import ContainerSettings
 from envbuild.provision.images import obtain, plan
 from envbuild.provision.images.obtain import Obtained, Wanted

@@ -10,8 +10,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import Variant
-from envbuild.model.plan import NodePlan, Plan, Step
-from envbuild.model.resolution import Decision, Resolution
+from envbuild.model.plan import Decision, NodePlan, Plan, Resolution, Step
 from envbuild.model.target import Connection, Target
 from envbuild.plan.sharing import builder_of, in_job, pinned
 from envbuild.provision.contact.first_contact import ContactResult
@@ -25,8 +24,7 @@ from envbuild.provision.run.run_dir import MAX_AGE, RunDir
 from envbuild.provision.survey.hosts import unsupported
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import JobStep
-from envbuild.schedule.slurm import Slurm
-from envbuild.schedule.slurm_answers import Partition
+from envbuild.schedule.slurm import Partition, Slurm
 from tests.provision.survey.test_up_to_date import facts, prepared
 from tests.resolve.builders import make_variant
 from tests.support.fails import fails

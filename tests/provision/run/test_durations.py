@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.model.plan import NodePlan, Plan, Step
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import NodePlan, Plan, Resolution, Step
 from envbuild.provision.run import progress
 from envbuild.provision.run.journal import Event
 

@@ -9,8 +9,7 @@ import pytest
 
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.lock import Variant
-from envbuild.model.plan import NodePlan
-from envbuild.model.resolution import Resolution
+from envbuild.model.plan import NodePlan, Resolution
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.evidence import coded, inspected_node, node_evidence
