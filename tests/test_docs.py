@@ -47,8 +47,9 @@ def walked(words: list[str]) -> tuple[click.Command, list[str]]:
 
 def _hints(tree: ast.AST) -> Iterator[str]:
     """The texts of hints of a module, with X for what is filled in."""
-    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "hint"]
-    for node in ast.walk(tree):
+    every = [*ast.walk(tree)]
+    values = [node.value for node in every if isinstance(node, ast.keyword) and node.arg == "hint"]
+    for node in every:
         if isinstance(node, ast.Assign) and any(isinstance(at, ast.Name) and at.id == "hint" for at in node.targets):
             values.append(node.value)
     nodes = [each for value in values for each in ast.walk(value)]

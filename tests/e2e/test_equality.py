@@ -32,6 +32,7 @@ def moved_python(tmp_path: Path) -> Path:
     return copied
 
 
+@pytest.mark.slow
 def test_prefix_umask_cache_wheel_times_and_interpreter_path_do_not_matter(world: World, moved_python: Path) -> None:
     world.wheel(scripts=_SCRIPT)
     world.tiny()

@@ -119,6 +119,7 @@ def test_the_deviations_of_a_profile_are_in_evidence_and_report(world: World) ->
     assert world.run("verify", "--target", "local", "--stack", "./tiny.yaml", "--json").json["deviations"]
 
 
+@pytest.mark.slow
 def test_going_back_is_switching_a_link(world: World) -> None:
     world.tiny()
     old = world.built()["environment"]

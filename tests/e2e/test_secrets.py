@@ -43,6 +43,7 @@ def test_a_secret_variable_of_a_target_is_set_and_stays_out_of_output_and_run_di
     assert [str(path) for path in files if CANARY.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_d68_no_secret_variable_of_caller_or_target_reaches_a_sink_by_any_verb(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.tiny()

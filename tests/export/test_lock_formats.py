@@ -77,7 +77,7 @@ def run(command: list[str], **options: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("tool", ["uv", "pip"])
+@pytest.mark.parametrize("tool", ["uv", pytest.param("pip", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", ["pylock", "requirements"])
 def test_each_export_is_installed_by_uv_and_by_pip(
     made: Lock, house: Path, python: Path, tmp_path: Path, tool: str, form: str

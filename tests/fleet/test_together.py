@@ -37,7 +37,7 @@ def joint(done: Done) -> list[dict[str, Any]]:
 def test_nodes_meet_after_provisioning_and_in_the_stacks_own_run_and_a_node_that_cannot_is_named(
     fleet: StartNodes, nodes_world: FleetWorld
 ) -> None:
-    nodes = fleet(2, kind="bare")
+    nodes = fleet(2, kind="bare", tools=True)
     nodes_world.target(nodes, floors={"multi_node_busbw_gbps": 0.0001})
     done = nodes_world.fleet("provision", timeout=1200)
     assert done.rc == 0, done.err[-3000:]

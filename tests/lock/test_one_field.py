@@ -6,8 +6,10 @@ The tables below have a row for every field of the models; a field that somebody
 from __future__ import annotations
 
 import copy
+import json
 import types
 import typing
+from functools import cache
 from typing import Any
 
 import pytest
@@ -231,7 +233,12 @@ def fields_of(*kinds: type[BaseModel]) -> set[tuple[str, str]]:
 
 
 def stack_of(profile: dict[str, Any]) -> Stack:
-    return Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": profile}})
+    return _stack(json.dumps(profile))
+
+
+@cache
+def _stack(profile: str) -> Stack:
+    return Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": json.loads(profile)}})
 
 
 def changed(profile: dict[str, Any], where: Where, value: Any) -> dict[str, Any]:

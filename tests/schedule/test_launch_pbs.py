@@ -1,4 +1,4 @@
-"""`launch --submit`, `probe` and `smoke` through jobs of the small fake PBS. No real PBS was run."""
+"""`launch --submit` and `bench` through jobs of the small fake PBS. No real PBS was run."""
 
 from __future__ import annotations
 
@@ -103,15 +103,3 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
     assert not list(Path(folders[1]).glob(".gpus"))
     said = "GPU 0 is in use by other processes: pid 7 (vi, 9 MiB); figures may be lower than what it can do"
     assert done.json["warnings"] == [f"x3001: {said}"]
-
-
-def test_nodes_are_asked_and_tested_through_jobs(world: PbsWorld) -> None:
-    world.tiny(imports=["alpha"])
-    probed = world.job("--facts-out", "facts.json", verb="doctor")
-    assert probed.rc == 0, probed.err
-    assert sorted(probed.json["facts"]) == ["x3001", "x3002"]
-    assert world.job().rc == 0
-    tested = world.job(verb="smoke")
-    assert tested.rc == 0, tested.err
-    assert [node["node"] for node in tested.json["nodes"]] == ["x3001", "x3002"]
-    assert world.submitted() == ["envbuild-smoke"]

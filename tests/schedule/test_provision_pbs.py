@@ -70,6 +70,7 @@ def world(tmp_path: Path) -> PbsWorld:
 
 
 def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(world: PbsWorld) -> None:
+    world.fake.say("offline-x3002")
     world.tiny(sources=[{**world.repository("lib", PROJECT), "install": "wheel"}], imports=["alpha", "lib"])
     world.target(nodes=3)
     done = world.job()
@@ -88,9 +89,24 @@ def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(worl
         assert line in script
     assert "3 nodes of prod for at most 0:10:00" in done.err
     assert not (world.prefix / "jobs").exists()
+    drained = [text for text in done.json["warnings"] if "x3002 is drained after job" in text]
+    assert drained, "it was taken out after the job, and its answer counts"
+    world.fake.stop("offline-x3002")
     again = world.job()
     assert again.rc == 0, again.err
     assert ({node["status"] for node in again.json["nodes"]}, world.submitted()) == ({"unchanged"}, [])
+    nodes_are_asked_and_tested_through_jobs(world)
+
+
+def nodes_are_asked_and_tested_through_jobs(world: PbsWorld) -> None:
+    world.target()
+    probed = world.job("--facts-out", "facts.json", verb="doctor")
+    assert probed.rc == 0, probed.err
+    assert sorted(probed.json["facts"]) == ["x3001", "x3002"]
+    tested = world.job(verb="smoke")
+    assert tested.rc == 0, tested.err
+    assert [node["node"] for node in tested.json["nodes"]] == ["x3001", "x3002"]
+    assert world.submitted() == ["envbuild-smoke"]
 
 
 def test_a_test_that_fails_is_told_for_all_nodes_and_a_queue_that_is_closed_ends_before_it(world: PbsWorld) -> None:
@@ -104,7 +120,9 @@ def test_a_test_that_fails_is_told_for_all_nodes_and_a_queue_that_is_closed_ends
     assert (done.rc, done.code) == (75, "partition-out-of-service")
 
 
-def test_a_job_that_outlives_its_time_says_so_and_the_same_command_with_more_time_ends_well(world: PbsWorld) -> None:
+def test_a_job_that_outlives_its_time_says_so_and_the_same_command_with_more_time_ends_well_and_tells_what_it_does(
+    world: PbsWorld,
+) -> None:
     gate = world.top / "gate"
     gate.touch()
     code = f"import os, time\nwhile os.path.exists({str(gate)!r}): time.sleep(0.05)\n"
@@ -113,29 +131,12 @@ def test_a_job_that_outlives_its_time_says_so_and_the_same_command_with_more_tim
     done = world.job()
     assert (done.rc, "job-timeout" in done.out + done.err) == (9, True), done.err
     assert not (world.prefix / "current" / "tiny").exists()
-    gate.unlink()
     world.target()
-    assert world.job().rc == 0
-
-
-def test_what_a_job_does_is_told_while_it_runs(world: PbsWorld) -> None:
-    gate = world.top / "gate"
-    gate.touch()
-    code = f"import os, time\nwhile os.path.exists({str(gate)!r}): time.sleep(0.05)\n"
-    world.tiny(sources=[{**world.repository("slow", {"slow.py": code}), "install": "path"}], imports=["slow"])
     process = world.start("provision", "--target", "./cluster.yaml")
     lines_until(process, lambda line: line.startswith("x3001: smoke test – check: sound ("))
     gate.unlink()
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-
-
-def test_a_node_that_was_taken_out_after_the_job_is_noted_and_its_answer_counts(world: PbsWorld) -> None:
-    world.tiny()
-    world.fake.say("offline-x3002")
-    done = world.job()
-    assert done.rc == 0, done.err
-    assert any("x3002 is drained after job" in text for text in done.json["warnings"])
 
 
 def test_the_printed_file_builds_the_same_without_envbuild(world: PbsWorld) -> None:

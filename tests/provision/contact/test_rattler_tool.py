@@ -21,6 +21,7 @@ def facts() -> NodeFacts:
     return next(iter(load_facts("h200").values()))
 
 
+@pytest.mark.slow
 def test_the_archive_is_made_once_and_loads_where_it_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
