@@ -262,6 +262,8 @@ class Compat(NamedTuple):
     libstdcxx: tuple[Loads, ...]
     twins: tuple[tuple[str, ...], ...]
     twins_note: Note
+    system: Mapping[str, tuple[str, ...]]
+    system_note: Note
     homonyms: Mapping[str, tuple[str, str]]
     homonym_note: Note
     apex: ApexHistory

@@ -97,6 +97,8 @@ def _build(data: Mapping[str, Any]) -> Compat:
         ),
         twins=tuple(map(tuple, packages["twins"]["groups"])),
         twins_note=_note(packages["twins"], "packages.yaml#twins"),
+        system=_words({name: names.split() for name, names in packages["system"]["packages"].items()}),
+        system_note=_note(packages["system"], "packages.yaml#system"),
         homonyms={n: (row["is"], row["meant"]) for n, row in packages["homonyms"]["names"].items()},
         homonym_note=_note(packages["homonyms"], "packages.yaml#homonyms"),
         apex=apex_history(data["apex"]),

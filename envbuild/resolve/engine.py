@@ -81,6 +81,7 @@ RULES: dict[str, Check] = {
     "build-isolation": packages.build_isolation,
     "package-homonym": packages.package_homonym,
     "two-owners": packages.two_owners,
+    "system-packages": packages.system_packages,
     "visible-gpus": node.visible_gpus_rule,
     "mig-no-nccl": node.mig_no_nccl,
     "zero-needs-no-pipeline": node.zero_needs_no_pipeline,

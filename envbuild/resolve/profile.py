@@ -27,7 +27,7 @@ WITHOUT_NODE: tuple[Check, ...] = (
     wheel.torch_default_flavour, wheel.torch_locator, wheel.torch_aarch64, compilers.cxx11_abi,
     node.zero_needs_no_pipeline,
     rules_packages.package_homonym, rules_packages.two_owners, rules_packages.build_isolation,
-    rules_packages.apex_flags, rules_packages.package_rules,
+    rules_packages.apex_flags, rules_packages.package_rules, rules_packages.system_packages,
 )  # fmt: skip
 _TORCH = (wheel.torch_release_known, wheel.torch_flavour_exists)
 

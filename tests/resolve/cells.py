@@ -479,6 +479,10 @@ def _package_traits() -> Iterator[Probe]:
             both = Request(packages={name: "1", twins[place - 1]: "1"})
             yield Probe(("packages", "twins", "groups", index, place), "another", verdicts("two-owners", node(), both))
 
+    for name in cell(("packages", "system", "packages")):
+        built = Request(packages={name: "1"}, traits=frozenset({f"{name}-from-source"}))
+        yield Probe(("packages", "system", "packages", name), REMOVED, verdicts("system-packages", node(), built))
+
 
 def _libraries() -> Iterator[Probe]:
     at: Path = ("packages", "libstdcxx", "packages")

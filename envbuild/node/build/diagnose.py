@@ -11,7 +11,7 @@ from envbuild.node import protocol
 from envbuild.node.protocol import NodeError
 from envbuild.node.redact import redact_text
 
-# Headers and libraries of the system that sources of the catalog need, by Debian's name of the package.
+# Headers, libraries, programs and pkg-config's names of the system, by Debian's name of the package.
 _PACKAGES = {
     "rdma/rdma_cma.h": "librdmacm-dev",
     "-lrdmacm": "librdmacm-dev",
@@ -22,6 +22,47 @@ _PACKAGES = {
     "Python.h": "python3-dev",
     "libaio.h": "libaio-dev",
     "-laio": "libaio-dev",
+    "liburing.h": "liburing-dev",
+    "-luring": "liburing-dev",
+    "portaudio.h": "portaudio19-dev",
+    "libavformat": "libavformat-dev, libavdevice-dev and libavfilter-dev",
+    "libavformat/avformat.h": "libavformat-dev",
+    "cairo": "libcairo2-dev",
+    "cairo.h": "libcairo2-dev",
+    "dbus-1": "libdbus-1-dev",
+    "girepository-1.0": "libgirepository1.0-dev",
+    "gobject-introspection-1.0": "libgirepository1.0-dev",
+    "graphviz/cgraph.h": "libgraphviz-dev",
+    "hdf5.h": "libhdf5-dev",
+    "lber.h": "libldap2-dev",
+    "ldap.h": "libldap2-dev",
+    "sasl/sasl.h": "libsasl2-dev",
+    "libpq-fe.h": "libpq-dev",
+    "pg_config": "libpq-dev",
+    "mysql.h": "default-libmysqlclient-dev",
+    "mysql_config": "default-libmysqlclient-dev",
+    "snappy-c.h": "libsnappy-dev",
+    "sndfile.h": "libsndfile1-dev",
+    "sql.h": "unixodbc-dev",
+    "geos_c.h": "libgeos-dev",
+    "geos-config": "libgeos-dev",
+    "gdal-config": "libgdal-dev",
+    "cups/cups.h": "libcups2-dev",
+    "bluetooth/bluetooth.h": "libbluetooth-dev",
+    "xmlsec1": "libxmlsec1-dev",
+    "libxml/xmlversion.h": "libxml2-dev",
+    "libxslt/xsltconfig.h": "libxslt1-dev",
+    "ffi.h": "libffi-dev",
+    "openssl/ssl.h": "libssl-dev",
+    "zlib.h": "zlib1g-dev",
+    "jpeglib.h": "libjpeg-dev",
+    "numa.h": "libnuma-dev",
+    "GL/gl.h": "libgl1-mesa-dev",
+    "gmp.h": "libgmp-dev",
+    "cmake": "cmake",
+    "swig": "swig",
+    "mpicc": "libopenmpi-dev, or the site's MPI (a module)",
+    "pkg-config": "pkg-config",
 }
 # Part of a CUDA toolkit; without them it is only a compiler.
 _CUDA = re.compile(r"\A(?:-l)?(?:cuda|cublas|cusparse|cusolver|curand|cufft|cudart|nvrtc|thrust/|cub/|nvtx|nvToolsExt)")
@@ -30,6 +71,12 @@ _LIBRARY = re.compile(r"(?m)^.*?cannot find (-l[\w.+-]+).*$")
 _COMMAND = re.compile(
     r"(?m)^.*?(?:command '?([\w.+/-]+)'? failed: No such file or directory"
     r"|\bsh: (?:line )?(?:\d+: )?([\w.+-]+): (?:command )?not found).*$"
+)
+# What setup code and pkg-config say of a library, of pkg-config's name for one, and of a program.
+_STATIC = re.compile(r"(?m)^.*?\blib([\w+-]+)\.(?:a|so)\b (?:is |was )?not found.*$")
+_NAMED = re.compile(r"(?m)^.*?\bPackage '?([\w.+-]+?)'?(?:, required by '[^']*',)? (?:was )?not found.*$")
+_CONFIG = re.compile(
+    r"(?m)^.*?\b(\w+[-_]config|cmake|CMake|swig|mpicc) (?:executable )?(?:not found|must be installed).*$"
 )
 # uv indents what a backend printed. The last exception is the one that ended it; others may have been caught.
 _EXCEPTION = re.compile(r"(?m)^\s*((?:[\w.]+\.)?\w*(?:Error|Exception|SystemExit)\b(?::.*)?)$")
@@ -48,7 +95,8 @@ _ERRORS = (
 
 def cause(text: str) -> tuple[str, str]:
     """(the line that says why, what would help) of a failed build's output; "" for what is not known."""
-    for pattern, find in ((_HEADER, _thing), (_LIBRARY, _thing), (_COMMAND, _program)):
+    finds = ((_HEADER, _thing), (_LIBRARY, _thing), (_STATIC, _library), (_NAMED, _thing), (_CONFIG, _program))
+    for pattern, find in (*finds, (_COMMAND, _program)):
         match = pattern.search(text)
         if match is not None:
             return match.group(0).strip(), find(next(group for group in match.groups() if group))
@@ -119,8 +167,14 @@ def _thing(name: str) -> str:
     return ""
 
 
+def _library(name: str) -> str:
+    return _thing(f"-l{name}")
+
+
 def _program(name: str) -> str:
-    return f"no program {name.rsplit('/', 1)[-1]} on the node"
+    program = name.rsplit("/", 1)[-1]
+    package = _PACKAGES.get(program.lower())
+    return f"no program {program} on the node" + (f": install {package}" if package else "")
 
 
 def _module(name: str) -> str:

@@ -71,6 +71,7 @@ _STOPS = "setup.py"
 # After the place of what is done when its module is imported.
 AT_IMPORT = " at import"
 _PATCHED = " patched by "
+_FROM_SOURCE = "-from-source"
 
 
 def meets(version: str, requirement: Requirement) -> bool:
@@ -186,6 +187,22 @@ def homonym(name: str, compat: Compat) -> Decision:
     return decision("package-homonym", "refuse", what, compared, compat.homonym_note, f"{meant}, if that was meant")
 
 
+def system_packages(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`system-packages`: what a source distribution is compiled against is named before anything is built."""
+    built = [name for name in request.packages if f"{name}{_FROM_SOURCE}" in request.traits]
+    out = []
+    for name in (name for name in built if name in compat.system):
+        needs = compat.system[name]
+        what = f"{name} is compiled where it is installed, against packages of the system"
+        compared = (f"{name} {request.packages[name]} as a source distribution", f"it needs {', '.join(needs)}")
+        install = f"`apt-get install {' '.join(needs)}` there first, or what another system calls these"
+        out.append(decision("system-packages", "warn", what, compared, compat.system_note, install))
+    if built and not out:
+        compared = (f"source distributions: {', '.join(built)}", "none is known to need packages of the system")
+        out.append(decision("system-packages", "allow", "they are built of themselves", compared, compat.system_note))
+    return tuple(out)
+
+
 def build_isolation(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`build-isolation`: a source whose setup.py imports torch is built in the environment, which has torch."""
     base_unknown = request.installed and request.torch is None
@@ -243,7 +260,7 @@ def traits_of(
 def from_source(packages: Iterable[LockedPackage]) -> frozenset[str]:
     """The trait `<name>-from-source` of every package that is locked as a source distribution."""
     sdists = (p for p in packages if not any(file.file.endswith(".whl") for file in p.files))
-    return frozenset(f"{canonicalize_name(package.name)}-from-source" for package in sdists)
+    return frozenset(f"{canonicalize_name(package.name)}{_FROM_SOURCE}" for package in sdists)
 
 
 def scanned(sources: Iterable[LockedSource], compat: Compat) -> tuple[frozenset[str], dict[str, str]]:

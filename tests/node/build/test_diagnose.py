@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.build.diagnose import cause, of_output, told
+from envbuild.node.build.diagnose import cause, explanation, of_output
 from tests.support.programs import completed
 
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\nRuntimeError: Error compiling objects\n'
@@ -20,7 +20,15 @@ CAUSES = {
     NO_VERBS: "install libibverbs-dev on the node",
     f"x.cu:1:10: fatal error: cublas_v2.h: {NO_FILE}\n": "the CUDA toolkit is not whole: it has no cublas_v2.h",
     f"a.h:1:10: fatal error: nobody/knows.h: {NO_FILE}\n": "",
-    f"error: command 'mpicc' failed: {NO_FILE}\n": "no program mpicc on the node",
+    f"error: command 'mpicc' failed: {NO_FILE}\n": (
+        "no program mpicc on the node: install libopenmpi-dev, or the site's MPI (a module)"
+    ),
+    "RuntimeError: liburing.a is not found in ['/usr/lib', '/usr/lib64']\n": "install liburing-dev on the node",
+    "Package libavformat was not found in the pkg-config search path.\n": (
+        "install libavformat-dev, libavdevice-dev and libavfilter-dev on the node"
+    ),
+    "Error: pg_config executable not found.\n": "no program pg_config on the node: install libpq-dev",
+    "RuntimeError: CMake must be installed to build dlib\n": "no program CMake on the node: install cmake",
     "nvcc fatal   : Unsupported gpu architecture 'compute_70'\n": "",
     'k.cu(12): error: identifier "x" is undefined\n': "",
     "a.cpp:2:5: error: 'y' was not declared\n": "",
@@ -50,9 +58,9 @@ def test_the_first_error_is_the_one() -> None:
 
 def test_what_is_told_begins_with_the_cause() -> None:
     output = "x.c:1:10: fatal error: mpi.h: No such file or directory\n" + TRACE
-    assert told("y\n" + output).splitlines()[:3] == [output.splitlines()[0], "…", "y"]
-    assert told(output) == output.strip()
-    assert told("silence") == "silence" and told(" \n") == ""
+    assert explanation("y\n" + output).splitlines()[:3] == [output.splitlines()[0], "…", "y"]
+    assert explanation(output) == output.strip()
+    assert explanation("silence") == "silence" and explanation(" \n") == ""
 
 
 # As uv prints it, to the letter but for the paths.
@@ -88,8 +96,8 @@ error: The build backend returned an error
 def test_d05_the_last_exception_of_a_backend_comes_first_and_hints_are_known_to_be_right(last: str, hint: str) -> None:
     output = UV.format(last=last)
     assert cause(output) == (last, hint)
-    assert told(output).splitlines()[:2] == [last, "…"]
-    assert "hint:" not in told(output) and "Using Python" not in told(output)
+    assert explanation(output).splitlines()[:2] == [last, "…"]
+    assert "hint:" not in explanation(output) and "Using Python" not in explanation(output)
 
 
 def test_a_real_compilers_missing_header_and_library_are_recognised(tmp_path: Path) -> None:
