@@ -99,12 +99,13 @@ def resolve(request: Request) -> list[Offer]:
     except EnvbuildError as error:
         if error.exit_code != ExitCode.REFUSED:
             raise
-        if relaxations := _relaxations(request, error):
-            raise no_solution(error.why, relaxations) from None
-        if error.code != "build-not-allowed":
-            raise
-        names = _without_wheel(request, error.details["packages"])
-        if not set(names) <= set(request.may_build) - set(request.allow_build):
+        unbuilt = error.code == "build-not-allowed"
+        names = _without_wheel(request, error.details["packages"]) if unbuilt else []
+        if not unbuilt or not set(names) <= set(request.may_build) - set(request.allow_build):
+            if relaxations := _relaxations(request, error):
+                raise no_solution(error.why, relaxations) from None
+            if not unbuilt:
+                raise
             raise build_not_allowed(names, error.why) from None
     return resolve(replace(request, allow_build=(*request.allow_build, *names)))
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from packaging.metadata import parse_email
@@ -26,6 +28,7 @@ from envbuild.node.packages import index_client, wheel_file
 from envbuild.node.protocol import NodeError
 from envbuild.resolve.artifacts import same_version
 
+Answer = TypeVar("Answer")
 # The listing is the end of a wheel: that of most lies in the first length, that of torch (12,248 files) in the second.
 _TAILS = (1 << 16, 1 << 22, 1 << 26)
 
@@ -38,25 +41,44 @@ def of_wheel(url: str) -> Unpacked | None:
 
 def members(url: str) -> dict[str, int] | None:
     """The files of a wheel at an http(s) or file URL with their sizes, from its listing; None as `of_wheel`."""
+    return _read(url, _listed)
+
+
+def speaks_of(url: str, module: str, name: str) -> bool:
+    """Whether the code of a module in a wheel says a name, or has a module of it; no where it cannot be asked."""
+    base, word = module.replace(".", "/"), re.compile(rf"\b{re.escape(name)}\b".encode())
+
+    def says(archive: zipfile.ZipFile) -> bool:
+        inside = [path for path in archive.namelist() if path.startswith((f"{base}/", f"{base}."))]
+        if any(path.startswith((f"{base}/{name}/", f"{base}/{name}.")) for path in inside):
+            return True
+        return any(word.search(archive.read(path)) for path in inside if path.endswith(".py"))
+
+    return bool(_read(url, says))
+
+
+def _read(url: str, read: Callable[[zipfile.ZipFile], Answer]) -> Answer | None:
     parts = urlsplit(url)
     if not parts.path.endswith(".whl"):
         return None
     try:
         if parts.scheme == "file":
-            return _listed(Path(unquote(parts.path)))
-        return _remote(url) if parts.scheme in ("http", "https") else None
+            with zipfile.ZipFile(Path(unquote(parts.path))) as archive:
+                return read(archive)
+        return _remote(url, read) if parts.scheme in ("http", "https") else None
     except (NodeError, OSError, ValueError, zipfile.BadZipFile, NotImplementedError):  # the last: of zipfile
         return None
 
 
-def _remote(url: str) -> dict[str, int] | None:
+def _remote(url: str, read: Callable[[zipfile.ZipFile], Answer]) -> Answer | None:
     for length in _TAILS:
         tail = index_client.tail(url, length, _certificates(), timeout=10)
         if tail is None:
             return None
         try:
-            return _listed(io.BytesIO(tail))
-        except zipfile.BadZipFile:
+            with zipfile.ZipFile(io.BytesIO(tail)) as archive:
+                return read(archive)
+        except (ValueError, zipfile.BadZipFile):  # what is asked for lies before that part
             continue
     return None
 
@@ -66,9 +88,8 @@ def _certificates() -> str:
     return pip_config.read(os.environ).cert
 
 
-def _listed(wheel: Path | io.BytesIO) -> dict[str, int]:
-    with zipfile.ZipFile(wheel) as archive:
-        return {member.filename: member.file_size for member in archive.infolist() if not member.is_dir()}
+def _listed(archive: zipfile.ZipFile) -> dict[str, int]:
+    return {member.filename: member.file_size for member in archive.infolist() if not member.is_dir()}
 
 
 _ALGORITHMS = ("sha256", "sha384", "sha512")
