@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,17 @@ from envbuild.errors import EnvbuildError
 from envbuild.text import few, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from envbuild.init.assemble import Result
     from envbuild.model.lock import Lock
 
 
+# What Python says of a name that a module lacks, or of a module that a package lacks, after what was imported.
+_LACKS = re.compile(
+    r"(?P<test>import [\w.]+): .*?(?:cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'|"
+    r"No module named '(?P<parent>[\w.]+)\.(?P<child>\w+)')"
+)
 _flavour = click.option(
     "--flavour", metavar="FLAVOUR", help="Use this build of torch instead: cpu, or cu121 for CUDA 12.1."
 )
@@ -201,7 +207,7 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
     written into this folder, or used if they exist. The plan is shown, and you confirm it once. A second `up`
     changes nothing.
     """
-    from envbuild.cli.provision_cmd import carry_out
+    from envbuild.cli.provision_cmd import carry_out, show_built
 
     asks = not yes and not ui.json and sys.stdin.isatty() and sys.stderr.isatty()
     config = configured(flags)
@@ -210,8 +216,14 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
         if not _is_stack(stack):
             stack = _draft_of(ui, stack, flags["flavour"], ask=asks)
         _lock(ui, stack, flags.get("profile") or config.profile, _asking(yes, asks))
-    prepared = prepared_of(ui, {**flags, "stack": stack}, config, jobs=True, ahead=True)
-    return carry_out(ui, prepared, settings_of(config), None if yes else _confirm(asks))
+    settings, confirm = settings_of(config), None if yes else _confirm(asks)
+    while True:
+        prepared = prepared_of(ui, {**flags, "stack": stack}, config, jobs=True, ahead=True)
+        evidence, run = carry_out(ui, prepared, settings, confirm)
+        error = next((node.error for node in evidence.nodes if node.error), None)
+        if stack is None or error is None or not _mended(ui, stack, error, prepared.lock, _asking(yes, asks)):
+            return show_built(ui, settings, evidence, run)
+        _lock(ui, stack, prepared.profile, _asking(yes, asks))
 
 
 def _is_stack(source: str) -> bool:
@@ -233,7 +245,9 @@ def _is_stack(source: str) -> bool:
 
 def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool) -> str:
     """The stack file of an input, drafted unless it is there."""
+    from envbuild.cli.progress import RunProgress
     from envbuild.init.make import draft, drafted_before, reference
+    from envbuild.node.redact import redact_text
 
     target, changed = drafted_before(source)
     if changed:
@@ -242,7 +256,15 @@ def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool) -> str:
         ui.note(f"drafted before: {target}")
     if target:
         return target
-    result, path = draft(source, None, ask=_asked if ask else None, flavour=flavour)
+    with RunProgress(ui) as progress:
+        progress.stage(f"reading {redact_text(source)}")
+
+        def asked(result: Result) -> Result:
+            answers: list[Result] = []
+            progress.pause(lambda: answers.append(_asked(result)))
+            return answers[0]
+
+        result, path = draft(source, None, ask=asked if ask else None, flavour=flavour)
     ui.note(_learned(result, reference(path)))
     return reference(path)
 
@@ -307,6 +329,59 @@ def _given_way(text: str, error: EnvbuildError) -> tuple[str, str]:
     change = next(iter(error.details.get("relaxations", ())), {"was": "", "becomes": ""})
     changed = relaxed(text, change["was"], change["becomes"])
     return changed, f"Take {change['becomes']} for {change['was']}" if changed != text else ""
+
+
+def _mended(ui: Ui, stack: str, error: Mapping[str, Any], lock: Lock, ask: Callable[[str], bool]) -> bool:
+    """Whether the draft of an environment that failed was changed: a guess or a bound that stopped it gives way."""
+    from envbuild.catalog.loader import load_stack
+    from envbuild.init.write import without_guess
+    from envbuild.regular_file import read_file
+
+    loaded = load_stack(stack)
+    text, what = "" if loaded.shipped else read_file(loaded.path).decode(), str(error.get("what", ""))
+    changed, says = text, ""
+    if error.get("code") == "build-failed":
+        why = str(error.get("why", "")).partition("\n")[0]
+        changed, name = without_guess(text, what, f"could not be built: {why}")
+        says = f"Leave out {name}, which only imports suggest" if name else ""
+        hint = str(error.get("hint", ""))
+        what = f"{what}: {why}" + (f" ({hint})" if hint.startswith("install ") else "")
+    elif error.get("code") == "smoke-failed":
+        what, changed, says = _without_bounds(text, what, lock)
+    if says and ask(f"{what}. {says}?"):
+        loaded.path.write_text(changed, encoding="utf-8")
+        ui.warn(f"{what}. {says}: {loaded.path.name} was changed")
+        return True
+    if error.get("code") == "smoke-failed" and what:
+        ui.warn(f"{what}. Try a release that has it")
+    return False
+
+
+def _without_bounds(text: str, output: str, lock: Lock) -> tuple[str, str, str]:
+    """What locked package lacks the name that an import wanted, and the draft without the bounds that keep it out.
+
+    The last is what is done, and empty where no release of the lock's day has the name.
+    """
+    from envbuild.catalog.indexes import distributions
+    from envbuild.init.index import newest_with
+    from envbuild.init.write import bounds_of, relaxed
+
+    match = _LACKS.search(output)
+    locked = {package.name: package for variant in lock.variants for package in variant.packages}
+    module, name = (match["module"] or match["parent"], match["name"] or match["child"]) if match else ("", "")
+    package = next((locked[item] for item in distributions(module.partition(".")[0]) if item in locked), None)
+    if match is None or package is None:
+        return "", text, ""
+    bounds, place = bounds_of(text, package.name)
+    asked = f", which {place} asks for as `{bounds}`," if bounds else ""
+    lacks = f"{package.name} {package.version}{asked} has no {name} in {module}"
+    lacks = f"the environment is built, and `{match['test']}` fails: {lacks}"
+    wider = re.split(r"[<>=!~; ]", bounds)[0]
+    version = newest_with(wider, lock, module, name) if bounds else ""
+    newer = f"{wider}>={version}"  # a lock keeps its versions where they fit
+    if not version or newer == bounds:
+        return lacks, text, ""
+    return lacks, relaxed(text, bounds, newer, f"which has no {name} in {module}"), f"Take {newer} for {bounds}"
 
 
 def _confirm(asks: bool) -> Callable[[], None]:

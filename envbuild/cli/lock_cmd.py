@@ -25,6 +25,7 @@ from envbuild.cli.choose import (
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, gravest, writing
+from envbuild.text import few
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
@@ -115,6 +116,7 @@ def _made(
 ) -> Lock:
     """The lock of a profile, resolved where something of it has changed; what follows from it is said."""
     from envbuild.catalog.node_facts import load_facts
+    from envbuild.cli.progress import RunProgress
     from envbuild.conda.virtual import of_facts
     from envbuild.lock.check import restated
     from envbuild.lock.conda_part import CondaAsked
@@ -131,20 +133,25 @@ def _made(
     unrecorded = previous and any(variant.conda and variant.conda.unrecorded for variant in previous.variants)
     keep = previous if not asked and (conda_unrecorded or not unrecorded) else None
     same = restated(keep, loaded.stack, ui.warn) if keep else None
-    ui.note(f"{'resolving' if same is None else 'nothing to resolve in'} {loaded.stack.name}, profile {name}")
+    what = f"{loaded.stack.name}, profile {name}"
+    if same is not None:
+        ui.note(f"nothing to resolve in {what}")
     try:
-        made = same or create_lock(
-            loaded.stack,
-            name,
-            default_supply(find_links, _named_urls(indexes), allow_build),
-            as_of=as_of.date() if as_of else None,
-            base_python=base_python,
-            previous=previous,
-            upgrade=upgrade,
-            standalone=standalone_interpreters(configured({}).toolchain),
-            conda=CondaAsked(tuple(map(of_facts, nodes.values())), conda_unrecorded),
-            say=ui.warn,
-        )
+        with RunProgress(ui) as progress:
+            if same is None:
+                progress.stage(f"resolving {what}{f', with setup code of {few(allow_build)}' if allow_build else ''}")
+            made = same or create_lock(
+                loaded.stack,
+                name,
+                default_supply(find_links, _named_urls(indexes), allow_build),
+                as_of=as_of.date() if as_of else None,
+                base_python=base_python,
+                previous=previous,
+                upgrade=upgrade,
+                standalone=standalone_interpreters(configured({}).toolchain),
+                conda=CondaAsked(tuple(map(of_facts, nodes.values())), conda_unrecorded),
+                say=lambda text: progress.pause(lambda: ui.warn(text)),
+            )
     except EnvbuildError as error:
         if places := _asking_lines(loaded, error):
             error.why = "\n".join(filter(None, (*places, error.why)))

@@ -97,7 +97,7 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     )
     if flags["dry_run"] or script:
         return _plan(ui, prepared, settings, facts)
-    return carry_out(ui, prepared, settings)
+    return show_built(ui, settings, *carry_out(ui, prepared, settings))
 
 
 def _print_image_script(ui: Ui, prepared: Prepared, *, recorded: bool) -> int:
@@ -197,8 +197,10 @@ def _of_example(facts: str | None) -> str:
     return f"example facts of {facts}: its nodes, not yours\n" if facts in list_facts() else ""
 
 
-def carry_out(ui: Ui, prepared: Prepared, settings: Settings, confirm: Callable[[], None] | None = None) -> int:
-    """Plan, provision, report; `confirm` is called between plan and work, where there is something to do."""
+def carry_out(
+    ui: Ui, prepared: Prepared, settings: Settings, confirm: Callable[[], None] | None = None
+) -> tuple[Evidence, RunDir]:
+    """Plan and provision; `confirm` is called between plan and work, where there is something to do."""
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.provision import provision as run_provision
 
@@ -210,7 +212,11 @@ def carry_out(ui: Ui, prepared: Prepared, settings: Settings, confirm: Callable[
             progress.pause(confirm)
 
     with RunProgress(ui) as progress:
-        evidence, run = run_provision(prepared, settings, progress, show_plan=show)
+        return run_provision(prepared, settings, progress, show_plan=show)
+
+
+def show_built(ui: Ui, settings: Settings, evidence: Evidence, run: RunDir) -> int:
+    """The summary of a run that built; its exit code."""
     from envbuild.report.terminal import summary_lines
 
     page = run.path / "report.html"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.indexes import distributions
-from envbuild.init.closure import Closed, blocked, close
+from envbuild.init.closure import SOURCE_ALONE, Closed, blocked, close
 from envbuild.init.collect import Collected, together
 from envbuild.init.draft import Draft, DraftSource, Wanted, make_draft, newest_torch, pypi_flavour, same_repository
 from envbuild.init.findings import DraftFinding, find
@@ -68,6 +68,7 @@ class Result:
     left_out: dict[str, str]
     compiled: dict[str, str]  # packages that are not installed, and why
     blocked: dict[str, str] = field(default_factory=dict)  # an own module, and what it needs that nothing brings
+    system: Mapping[str, str] = field(default_factory=dict)  # packages of the system, and what is compiled against each
     page: tuple[str, str] = ("", "")  # the main file that was read, and its text
 
     @property
@@ -122,8 +123,18 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
         {path: why for part in (tree, *also) for path, why in part.left_out.items()},
         compiled,
         _blocked(tree, projects, _lost(closed, draft, compiled)),
+        _system(draft, closed, compiled, known),
         _page(tree, collected),
     )
+
+
+def _system(draft: Draft, closed: Iterable[Closed], compiled: Collection[str], known: Known) -> dict[str, str]:
+    """Packages of the system, and the package that is compiled against each: the index has no wheel of it."""
+    sources = {closing.wanted.name for closing in closed if closing.wanted is not None and closing.why == SOURCE_ALONE}
+    rows = ((package.name, known.compiled_package(package.requirement)) for package in draft.packages)
+    sources |= {name for name, row in rows if row is not None and not row.wheel}
+    wanted = [package.name for package in draft.packages if package.name in sources and package.name not in compiled]
+    return {need: name for name in wanted for need in known.compat.system.get(name, ())}
 
 
 def _page(tree: Tree, collected: Collected) -> tuple[str, str]:
@@ -206,10 +217,12 @@ def _with_imports(draft: Draft, closed: Iterable[Closed]) -> Draft:
     added: dict[str, Wanted] = {}
     origins: dict[str, Statement] = dict(draft.from_imports)
     sources: list[DraftSource] = []
+    groups = (group for name, group in draft.extras.items() if not name.startswith("file:"))
+    declared = {package.name for group in groups for package in group}
     for closing in closed:
         place = closing.imported.place
         statement = Statement("import", closing.imported.module, place, f"import {closing.imported.module}", "imports")
-        if closing.imported.firmness != "required":
+        if closing.imported.firmness != "required" and not _tests_want(closing, declared):
             continue
         if closing.wanted is not None:
             added[closing.wanted.name] = replace(
@@ -221,6 +234,12 @@ def _with_imports(draft: Draft, closed: Iterable[Closed]) -> Draft:
             sources.append(DraftSource(closing.source, "", name, (statement,), install="wheel"))
     packages = (*draft.packages, *(package for name, package in added.items() if draft.package(name) is None))
     return replace(draft, packages=packages, sources=(*draft.sources, *sources), from_imports=origins)
+
+
+def _tests_want(closing: Closed, declared: Collection[str]) -> bool:
+    """Whether an extra of the project brings what its tests, benchmarks or examples import; documents do not count."""
+    aside = closing.imported.firmness == "aside" and not re.match(r"docs?/", closing.imported.place.file)
+    return aside and closing.how == "offered" and closing.wanted is not None and closing.wanted.name in declared
 
 
 def _with_torch(draft: Draft, known: Known) -> Draft:

@@ -21,6 +21,7 @@ _BRINGS = {
                      "packaging", "filelock"),
     "setuptools": ("pkg-resources",),
 }  # fmt: skip
+SOURCE_ALONE = "the index has a source distribution alone"
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 # Names of folders that are on nobody's index, or there another thing.
 _NOBODY = frozenset(

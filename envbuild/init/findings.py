@@ -252,7 +252,7 @@ def build_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
         names, last = tuple(package.name for package in without), tuple(package.statements[-1] for package in without)
         yield DraftFinding("no-wheel", names, last,
                            "the index has a source distribution alone: it is compiled when it is installed",
-                           "asks for `--allow-build`, or takes a source")  # fmt: skip
+                           "asks for `--allow-build`, or takes a source" + _against(names, known))  # fmt: skip
     python = "" if draft.python.default else draft.python.value
     early = [package for package in exact if known.has_no_wheel(package.requirement, python)]
     if early:
@@ -274,6 +274,11 @@ def build_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     if editable:
         yield DraftFinding("editable-install", _places(editable), tuple(editable),
                            "what runs is whatever the folder holds at that time", "pins its commit")  # fmt: skip
+
+
+def _against(names: Iterable[str], known: Known) -> str:
+    needs = dict.fromkeys(need for name in names for need in known.compat.system.get(name, ()))
+    return f"; they are compiled against packages of the system: {', '.join(needs)}" if needs else ""
 
 
 def _has_wheel(wanted: Wanted) -> bool:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError
-from envbuild.init.closure import Closed
+from envbuild.init.closure import SOURCE_ALONE, Closed
 from envbuild.init.draft import Draft
+from envbuild.lock.create import default_supply
 from envbuild.lock.packages import Request, resolve
 from envbuild.lock.readers.pylock import Offer
-from envbuild.lock.readers.wheel_record import members
+from envbuild.lock.readers.wheel_record import members, speaks_of
+from envbuild.model.lock import Lock
 
 _GUESSED = ("name", "table")
 _PLATFORM = "linux_x86_64"
@@ -35,6 +37,19 @@ def confirmed(closed: tuple[Closed, ...], draft: Draft) -> tuple[Closed, ...]:
     return tuple(_judged(closing, offers, refused) if closing in guesses else closing for closing in closed)
 
 
+def newest_with(requirement: str, lock: Lock, module: str, name: str) -> str:
+    """The newest version of a requirement, on the day of a lock, whose wheel has a name in a module; empty for none."""
+    variant, links = lock.variants[0], default_supply().find_links
+    request = Request(
+        variant.python, variant.platform, (requirement,), as_of=lock.as_of, find_links=links, no_deps=True
+    )
+    try:
+        wheels = [(offer.version, wheel.url) for offer in resolve(request) for wheel in offer.wheels[:1]]
+    except EnvbuildError:
+        return ""
+    return next((version for version, url in wheels if speaks_of(url, module, name)), "")
+
+
 def _offers(names: Sequence[str], draft: Draft) -> tuple[Mapping[str, Offer], dict[str, str]]:
     """What the index has of names on the draft's day, and why it has nothing of others."""
     wanted, refused = list(dict.fromkeys(names)), dict[str, str]()
@@ -47,7 +62,7 @@ def _offers(names: Sequence[str], draft: Draft) -> tuple[Mapping[str, Offer], di
             lost = _named(error, wanted)
             if not lost or error.code in ("index-unreachable", "uv-timeout"):
                 raise
-            why = "the index has a source distribution alone" if error.details.get("packages") else "the index has none"
+            why = SOURCE_ALONE if error.details.get("packages") else "the index has none"
             refused |= dict.fromkeys(lost, why)
             wanted = [name for name in wanted if name not in lost]
     return {}, refused
@@ -68,7 +83,7 @@ def _named(error: EnvbuildError, wanted: Sequence[str]) -> list[str]:
 def _judged(closing: Closed, offers: Mapping[str, Offer], refused: Mapping[str, str]) -> Closed:
     name = closing.wanted.name if closing.wanted else ""
     if name in refused:
-        if "source" in refused[name]:  # its modules cannot be read without building it
+        if refused[name] == SOURCE_ALONE:  # its modules cannot be read without building it
             return replace(closing, why=refused[name])
         return replace(closing, how="open", wanted=None, why=f"{name}: {refused[name]}")
     offer = offers.get(name)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -35,6 +36,7 @@ _SCRATCH = re.compile(
     r"DEBIAN_FRONTEND|PIP_\w+|TZ|LANG|LC_ALL|CMD|LAUNCHER|MASTER_\w+|WORLD_SIZE|RANK|CUDA_VISIBLE_DEVICES"
 )
 _GUESS = re.compile(r'^( +)- "([A-Za-z0-9._-]+)[^"]*"  # from imports: ([^\n]*)$', re.MULTILINE)
+_REQUIREMENT = re.compile(r'^ +- "([^"]+)"  # ([^\n;]*)', re.MULTILINE)
 AS_ASKED = "as it was asked for"
 _HEAD = "# Drafted by `envbuild init` from"
 _MOST_PLACES = 2
@@ -54,26 +56,52 @@ def head(origin: Origin, *, any_commit: bool = False) -> str:
     return f"{_HEAD} {_safe(origin.url or origin.name)}" + ("" if any_commit else of)
 
 
-def relaxed(text: str, was: str, becomes: str) -> str:
+def relaxed(text: str, was: str, becomes: str, why: str = "") -> str:
     """A draft with a requirement or torch's flavour relaxed, the old one beside it; as it was where it lacks that.
 
     What stands in a file that is no draft, or was asked for, stays.
     """
-    for form, why in ((f"- {json.dumps('%s')}  #", "which excluded others"), ("flavours: [%s]}  #", "out of reach")):
-        before, after = form % was, f"{form % becomes} relaxed from {was}, {why};"
+    for form, usual in ((f"- {json.dumps('%s')}  #", "which excluded others"), ("flavours: [%s]}  #", "out of reach")):
+        before, after = form % was, f"{form % becomes} relaxed from {was}, {why or usual};"
         line = next((line for line in text.splitlines() if before in line), "")
         if line and text.startswith(_HEAD) and not line.endswith(AS_ASKED):
             return text.replace(before, after, 1)
     return text
 
 
-def without_guess(text: str, output: str) -> tuple[str, str]:
-    """A draft without the first package that only imports suggest and `output` names, and its name."""
+def bounds_of(text: str, package: str) -> tuple[str, str]:
+    """A draft's requirement of a package that has bounds, and where it is said; empty for none."""
+    for match in _REQUIREMENT.finditer(text) if text.startswith(_HEAD) else ():
+        with suppress(InvalidRequirement):
+            requirement = Requirement(match[1])
+            if canonicalize_name(requirement.name) == package and requirement.specifier:
+                return match[1], match[2]
+    return "", ""
+
+
+def without_guess(text: str, output: str, why: str = "does not fit") -> tuple[str, str]:
+    """A draft without the first package that only imports suggest and `output` names, and its name.
+
+    A finding of the draft says `why`.
+    """
     named = {canonicalize_name(word) for word in re.findall(r"[a-z0-9][a-z0-9._-]*", output.lower())}
     for match in _GUESS.finditer(text) if text.startswith(_HEAD) else ():
         if canonicalize_name(match[2]) in named:
-            line = f"{match[1]}# not said: what brings `{match[3]}`; {match[2]} of the index does not fit"
-            return text[: match.start()] + line + text[match.end() :], match[2]
+            truth = f"{match[2]} of the index {redact_text(_safe(why))}"
+            line = f"{match[1]}# not said: what brings `{match[3]}`; {truth}"
+            number = text.count("  - id: guess-left-out") + 1
+            rows = [
+                *(() if re.search(r"^findings:$", text, re.MULTILINE) else ("findings:",)),
+                "  - id: guess-left-out" + (f"-{number}" if number > 1 else ""),
+                f"    says: {_quoted(f'imports of {match[3]}')}",
+                f"    truth: {_quoted(f'only imports suggest {match[2]}, and {truth}')}",
+                f"    evidence: {_quoted(match[3])}",
+                '    does: "leaves it out: code that imports it fails"',
+                "    severity: trap",
+                "    unverified: true",
+            ]
+            without = text[: match.start()] + line + text[match.end() :]
+            return without.rstrip("\n") + "".join(f"\n{row}" for row in rows) + "\n", match[2]
     return text, ""
 
 
@@ -312,12 +340,14 @@ def _environment(result: Result) -> Iterator[str]:
 
 
 def _system(result: Result) -> Iterator[str]:
-    names = {statement.value: statement for statement in result.draft.statements if statement.kind == "system"}
-    kept = {name: statement for name, statement in names.items() if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name)}
+    whys = {name: f"{package} is compiled against it" for name, package in result.system.items()}
+    installed = [statement for statement in result.draft.statements if statement.kind == "system"]
+    whys |= {statement.value: f"{_at([statement])} installs it" for statement in installed}
+    kept = {name: why for name, why in whys.items() if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name)}
     if kept:
         yield "    system_packages:"
-    for name, statement in kept.items():
-        yield f"      - {{name: {_quoted(name)}, why: {_quoted(f'{_at([statement])} installs it')}}}"
+    for name, why in kept.items():
+        yield f"      - {{name: {_quoted(name)}, why: {_quoted(why)}}}"
 
 
 def _starts(result: Result) -> Iterator[str]:

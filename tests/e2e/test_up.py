@@ -56,3 +56,21 @@ def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) 
     assert code.run("up", "own.yaml", "-t", "local", "--yes", "--json").json["stack"] == "own"
     asked = code.run("up", "nowhere", "-t", "local", "--yes")
     assert asked.code == "stack-unknown"
+
+
+def test_a_pinned_release_without_the_name_that_the_code_imports_gives_way_to_one_that_has_it(code: World) -> None:
+    code.wheel(version="2.0", files={"alpha/__init__.py": b"from .new import fresh\n", "alpha/new.py": b"fresh = 2\n"})
+    (code.work / "own" / "own" / "__init__.py").write_text("from alpha import fresh\n")
+    done = code.run("up", "./own", "-t", "local", "--yes")
+    assert done.rc == 0, done.err
+    says = "alpha 1.0, which requirements.txt:1 asks for as `alpha==1.0`, has no fresh in alpha. Take alpha>=2.0 for"
+    assert says in " ".join(done.err.split()) and "own (exact) is provisioned on 1 node" in done.out + done.err
+    assert (
+        '"alpha>=2.0"  # relaxed from alpha==1.0, which has no fresh in alpha; ' in (code.work / "own.yaml").read_text()
+    )
+    code.wheel(version="3.0", files={"alpha/__init__.py": b"fresh = 3\n"})
+    (code.work / "own" / "own" / "__init__.py").write_text("from alpha import nothing\n")
+    (code.work / "own.yaml").unlink()
+    none = code.run("up", "./own", "-t", "local", "--yes")
+    assert none.rc == 1 and "has no nothing in alpha. Try a release that has it" in " ".join(none.err.split())
+    assert "relaxed" not in (code.work / "own.yaml").read_text()

@@ -14,7 +14,7 @@ import yaml
 from envbuild.catalog.loader import load_stack
 from envbuild.cli.entry import main
 from envbuild.errors import EnvbuildError
-from envbuild.init import closure, index, pins, tree
+from envbuild.init import closure, index, pins, tree, write
 from envbuild.init.assemble import Ask, Result, assemble
 from envbuild.init.draft import Origin, make_draft
 from envbuild.init.imports import roots, scan
@@ -404,3 +404,25 @@ def test_a_repository_that_only_an_offered_file_installs_brings_no_module(tmp_pa
     write_files(tmp_path / "own", files)
     result = assembled(tmp_path / "own")
     assert [(closed.imported.module, closed.how != "declared") for closed in result.closed] == [("fvlib", True)]
+
+
+def test_packages_of_the_system_are_named_before_anything_is_built(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("PyAudio==0.2.14\nnumpy\n")
+    result = assemble(tree.of_folder(tmp_path), load_known())
+    assert result.system == {"portaudio19-dev": "pyaudio"}
+    (finding,) = [finding for finding in result.findings if finding.rule == "no-wheel"]
+    assert "packages of the system: portaudio19-dev" in finding.does
+    drafted = write.text(result, "own", tmp_path, tmp_path)
+    assert '{name: "portaudio19-dev", why: "pyaudio is compiled against it"}' in drafted
+
+
+def test_what_an_extra_brings_and_tests_import_is_taken(folder: Path) -> None:
+    (folder / "tests" / "test_own.py").write_text("import pytest\nimport parameterized\nimport own\n")
+    write_file(folder / "docs" / "conf.py", "import sphinx\n")
+    extras = '[project.optional-dependencies]\ndev = ["pytest==8.3.4", "sphinx", "black"]\n'
+    (folder / "pyproject.toml").write_text(f'[project]\nname = "own"\nversion = "1"\n{extras}')
+    result = assembled(folder)
+    named = {package.name for package in result.draft.packages}
+    assert "pytest" in named and named.isdisjoint(("parameterized", "sphinx", "black"))
+    drafted = write.text(result, "own", folder, folder)
+    assert '- "pytest==8.3.4"  # from imports: tests/test_own.py:1, as pyproject.toml:5 has it' in drafted

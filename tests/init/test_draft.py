@@ -163,11 +163,14 @@ def test_a_draft_gives_way_where_its_requirements_exclude_each_other() -> None:
     head = "# Drafted by `envbuild init` from own.\n"
     lines = '      - "swarms==4.1.1"  # requirements.txt:1\n      - "espnet"  # from imports: own/a.py:7\n'
     said = "Failed to resolve dependencies for package `espnet==0.6.0`"
-    assert write.without_guess(head + lines, said) == (
+    changed, name = write.without_guess(head + lines, said)
+    assert name == "espnet" and changed.startswith(
         head + lines.splitlines()[0] + "\n"
-        "      # not said: what brings `own/a.py:7`; espnet of the index does not fit\n",
-        "espnet",
+        "      # not said: what brings `own/a.py:7`; espnet of the index does not fit\nfindings:\n"
+        "  - id: guess-left-out\n"
     )
+    assert write.bounds_of(head + lines, "swarms") == ("swarms==4.1.1", "requirements.txt:1")
+    assert write.bounds_of(head + lines, "espnet") == write.bounds_of(lines, "swarms") == ("", "")
     assert '- "swarms"  # relaxed from swarms==4.1.1' in write.relaxed(head + lines, "swarms==4.1.1", "swarms")
     for text in (lines, head + lines):  # by hand, and of another package
         assert write.without_guess(text, "swarms==4.1.1 conflicts") == (text, "")
