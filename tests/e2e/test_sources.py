@@ -141,6 +141,7 @@ def test_variables_arrive_literally_in_a_shell(world: World, shell: str) -> None
     done = completed(argv, env={**world.env, "CODE": program}, cwd=world.work)
     assert done.stdout == f"{[value, str(there), None, 'tiny']}\n", done.stderr
     assert not Path("/tmp/pwned").exists()
+    assert not list(world.home.glob(".*rc")) + list(world.home.glob(".*profile")), "no start-up file is written"
 
 
 HATCHED = {
