@@ -89,7 +89,7 @@ def test_every_finding_is_on_the_page_once_and_linked_from_its_place(make_stack:
     assert sorted(ids) == ["f1", "f2", "f3", "f4"]
     assert 'href="#f1">1</a><a class="ref red" href="#f2">2</a>' in html
     assert "What the document does not say" in html
-    assert "Findings about words that this text does not have" in html
+    assert "Findings about text that is not in this document" in html
 
 
 def test_the_outcome_of_a_check_is_beside_its_finding(make_stack: Make) -> None:
