@@ -430,7 +430,7 @@ def _python(
         else next((version for version in oldest_first if int(version[2:]) >= int(usual[2:])), "")
     )
     value = value or oldest_first[-1]
-    return Choice(value, tuple(wishes), default=True, why="the usual one of that time that fits"), tuple(fitting)
+    return Choice(value, tuple(wishes), default=True, why="the usual Python of that time that fits"), tuple(fitting)
 
 
 @dataclass

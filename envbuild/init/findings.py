@@ -81,7 +81,7 @@ def python_open(draft: Draft) -> Iterator[DraftFinding]:
     guessed = [statement for statement in draft.of("python") if statement.get("inferred") in ("wheel",)]
     if draft.installs and not (firm or (draft.python.statements and not draft.python.default and not guessed)):
         statements = draft.python.statements
-        truth = f"only `{statements[0].value}` is said" if statements else "nothing says which Python"
+        truth = f"the files say only `{statements[0].value}`" if statements else "no file says which Python"
         if guessed:
             truth = "only the name of a wheel says which Python"
         does = f"takes Python {draft.python.value}: {draft.python.why or 'it is the one that fits'}"
@@ -94,15 +94,15 @@ def torch_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     if torch is None:
         wanting = [source.name for source in draft.sources if source.needs_torch and not source.optional]
         if wanting and draft.image is None and not _listed_elsewhere(draft):
-            truth = f"{', '.join(wanting)} want torch, and nothing names it"
-            yield DraftFinding("torch-absent", tuple(wanting), (), truth, "asks for a release")
+            truth = f"{', '.join(wanting)} need torch, and no file names it"
+            yield DraftFinding("torch-absent", tuple(wanting), (), truth, "asks you for a release")
         return
     if torch.default and not torch.statements:
         if _listed_elsewhere(draft):
             return
         wanting = [package.name for package in draft.packages if package.name in known.want_torch]
-        truth = f"{', '.join(wanting[:4])} want torch" if wanting else "the code imports torch"
-        truth += ", and nothing names it"
+        truth = f"{', '.join(wanting[:4])} need torch" if wanting else "the code imports torch"
+        truth += ", and no file names it"
         yield DraftFinding(
             "torch-absent", tuple(wanting or ["torch"]), (), truth, f"takes torch {torch.value or '?'}: {torch.why}"
         )
@@ -128,15 +128,15 @@ def _known_torch(draft: Draft, version: str, known: Known) -> Iterator[DraftFind
         return
     if Version(version) < known.oldest_torch:
         yield DraftFinding("torch-below-catalog", (f"torch {version}",), statements,
-                           f"it is older than {known.oldest_torch}, with which envbuild's data begin",
+                           f"it is older than {known.oldest_torch}, the first release in envbuild's tables",
                            "keeps it, and judges nothing about it")  # fmt: skip
     elif Version(version) > known.newest_torch:
         yield DraftFinding("torch-above-catalog", (f"torch {version}",), statements,
-                           f"it is newer than {known.newest_torch}, with which envbuild's data end",
+                           f"it is newer than {known.newest_torch}, the last release in envbuild's tables",
                            "keeps it, and judges nothing about it")  # fmt: skip
     elif version not in known.compat.torch:
         yield DraftFinding("version-missing", (f"torch {version}",), statements, "there is no such release of torch",
-                           "asks for another one")  # fmt: skip
+                           "asks you for another release")  # fmt: skip
     else:
         yield from _known_flavour(draft, version, known)
 
@@ -148,7 +148,7 @@ def _known_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFi
     if release.pypi_flavour is None and flavour.default:
         yield DraftFinding("index-missing", (f"torch {version}",), draft.torch.statements,
                            f"the default index has no torch {version}",
-                           f"takes {flavour.value} of PyTorch's own index")  # fmt: skip
+                           f"takes {flavour.value} from PyTorch's own index")  # fmt: skip
     elif flavour.default:
         if any(statement.kind in ("package", "conda") for statement in draft.torch.statements):
             yield DraftFinding("flavour-by-default", (f"torch {version}",), draft.torch.statements,
@@ -158,7 +158,7 @@ def _known_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFi
         builds = ", ".join(sorted(release.builds))
         label = flavour.why.rpartition(" ")[2] or flavour.value
         yield DraftFinding("flavour-missing", (f"torch {version}+{label}",), flavour.statements,
-                           f"torch {version} has {builds}", f"takes {flavour.value}")  # fmt: skip
+                           f"torch {version} has only {builds}", f"takes {flavour.value}")  # fmt: skip
 
 
 def conda_rules(draft: Draft) -> Iterator[DraftFinding]:
@@ -167,7 +167,7 @@ def conda_rules(draft: Draft) -> Iterator[DraftFinding]:
     if torch is not None and draft.torch is not None:
         flavour = f"+{draft.flavour.value}" if draft.flavour else ""
         does = f"takes the wheel of torch {draft.torch.value}{flavour}"
-        yield DraftFinding("conda-torch", (torch.value,), (torch,), "it is another build than the wheel", does)
+        yield DraftFinding("conda-torch", (torch.value,), (torch,), "conda's build differs from the wheel", does)
     by_pip = [statement for statement in draft.of("package") if statement.via in ("pip", "environment.yml", "sudo")]
     by_pip += [
         statement
@@ -183,7 +183,7 @@ def conda_rules(draft: Draft) -> Iterator[DraftFinding]:
         name = channel.value.rstrip("/").rpartition("/")[2].lower()
         if name in ("defaults", "anaconda", "main"):
             yield DraftFinding("licence-accept", (channel.value,), (channel,), "this channel has terms to accept",
-                               "takes wheels of the index")  # fmt: skip
+                               "takes wheels from the index")  # fmt: skip
         elif name not in _CHANNELS and "label" not in channel.value:
             truth = f"{name} is one person's channel"
             yield DraftFinding("conda-personal-channel", (channel.value,), (channel,), truth, "takes nothing from it")
@@ -214,25 +214,26 @@ def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     sources = [source for source in (*_active(draft), *ways) if _cloned(source)]
     bare = [source for source in sources if not source.ref]
     if bare:
-        truth = "what is cloned is whatever the default branch has that day"
+        truth = "git clones whatever the default branch has that day"
         yield DraftFinding("git-unpinned", _names(bare), _first(bare), truth, "pins the commit of the day")
     moving = [
         source for source in sources if source.ref and (source.ref in _MOVING or not _LIKE_A_TAG.search(source.ref))
     ]
     if moving:
-        yield DraftFinding("git-branch", _names(moving), _first(moving), "a branch moves, and these read like branches",
+        yield DraftFinding("git-branch", _names(moving), _first(moving), "these look like branches, and a branch moves",
                            "pins the commit of the day")  # fmt: skip
     short = [source for source in sources if _SHORT.fullmatch(source.ref) and not source.ref.isdigit()]
     if short:
         yield DraftFinding("short-sha", _names(short), _first(short), "a short hash can mean several commits",
-                           "asks for the whole one")  # fmt: skip
+                           "asks for the full hash")  # fmt: skip
     secure = [source for source in sources if any(statement.get("ssh") for statement in source.statements)]
     if secure:
-        yield DraftFinding("ssh-clone", _names(secure), _first(secure), "git over ssh wants a key", "clones by https")
+        yield DraftFinding("ssh-clone", _names(secure), _first(secure), "git over ssh needs a key", "clones by https")
     moved = [source for source in sources if source.url in known.moved]
     if moved:
-        yield DraftFinding("repo-moved", _names(moved), _first(moved), f"it is {known.moved[moved[0].url]} now",
-                           "keeps it: the old address leads there")  # fmt: skip
+        yield DraftFinding("repo-moved", _names(moved), _first(moved),
+                           f"the repository is now {known.moved[moved[0].url]}",
+                           "keeps the old address, which redirects")  # fmt: skip
 
 
 def _names(sources: Iterable[DraftSource]) -> tuple[str, ...]:
@@ -251,7 +252,7 @@ def build_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     if without:
         names, last = tuple(package.name for package in without), tuple(package.statements[-1] for package in without)
         yield DraftFinding("no-wheel", names, last,
-                           "the index has a source distribution alone: it is compiled when it is installed",
+                           "the index has only a source distribution, which is compiled during the installation",
                            "asks for `--allow-build`, or takes a source" + _against(names, known))  # fmt: skip
     python = "" if draft.python.default else draft.python.value
     early = [package for package in exact if known.has_no_wheel(package.requirement, python)]
@@ -264,16 +265,17 @@ def build_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     legacy = [statement for statement in draft.statements if statement.get("legacy")]
     if legacy and draft.build_backend is None:
         yield DraftFinding("legacy-build", _places(legacy), tuple(legacy),
-                           "setup.py install and develop leave no record of what they put where",
-                           "builds a wheel of it")  # fmt: skip
+                           "setup.py install and develop do not record which files they install",
+                           "installs the source without these commands")  # fmt: skip
     flags = _trait(draft, "pip-global-option")
     if flags:
         yield DraftFinding("pip-global-option", tuple(_last(statement.get("source")) for statement in flags), flags,
-                           "pip from 25.3 has no --global-option", "gives the flags to the build itself")  # fmt: skip
+                           "pip 25.3 removed --global-option", "passes the flags to the build itself")  # fmt: skip
     editable = [statement for statement in draft.of("local", "source") if statement.get("editable")]
     if editable:
         yield DraftFinding("editable-install", _places(editable), tuple(editable),
-                           "what runs is whatever the folder holds at that time", "pins its commit")  # fmt: skip
+                           "an editable install runs whatever is in the folder",
+                           "pins its commit, or reports a local folder's changes")  # fmt: skip
 
 
 def _against(names: Iterable[str], known: Known) -> str:
@@ -319,8 +321,8 @@ def _nvcc(draft: Draft, known: Known, packages: list[Wanted]) -> Iterator[DraftF
     if names and not brought:
         quoted = (*_first(sources), *(package.statements[-1] for package in packages), *extensions, *optional_own)
         yield DraftFinding("needs-nvcc", tuple(dict.fromkeys(names)), quoted,
-                           "CUDA code is compiled, and no toolkit and compiler are named",
-                           "lets the target say which nvcc; plan refuses where none fits")  # fmt: skip
+                           "CUDA code is compiled, and no file names a toolkit or compiler",
+                           "uses the target's nvcc; `plan` refuses if none fits")  # fmt: skip
 
 
 def _compiled_folder(statement: Statement, known: Known) -> bool:
@@ -361,7 +363,7 @@ def backend(draft: Draft) -> Iterator[DraftFinding]:
     brings = {module, f"{module}_core"} if statement.get("backend") != "poetry.masonry.api" else {"poetry"}
     if not wanted & brings and module != "setuptools":
         yield DraftFinding("missing-build-backend", (module,), (statement,),
-                           f"nothing that it requires brings {module}",
+                           f"its build requirements lack {module}",
                            "puts the code on sys.path, and builds nothing")  # fmt: skip
 
 
@@ -369,13 +371,13 @@ def shell_rules(draft: Draft) -> Iterator[DraftFinding]:
     """Commands that do something else than is meant, need root, or change what they must not."""
     for trait, truth, does in (
         ("shell-slip", "the command does not do what is meant", "does what is meant"),
-        ("sudo", "root is needed", "leaves it to the machine's owner"),
-        ("curl-to-shell", "a script of today is run as it comes", "leaves it out"),
-        ("security", "a machine is opened", "leaves it out"),
+        ("sudo", "the command needs root", "leaves it to the administrator"),
+        ("curl-to-shell", "a downloaded script runs without a check", "leaves it out"),
+        ("security", "it weakens the security of the machine", "leaves it out"),
         ("interactive", "it waits for an answer", "leaves it out"),
-        ("silent-skip", "where it fails nobody learns of it", "builds it, or stops"),
-        ("site-specific", "it is a fact of one site", "leaves it to the target"),
-        ("hard-coded-path", "the path is of one machine", "leaves it out"),
+        ("silent-skip", "a failure is not reported", "builds it, or stops"),
+        ("site-specific", "the value is right on one site only", "leaves it to the target"),
+        ("hard-coded-path", "the path exists on one machine only", "leaves it out"),
         ("rank-slip", "every rank gets the same value", "gives each rank its own"),
     ):  # fmt: skip
         statements = _trait(draft, trait)
@@ -385,7 +387,7 @@ def shell_rules(draft: Draft) -> Iterator[DraftFinding]:
     startup = draft.of("startup")
     if startup:
         yield DraftFinding("start-up-file", tuple(statement.value for statement in startup), startup,
-                           "the environment depends on a start-up file of a shell", "leaves it alone")  # fmt: skip
+                           "the environment depends on a start-up file of a shell", "does not change it")  # fmt: skip
     edits = draft.of("edit")
     opened = [statement for statement in draft.of("import") if re.search(r"\bAutoFix\(|\.fix\(", statement.text)]
     if edits or opened:
@@ -406,7 +408,7 @@ def fetch_rules(draft: Draft) -> Iterator[DraftFinding]:
     if moving:
         addresses = tuple(dict.fromkeys(statement.value for statement in moving))
         yield DraftFinding("latest-download", addresses, tuple(moving),
-                           "what this address gives changes", "leaves it out")  # fmt: skip
+                           "the file at this address changes", "leaves it out")  # fmt: skip
     files = [
         statement
         for statement in draft.of("file")
@@ -414,16 +416,16 @@ def fetch_rules(draft: Draft) -> Iterator[DraftFinding]:
     ]
     if files:
         yield DraftFinding("file-elsewhere", tuple(dict.fromkeys(statement.value for statement in files)), tuple(files),
-                           "packages or commands are in a file that was not given", "asks for it")  # fmt: skip
+                           "packages or commands are in a file that was not given", "asks you for it")  # fmt: skip
     made = draft.of("activate")
     base = [statement for statement in made if statement.get("base")]
     if base:
         yield DraftFinding("env-elsewhere", tuple(statement.value for statement in base), tuple(base),
-                           "it is laid on an environment that is made somewhere else",
-                           "asks which packages that one brings")  # fmt: skip
+                           "it builds on an environment that is made elsewhere",
+                           "asks which packages that environment has")  # fmt: skip
     elif made and not draft.of("package", "conda", "source", "local") and not _listed_elsewhere(draft):
         yield DraftFinding("env-elsewhere", tuple(statement.value for statement in made), made,
-                           "the environment is made somewhere else", "drafts a target and no profile")  # fmt: skip
+                           "the environment is made elsewhere", "drafts a target and no profile")  # fmt: skip
 
 
 def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
@@ -436,7 +438,7 @@ def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     if differing:
         statements = tuple(statement for package in differing[:1] for statement in package.statements)
         yield DraftFinding("contradiction", tuple(package.name for package in differing), statements,
-                           "two files name two versions of one package", "takes the one that is read last")  # fmt: skip
+                           "two files name two versions of one package", "takes the last one")  # fmt: skip
     pythons = [
         statement
         for statement in draft.of("python")
@@ -456,7 +458,7 @@ def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     for group in known.compat.twins:
         if len(twins := [name for name in by_name if name in group]) > 1:
             yield DraftFinding("two-owners", tuple(twins), tuple(by_name[name].statements[0] for name in twins),
-                               "they hold the same files", "takes the first")  # fmt: skip
+                               "these packages contain the same files", "takes the first")  # fmt: skip
     for name in by_name.keys() & known.compat.homonyms.keys():
         if not by_name[name].conda:
             truth = f"on the index {name} is {known.compat.homonyms[name][0]}"
@@ -489,7 +491,7 @@ def _other_torch(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     ]
     if python and wheels:
         yield DraftFinding("conflict", ("python",), (*draft.python.statements, *wheels),
-                           f"a wheel is for another Python than {python}", "keeps the Python that is said")  # fmt: skip
+                           f"a wheel is for another Python than {python}", "keeps the named Python")  # fmt: skip
 
 
 def _contradicted(wanted: Wanted) -> bool:
@@ -532,10 +534,10 @@ def image_rules(draft: Draft) -> Iterator[DraftFinding]:
                            "lets the target's GPUs decide")  # fmt: skip
     image = draft.image
     if image is not None and (":" not in image.value.rpartition("/")[2] or image.value.endswith(":latest")):
-        yield DraftFinding("base-image", (image.value,), (image,), "the image has no tag that stays", "asks for one")
+        yield DraftFinding("base-image", (image.value,), (image,), "the image has no fixed tag", "asks for one")
     elif image is not None and _MIRRORED.match(image.value) and not _REGISTRIES.match(image.value):
         yield DraftFinding("base-image", (image.value,), (image,),
-                           f"{image.value.partition('/')[0]} is no registry of the image's maker",
+                           f"{image.value.partition('/')[0]} is not a registry of the image's maker",
                            "names the image")  # fmt: skip
     elif image is not None and (_WITHDRAWN.search(image.value) or _ENDED.search(image.value)):
         truth = "tags of CUDA without a patch number were withdrawn" if _WITHDRAWN.search(image.value) else ""

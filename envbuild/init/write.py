@@ -390,11 +390,12 @@ def _findings(result: Result) -> Iterator[str]:
         counts[finding.rule] = counts.get(finding.rule, 0) + 1
         number = counts[finding.rule]
         quotes = "; ".join(dict.fromkeys(item.text for item in finding.statements[:3])) or "(nothing)"
+        about = ", ".join(name for name in finding.about[:12] if name.lower() not in finding.truth.lower())
         lines += [
             f"  - id: {finding.rule}" + (f"-{number}" if number > 1 else ""),
             f"    says: {_quoted(quotes)}",
-            f"    truth: {_quoted(f'{finding.truth}: ' + ', '.join(finding.about[:12]))}",
-            f"    evidence: {_quoted(_at(finding.statements) or 'nothing names it')}",
+            f"    truth: {_quoted(f'{finding.truth}: {about}' if about else finding.truth)}",
+            f"    evidence: {_quoted(_at(finding.statements) or 'no file names it')}",
             f"    does: {_quoted(finding.does)}",
             f"    severity: {_SEVERITY.get(finding.rule, 'trap')}",
             "    unverified: true",
