@@ -208,7 +208,7 @@ def _find(ref: str, noun: str, base: Path) -> Path:
     if is_path(ref):
         path = base / _expanded(ref)
         if not _is_there(path):
-            begin = "`envbuild init FILE` writes one" if noun == "target" else "docs/stacks.md says what one holds"
+            begin = "`envbuild init FILE` writes one" if noun == "target" else "`envbuild init --from DIR` drafts one"
             raise EnvbuildError(
                 f"{noun}-unknown",
                 f"there is no {noun} file {show_value(ref)}",

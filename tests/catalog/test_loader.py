@@ -216,7 +216,7 @@ def test_an_unknown_target_or_file_is_a_coded_error(tmp_path: Path) -> None:
     assert refused(load_stack, "../stacks/torch-smoke").code == "stack-unknown"
     no_target = refused(load_target, str(tmp_path / "none.yaml"))
     assert no_target.code == "target-unknown" and no_target.hint.startswith("`envbuild init FILE` writes one; ")
-    assert refused(load_stack, str(tmp_path / "none.yaml")).hint.startswith("docs/stacks.md says what one holds; ")
+    assert refused(load_stack, str(tmp_path / "none.yaml")).hint.startswith("`envbuild init --from DIR` drafts one; ")
 
 
 def test_an_unknown_profile_names_those_that_are_there() -> None:
