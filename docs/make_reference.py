@@ -161,8 +161,7 @@ def settings_page() -> str:
 ## Settings
 
 The first of these that has a value wins: the option, the environment variable, `envbuild.toml` of the project,
-`config.toml` of the user,
-`/etc/envbuild/config.toml`. `envbuild config show` prints each value with its source.
+`config.toml` of the user, `/etc/envbuild/config.toml`. `envbuild config show` prints each value with its source.
 
 {table(("key", "variable", "what it is", "default"), rows)}"""
 
@@ -212,8 +211,7 @@ def keys_page() -> str:
 COMMANDS = """# Commands and settings
 
 Every command with its options, from the program itself; `envbuild COMMAND --help` prints the same. Error codes and
-exit
-codes: [errors](errors.md).
+exit codes: [errors](errors.md).
 
 ::: mkdocs-click
     :module: envbuild.cli.verbs

@@ -40,18 +40,18 @@ class Key(NamedTuple):
 
 
 KEYS: dict[str, Key] = {
-    "target": Key("ref", "target that is used when none is named", "local"),
-    "stack": Key("ref", "stack that is built instead of the one the target names"),
+    "target": Key("ref", "target of a command that names none", "local"),
+    "stack": Key("ref", "stack to build instead of the target's"),
     "profile": Key("text", "profile of the stack"),
-    "prefix": Key("folder", "prefix instead of the target's; may hold {user}, {home} and {data}"),
-    "cache": Key("folder", "folder on the nodes in which uv keeps what it unpacked; the target's or none without it"),
+    "prefix": Key("folder", "prefix instead of the target's; may contain {user}, {home} and {data}"),
+    "cache": Key("folder", "folder on the nodes where uv keeps unpacked packages (default: the target's, or none)"),
     "toolchain": Key("path", "file of pinned interpreters that replaces the shipped one"),
     "runs": Key("path", "folder of the run directories"),
     "wait": Key("time", "how long to wait for another envbuild in the same prefix, as `90s` or `10m`", "10m"),
-    "batch": Key("text", "how many nodes are changed at a time, as `4` or `25%`"),
-    "max_fail": Key("text", "how many nodes may fail before no more are begun, as `4` or `25%`"),
+    "batch": Key("text", "how many nodes to change at a time, as `4` or `25%`"),
+    "max_fail": Key("text", "how many nodes may fail before envbuild begins no more, as `4` or `25%`"),
     "color": Key("choice", "colour on the terminal", "auto", ("auto", "always", "never")),
-    "quiet": Key("bool", "say nothing but results, warnings and errors", False),
+    "quiet": Key("bool", "print only results, warnings and errors", False),
 }
 
 

@@ -43,12 +43,12 @@ LogFormat = Annotated[Text, AfterValidator(_log_format)]
 
 
 class Step(StrictModel):
-    """What the smoke item `step` runs, one rank a GPU, in a work folder of its own.
+    """The program of the smoke item `step`, one rank for each GPU, in its own work folder.
 
-    `script` is a path in `source`, a source installed as a path or editable. In `arguments` and
-    `files` (JSON files of the work folder) `{ranks}` is filled in, `{tensor}` (2 for an even number of ranks, else 1),
-    `{data}` (ranks by tensor), `{batch}` (four sequences for each of these) and `{work}`. `data` are synthetic data of
-    that kind in the work folder. `log` says how losses are read, `steps` how many there must be.
+    `script`: a path in `source`, which is installed as a path or editable. In `arguments` and `files` (JSON files of
+    the work folder) envbuild fills in `{ranks}`, `{tensor}` (2 for an even number of ranks, else 1), `{data}` (ranks
+    divided by tensor), `{batch}` (four sequences for each of `{data}`) and `{work}`. `data`: synthetic data of this
+    kind in the work folder. `log`: the format of the losses. `steps`: how many losses there must be.
     """
 
     source: SourceName
@@ -84,14 +84,13 @@ class Words(StrictModel):
 
 
 class LaunchData(StrictModel):
-    """What the recipe of a stack works from. `{name}` in a word is filled with a value that the recipe computes.
+    """The input of a stack's recipe. `{name}` in an argument is replaced by a value of the recipe.
 
-    `command`, the recipe of any stack, fills in a parameter, all of which are in `defaults`, or a word of the place
-    (`PLACE_WORDS`). With `{rank}` each node has a command of its own; without it one command starts all nodes.
-
-    `source` is the source whose folder (or `folder` below it) is the working directory, else the output folder is;
-    `defaults` are the values of parameters that nobody gives, as the document's own scripts have them; `before` are the
-    words in front of the program, by launcher; `configs` are JSON files that the program reads, by name.
+    With `command`, the recipe of any stack, it is a parameter of `defaults` or a value of the place (`PLACE_WORDS`).
+    With `{rank}` each node has its own command; without it one command starts all nodes. `source`: the source whose
+    folder (or `folder` below it) is the working directory; without it, the output folder. `defaults`: values of
+    parameters that the user does not give, as in the document's own scripts. `before`: arguments in front of the
+    program, by launcher. `configs`: JSON files that the program reads, by name.
     """
 
     recipe: RecipeName = "command"
@@ -208,9 +207,9 @@ class ModelSize(StrictModel):
 
 
 class BenchmarkCase(StrictModel):
-    """One published or launched case. `tflops` is per GPU, `source` says who published it, `gpu` on which model of GPU.
+    """One published or launched case. `tflops` is per GPU, `source` its publisher, `gpu` the model of GPU.
 
-    Degrees are data (`dp`), tensor (`tmp`) and pipeline (`pp`) parallel; absent where nobody published them.
+    Degrees: data (`dp`), tensor (`tmp`) and pipeline (`pp`) parallel; empty if nobody published them.
     """
 
     gpus: Count

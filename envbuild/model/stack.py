@@ -47,12 +47,12 @@ class CondaChannel(StrictModel):
 
 
 class CondaSpec(StrictModel):
-    """What conda contributes to a profile, beside `python`, which the profile says.
+    """What conda adds to a profile, besides the profile's `python`.
 
-    `packages` are match specs. `provides`: distribution (as pip calls it) to the conda package that stands in for it;
-    pip's resolver leaves it out. `virtual`: sets of virtual packages to solve for where no node's facts are given,
-    the preferred one first (`{__glibc: "2.28", __cuda: "11.3"}`). `link_scripts`: packages whose post-link script may
-    run. `only`: the profile has no environment of the engine venv. `allow_defaults`: Anaconda's `defaults` may be used.
+    `packages`: match specs. `provides`: distribution (pip's name) to the conda package that provides it; pip's resolver
+    leaves it out. `virtual`: sets of virtual packages to solve for without a node's facts, the preferred one first
+    (`{__glibc: "2.28", __cuda: "11.3"}`). `link_scripts`: packages whose post-link script may run. `only`: the profile
+    has no environment of the engine venv. `allow_defaults`: Anaconda's `defaults` may be used.
     """
 
     channels: Annotated[tuple[CondaChannel, ...], Field(min_length=1)] = (CondaChannel(name="conda-forge"),)
@@ -169,7 +169,7 @@ class Base(StrictModel):
 
 
 class EnvPath(StrictModel):
-    """An environment variable that names a path, set only where the path exists."""
+    """An environment variable with a path, set only if the path exists."""
 
     path: Text
     if_: Literal["exists"] = Field(alias="if")
@@ -267,10 +267,11 @@ class Source(StrictModel):
 
 
 class WorkingTree(StrictModel):
-    """A folder of the user as a source: used where it lies, and never copied, changed or deleted.
+    """A folder of the user as a source: used in its place, and never copied, changed or deleted.
 
-    `path` is relative to the stack file. Its contents are no part of a lock or root: reports say commit and changes.
-    `path` puts it on sys.path, `editable` runs its build backend there, which may write its metadata into the folder.
+    `path` is relative to the stack file. Neither lock nor root covers its contents; reports name commit and changes.
+    `install: path` puts it on sys.path. `install: editable` runs its build backend there, which may write its metadata
+    into the folder.
     """
 
     name: SourceName
@@ -298,7 +299,7 @@ AnySource = Annotated[
 
 
 class SmokeItem(StrictModel):
-    """One smoke benchmark: deadline (seconds), floors (metric name to least value), and of `step` what it runs."""
+    """One item of the smoke test: deadline (seconds), floors (metric name to least value), the program of `step`."""
 
     name: Literal["sound", "machine", "training", "extensions", "step"]
     deadline: Annotated[float, Field(gt=0, le=86400)] = 600.0
@@ -341,7 +342,7 @@ Runs = Literal["imports", "first-step", "benchmark"]
 
 
 class Profile(StrictModel, defer_build=False):  # used whole and as a part: built once for both
-    """One way to build the stack, with everything that its lock is made from; `runs`: how far its environments run."""
+    """One way to build the stack; its lock is made from these fields. `runs`: how far its environments run."""
 
     python: Annotated[tuple[PythonVersion, ...], Field(min_length=1)]
     interpreters: Annotated[tuple[InterpreterKind, ...], Field(min_length=1)] = ("present",)

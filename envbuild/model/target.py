@@ -104,12 +104,11 @@ Duration = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
 class ContainerSettings(StrictModel):
     """How images reach the nodes of a target and run there.
 
-    `image`: pulled by the nodes, and nothing is built.
-    `registry`: what is built is pushed to this repository and pulled by digest; without one a file is sent over SSH.
-    `build`: where images may be built. `base`, `runtime_image`, `fetch_image`, `python`, `glibc`, `wheelhouse`,
-    `gitconfig` and `builder` are those of `image build`. `ipc: host` or `shm_size` (`16g`), the first where
-    neither is said. `gpus: auto`: where the node has some. `devices` are added to those of InfiniBand, `mounts` are
-    `/from:/to:ro`, `options` go to the runtime as they are.
+    `image`: nodes pull this image; nothing is built. `registry`: a built image is pushed to this repository, and nodes
+    pull it by digest; without one, envbuild sends a file over SSH. `build`: where images are built. `base`,
+    `runtime_image`, `fetch_image`, `python`, `glibc`, `wheelhouse`, `gitconfig` and `builder`: as the options of `image
+    build`. `ipc: host` (default) or `shm_size` (`16g`). `gpus: auto`: if the node has GPUs. `devices`: besides those of
+    InfiniBand. `mounts`: `/from:/to:ro`. `options`: passed to the runtime unchanged.
     """
 
     runtime: Literal["auto"] | RuntimeName = "auto"
@@ -197,9 +196,9 @@ class HostAddress(StrictModel):
 class Connection(StrictModel):
     """How nodes are reached.
 
-    `local`: this machine. `ssh`: what `ssh HOST` reaches with the user's configuration, host keys always verified
-    against the user's and the system's known_hosts, or `known_hosts` where given. `job`: one job of the scheduler runs
-    the node program on every node, submitted from `login`. `hosts`: exceptions by host name.
+    `local`: this machine. `ssh`: as `ssh HOST` with the user's configuration. Host keys are always compared with the
+    user's and the system's known_hosts, or with `known_hosts`. `job`: a job of the scheduler, submitted from `login`,
+    runs the node program on every node. `hosts`: exceptions by host name.
     """
 
     kind: Literal["local", "ssh", "job"] = "local"
@@ -235,14 +234,14 @@ class Modules(StrictModel):
 
 
 class Scheduler(StrictModel):
-    """The scheduler of the nodes and how a job there is asked for.
+    """The scheduler of the nodes, and what a job requests.
 
-    `constraints` are features that nodes must have (Slurm's `--constraint`) or resources that PBS selects by.
-    `nodes` is how many (none: all that `hosts` names), `cpus_per_node` how many processors a job asks for on each
-    (none: all of whole nodes, else the part that goes with its GPUs), `start_deadline` how long a job may wait for its
-    nodes and `time_limit` how long it may run (`40m`, `2h`), `filesystems` what PBS sites want a job to name,
-    `resources` what else a job of PBS asks for as a whole (`singularity_fakeroot=true`). `queues` are those of a PBS
-    site where `queue` names none: a job goes to the first that takes it. `modules` are loaded by every job.
+    `nodes`: how many (default: all that `hosts` names). `cpus_per_node`: processors on each node (default: all of whole
+    nodes, else the share of its GPUs). `start_deadline`: how long a job may wait for its nodes. `time_limit`: how long
+    it may run (`40m`, `2h`). `constraints`: features of nodes (Slurm's `--constraint`), or resources that PBS selects
+    by. `filesystems`: for PBS sites that require them. `resources`: further resources of a PBS job
+    (`singularity_fakeroot=true`). `queues`: of a PBS site, if `queue` is not set: a job goes to the first that accepts
+    it. `modules`: every job loads them.
     """
 
     kind: Literal["none", "slurm", "pbs"] = "none"
@@ -278,16 +277,15 @@ class Expectation(StrictModel):
 
 
 class Target(StrictModel):
-    """One target file after its `extends:` has been resolved.
+    """One target file, with its `extends:` resolved.
 
-    `prefix` may hold `{user}`, `{home}` and `{data}` (XDG data directory), filled on the node. `delivery` says who
-    fetches packages and sources: the node itself, the controller, or (`auto`) the controller where only that one can.
-    `store` is the wheel store for what is built from source (`<prefix>/store/wheels` without one; nodes may
-    share it), `build_jobs` how many compile jobs run at once (from cores and memory without one). What of this can be
-    planned but not provisioned yet is in `provision/survey/supported.py`. `smoke_nodes`: how many nodes take part in
-    the joint smoke test, the first ones (none: all; 0: no such test). `shared`: a folder that the login node and all
-    nodes of a job see; with `placement: node-local`, where `prefix` is on each node's own disk, jobs, tools and
-    bundles lie there.
+    `prefix` may contain `{user}`, `{home}` and `{data}` (XDG data directory), which the node fills in. `delivery`: who
+    fetches packages and sources: the node, the controller, or (`auto`) the controller if only it can. `store`: the
+    wheel store (default `<prefix>/store/wheels`; nodes may share it). `build_jobs`: how many compile jobs run at once
+    (default: from cores and memory). `smoke_nodes`: how many nodes take part in the joint smoke test, the first ones
+    (default: all; 0: no such test). `shared`: a folder that the login node and all nodes of a job see; jobs, tools and
+    bundles are there if `placement: node-local` puts the prefix on each node's own disk.
+    `provision/survey/supported.py` lists what can be planned but not provisioned.
     """
 
     name: Name
