@@ -29,6 +29,8 @@ def explanation(code: str) -> str:
         return rule
     lines = [f"{code}: {_ending({row[1] for row in rows})}", *([f"  {_MEANS[code]}"] if code in _MEANS else ())]
     for _, _, what, why, hint in rows:
+        if code in _MEANS and not re.search("[a-z]{2}", what):
+            continue
         labelled = [
             (label, text)
             for label, text in (("", what), ("  why:  ", why), ("  hint: ", hint))
@@ -68,7 +70,7 @@ def _rows() -> list[list[str]]:
 
 def _of_rule(code: str) -> str:
     says = _rules().get(code, "")
-    return f"{code}: exit code 7 (refused); a rule that decides which variant fits a node\n\n{says}" if says else ""
+    return f"{code}: a rule that decides which variant fits a node (a refusal: exit code 7)\n\n{says}" if says else ""
 
 
 def _rules() -> dict[str, str]:

@@ -213,7 +213,7 @@ def hash_unrecorded(file: ArtifactFile, command: str) -> EnvbuildError:
         UNRECORDED,
         f"{file.file} has no recorded sha256",
         why=file.reason or "",
-        hint=f"`{command}`on a machine that reaches its index, or with `--from DIR` for a folder that has the file",
+        hint=f"`{command}` on a machine that reaches its index, or with `--from DIR` for a folder that has the file",
     )
 
 

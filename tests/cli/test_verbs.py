@@ -38,7 +38,7 @@ def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture
     [
         ("disk-full", "exit code 75 (try again)", "hint: name a larger disk"),
         ("drift", "exit code 1 (check failed)", "differs from its lock or stamp"),
-        ("torch-python", "exit code 7 (refused)", "has a wheel for this Python"),
+        ("torch-python", "a rule that decides which variant fits", "has a wheel for this Python"),
     ],
 )
 def test_help_of_an_error_code_explains_it(
