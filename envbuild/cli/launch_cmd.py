@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -409,18 +409,23 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
     from envbuild.launch.shell import render
     from envbuild.provision.jobs.launch import make_job
     from envbuild.provision.own_run import measured_by
+    from envbuild.report.claimed import Gpus, claim_for
 
-    (_, measured), values = measured_by(prepared.stack), launch_settings(flags["settings"])
+    (reference, measured), values = measured_by(prepared.stack), launch_settings(flags["settings"])
     if prepared.target.connection.kind == "job":
         asked, prefix = asked_of(values, flags), prefix_here(flags)
         site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, prefix=prefix)
-        ui.note("nothing was asked: partition, GPUs and paths are the target's, as on this machine")
+        ui.note("the scheduler was not asked: partition, GPUs and paths are those of the target file")
         text = site.scheduler.render(job)
     else:
         place = launch_place(prepared.stack.name, flags)
         made = launch(prepared.stack, prepared.profile, values, place)
         text = render(made, f"{place.environment}/.envbuild/activate.sh")
-    data = {"launch": made.to_json_dict(), "script": text, "metric": measured.metric, "unit": measured.unit}
+    claim = claim_for(reference, measured, made, Gpus(None, made.nodes * made.gpus_per_node))
+    claimed = f"claimed: {claim.value:g} {measured.unit}, {claim.where}" if claim else "no figure is claimed for it"
+    ui.note(f"it measures {measured.metric} in {measured.unit} of the run below; {claimed}")
+    data: dict[str, Any] = {"launch": made.to_json_dict(), "script": text}
+    data |= {"metric": measured.metric, "unit": measured.unit, "claim": asdict(claim) if claim else None}
     ui.result(data, lambda: comments_fitted(text, sys.stdout), verbatim=True)
     return 0
 

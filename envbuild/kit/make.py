@@ -121,7 +121,7 @@ def _contents(evidence: Evidence, run: Mapping[str, str]) -> Iterator[Row]:
         roots = ", ".join(dict.fromkeys(str(node.root)[:12] for node in rooted))
         levels = ", ".join(dict.fromkeys(str(node.root_level or "stamped") for node in rooted))
         here = sentence(evidence) or f"{plural(len(rooted), 'node')}, root {roots} ({levels})"
-        expected = f"exit code 0, and the Merkle root {roots} with the same variant and interpreter version"
+        expected = f"exit code 0, and the root {roots} with the variant and interpreter version of the report"
         yield Row("the environment holds what the lock says", run["verify"], expected, here, "none")
 
 

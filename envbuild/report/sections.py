@@ -311,7 +311,7 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
         why = f"{plural(len(loose), 'package')} without a locked file (built here, or of the base): {few(loose, 8)}"
         out.append(Gap("pins", why, every))
     if unread:
-        why = f"{plural(unread, 'package')} not compared with the files of the lock: the fitting files are not known"
+        why = f"{plural(unread, 'package')} not compared by hash: this run did not ask which files of the lock fit"
         out.append(Gap("pins", why, every))
     return tuple(out)
 

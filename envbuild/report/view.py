@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from envbuild.report.pictures import Picture, pictures
 from envbuild.report.sections import Badge, Claim, Gap, Outliers, Pin, badges, claims, gaps, outliers, pins
 from envbuild.report.sources import SourceView, comparable, source_views, summary, texts
 from envbuild.report.tables import NodeClass, Table, classes, gibibytes, image_rows, tables
-from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict
+from envbuild.report.verdict import GOOD, Verdict, all_checks, exit_meaning, make_verdict
 from envbuild.text import grouped, plural
 
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
@@ -317,7 +317,12 @@ def run_words(evidence: Evidence) -> tuple[Sequence[str], Sequence[str]]:
         return evidence.command, ["envbuild", "verify", *place_words(evidence.command, evidence.stack)]
     named = [evidence.stack, "--profile", evidence.profile]
     named += ["--target", evidence.target] if evidence.target != LEFT_OUT else []
-    return ["envbuild", evidence.verb, *named], ["envbuild", "verify", *named]
+    runs = (check.details["launch"] for check in all_checks(evidence) if "launch" in check.details)
+    # A published report has no command, and a launch wants its number of GPUs.
+    run: Mapping[str, Any] = next(runs, {})
+    size = [word for name in ("nodes", "gpus_per_node") if name in run
+            for word in (f"--{name.replace('_', '-')}", str(run[name]))]  # fmt: skip
+    return ["envbuild", evidence.verb, *named, *size], ["envbuild", "verify", *named]
 
 
 def _compared(claims: tuple[Claim, ...]) -> str:

@@ -88,7 +88,8 @@ def test_bench_prints_its_job_and_launch_its_commands_where_no_scheduler_answers
         f". {top}/current/",
     ):
         assert line in out
-    assert "nothing was asked" in err
+    assert "the scheduler was not asked" in err
+    assert "measures wps in words/s of the run below; claimed: 200000 words/s, one Standard_ND96amsr_A100_v4" in err
     out = run(capsys, *words)
     assert "# note: for nodes inside a job, not for this host: `envbuild launch opt-175b --target azure-nd96" in out
     assert f"cd {top}/launches\n" in out

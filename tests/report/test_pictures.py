@@ -189,7 +189,7 @@ def test_packages_without_a_locked_file_are_those_of_nodes_whose_facts_were_read
         for verb, read in (("provision", facts("localhost")), ("verify", None))
     ]
     assert told[0].startswith("6 packages without a locked file (built here, or of the base): ")
-    assert told[1] == "6 packages not compared with the files of the lock: the fitting files are not known"
+    assert told[1] == "6 packages not compared by hash: this run did not ask which files of the lock fit"
 
 
 def test_a_benchmark_that_ran_is_not_told_to_be_run() -> None:

@@ -19,7 +19,7 @@ from envbuild.report.recheck.opened import open_report
 from envbuild.report.render import render_html, render_json, render_markdown, write_report
 from envbuild.report.tables import figure
 from envbuild.report.verdict import make_verdict
-from envbuild.report.view import View
+from envbuild.report.view import View, run_words
 from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, fleet, node, resolution, shown
 from tests.support.fails import fails
 
@@ -140,6 +140,13 @@ def test_a_report_says_everything_that_a_reviewer_asks(render: object) -> None:
 def test_the_command_that_verifies_names_stack_and_place_as_they_were_given(command: list[str], says: str) -> None:
     run = evidence(command=("envbuild", "provision", *command))
     assert f"\nenvbuild verify {says}\n" in render_markdown(run)
+
+
+def test_the_command_of_a_published_bench_names_its_nodes_and_gpus() -> None:
+    launched = {"launch": {"model": "125m", "nodes": 2, "gpus_per_node": 8}}
+    trained = [{"name": "bench", "status": "passed", "says": "x", "details": launched}]
+    given, verify = run_words(evidence(node(checks=trained), verb="bench", command=()))
+    assert given[-4:] == ["--nodes", "2", "--gpus-per-node", "8"] and "--nodes" not in verify
 
 
 @pytest.mark.parametrize(
