@@ -8,7 +8,7 @@ from typing import Literal
 from envbuild.errors import ExitCode
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report.claimed import is_far_above
-from envbuild.text import grouped, number, plural
+from envbuild.text import few, grouped, number, plural
 
 # Details of checks whose sentences are warnings of the run.
 GPU_WARNINGS = ("gpus_in_use", "slow_gpus")
@@ -53,6 +53,7 @@ def make_verdict(evidence: Evidence) -> Verdict:
             or (evidence.verb == "smoke" and any(map(_none_passed, evidence.nodes)))
             or of_logs(evidence)
             or any(map(far_above, all_checks(evidence)))
+            or _missing_modules(evidence)
         )
         good: Tone = "partial" if asked else "good"
         sentence = " ".join((_good_sentence(evidence, name, plural(count, "node")), *_taken_for_granted(evidence)))
@@ -162,7 +163,14 @@ def _taken_for_granted(evidence: Evidence) -> list[str]:
     unchecked = [check.says for check in all_checks(evidence) if check.level == "not-checked"]
     elsewhere = {check.says for check in (*_unread(evidence), *of_logs(evidence))}
     rest = [text for text in dict.fromkeys(unchecked) if text not in elsewhere]
-    return [f"Not checked: {'; '.join(rest)}."] if rest else []
+    missing = _missing_modules(evidence)
+    open_ = [f"Missing: {plural(len(missing), 'module')} that its code imports, {few(missing, 4)}."] if missing else []
+    return open_ + ([f"Not checked: {'; '.join(rest)}."] if rest else [])
+
+
+def _missing_modules(evidence: Evidence) -> list[str]:
+    """The modules that the code of the sources imports, and nothing brings."""
+    return sorted({str(name) for check in all_checks(evidence) for name in check.details.get("open") or ()})
 
 
 def _reason(node: NodeEvidence, count: int) -> str:

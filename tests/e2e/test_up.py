@@ -49,6 +49,19 @@ def test_a_folder_is_drafted_locked_built_and_verified_and_a_second_time_nothing
     assert "requirements.txt changed after ./own.yaml was drafted: `rm ./own.yaml`" in changed.err
 
 
+def test_a_needed_module_that_nothing_brings_fails_and_says_what_to_write(code: World) -> None:
+    (code.work / "own" / "own" / "__init__.py").write_text("import alpha, nowhere\n")
+    done = code.run("up", "./own", "-t", "local", "--yes")
+    assert done.rc == 1 and "error[smoke-failed]" in done.out and done.out.startswith("✗ ")
+    assert "missing: nowhere (own/own/__init__.py:1)" in done.out
+    assert "name what brings nowhere under `packages:` of the stack file" in done.out
+    assert "no environment of own is in use" in code.run("verify", "./own.yaml", "-t", "local").out
+    stack = code.work / "own.yaml"
+    stack.write_text(stack.read_text().replace("    runs: imports", "    imports: [alpha]\n    runs: imports"))
+    kept = code.run("up", "./own.yaml", "-t", "local", "--yes")
+    assert kept.rc == 0 and "Missing: 1 module that its code imports, nowhere." in kept.out
+
+
 def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) -> None:
     done = code.run("up", "./own", "-t", "local")
     assert (done.rc, done.code) == (7, "plan-unconfirmed") and "plan: own" in done.err

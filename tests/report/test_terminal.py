@@ -155,7 +155,13 @@ def test_what_was_not_checked_stands_before_what_passed_so_that_a_short_list_has
 
 
 def test_a_check_that_passed_with_a_deviation_has_no_tick() -> None:
-    open_imports = {"details": {"deviation": "imports-open"}, "says": "2 of 3 modules are there", "status": "passed"}
+    open_imports = {
+        "details": {"deviation": "imports-open", "open": {"x": "a.py:1"}},
+        "says": "2 of 3 modules are there",
+        "status": "passed",
+    }
     run = evidence(node(checks=[{**open_imports, "name": "smoke/sound/closure"}]))
-    assert any(text.startswith("  ! smoke/sound/closure") for text, _ in summary_lines(run))
+    first, *lines = (text for text, _ in summary_lines(run))
+    assert first.startswith("! ") and first.endswith("Missing: 1 module that its code imports, x.")
+    assert any(text.startswith("  ! smoke/sound/closure") for text in lines)
     assert "! passed" in render_markdown(run)

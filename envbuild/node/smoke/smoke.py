@@ -185,7 +185,10 @@ def _trees(spec: Spec) -> dict[str, str]:
 
 
 def _closure(work: Work, trees: dict[str, str]) -> Part:
-    """Modules that the code imports and nothing resolves: a deviation, as code that nobody runs imports modules too."""
+    """Modules that the code imports and nothing resolves: a deviation, as code that nobody runs imports modules too.
+
+    Where the stack names no import of its own, nothing else says that the code starts: then they are a failure.
+    """
     part = Part("smoke/sound/closure")
     if not trees:
         part.skipped = "no source lies in this environment as code"
@@ -197,10 +200,13 @@ def _closure(work: Work, trees: dict[str, str]) -> Part:
     good = len(part.details.get("resolved") or ())
     part.says = f"{good} of {good + len(lost)} modules that the code imports are there"
     if lost:
-        part.details["deviation"] = "imports-open"
         part.says += f"; missing: {_few([f'{name} ({place})' for name, place in sorted(lost.items())])}"
     if absent:
         part.says += f"; {plural(len(absent), 'optional one')} missing: {_few(sorted(absent))}"
+    if lost and {*work.spec.variant.get("imports", ())} <= {"torch"}:
+        part.failures.append(part.says)
+    elif lost:
+        part.details["deviation"] = "imports-open"
     return part.stop()
 
 

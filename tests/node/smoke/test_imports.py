@@ -247,14 +247,17 @@ def test_a_torch_that_was_imported_only_is_said_to_have_computed_nothing() -> No
     assert gaps(False, ("sound",)) == [], "without torch imports are all there is"
 
 
-def closure(bare: Bare, files: dict[str, str], only: tuple[str, ...] = ()) -> list[Check]:
+def closure(
+    bare: Bare, files: dict[str, str], only: tuple[str, ...] = (), imports: tuple[str, ...] = ("json",)
+) -> list[Check]:
     """The checks of `sound` where a source `code` lies in the environment with these files."""
     for path, text in files.items():
         place = bare.path / "src" / "code" / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
     source = {"name": "code", "git": "https://git.example.org/lab/code", "commit": "0" * 40, "install": "path"}
-    spec = smoke.Spec(str(bare.path), {"python": PYTHON, "sources": [source]}, False, only=only)
+    variant = {"python": PYTHON, "sources": [source], "imports": list(imports)}
+    spec = smoke.Spec(str(bare.path), variant, False, only=only)
     checks = smoke.smoke_items(spec, [{"name": "sound", "deadline": PATIENCE}], None)
     return [Check.from_plain(check) for check in checks]
 
@@ -273,6 +276,12 @@ def test_what_the_code_imports_and_nothing_brings_is_a_deviation_with_its_place(
         "2 optional ones missing: fast, pytest_of_nobody"
     )
     assert check.details["deviation"] == "imports-open"
+
+
+def test_missing_modules_fail_where_no_import_says_that_the_code_starts(bare: Bare) -> None:
+    _, check = closure(bare, {"a.py": "import absent\n"}, imports=())
+    assert (check.status, check.details.get("deviation")) == ("failed", None)
+    assert check.says == "0 of 1 modules that the code imports are there; missing: absent (code/a.py:1)"
 
 
 def test_closure_alone_and_of_an_environment_without_code(bare: Bare) -> None:
