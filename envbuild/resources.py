@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from envbuild.errors import EnvbuildError
 
 _PACKAGE = Path(__file__).resolve().parent
+SOURCE_STAMP = "_data/source.json"
 
 
 def _shipped(name: str) -> Path:
@@ -66,21 +69,52 @@ def node_package() -> Path:
     return _PACKAGE / "node"
 
 
-def own_commit() -> str:
-    """The commit that this envbuild was installed from (PEP 610), or that of its checkout; else empty."""
+def shipped() -> dict[str, Path]:
+    """What lies at the top of a checkout and under `_data/` in a wheel, by name."""
+    return {name: _shipped(name) for name in ("playbooks", "lockfiles", "containers", "docs/reference/errors.md")}
+
+
+def own_source() -> dict[str, Any]:
+    """The commit and the https address that this envbuild is from, as PEP 610 has them; empty where unknown.
+
+    Of an installation from a repository, else stamped into its wheel, else of its checkout.
+    """
     import json
-    import subprocess
     from importlib.metadata import PackageNotFoundError, distribution
 
+    stamp = _PACKAGE / SOURCE_STAMP
     try:
         record = json.loads(distribution("envbuild").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
         record = {}
-    commit = str(record.get("vcs_info", {}).get("commit_id", ""))
-    if not commit and (_PACKAGE.parent / ".git").exists():
-        argv = ["git", "-C", str(_PACKAGE.parent), "rev-parse", "HEAD"]
-        commit = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
-    return commit if len(commit) == 40 else ""
+    if "vcs_info" in record:
+        commit = str(record["vcs_info"].get("commit_id", ""))
+        return {"url": https_address(str(record["url"])), "vcs_info": {"vcs": "git", "commit_id": commit}}
+    return json.loads(stamp.read_text()) if stamp.is_file() else checkout_source(_PACKAGE.parent)
+
+
+def checkout_source(root: Path) -> dict[str, Any]:
+    """The same of a checkout without changes; without the address where a remote branch has not got the commit."""
+    import subprocess
+
+    def git(*argv: str) -> str:
+        done = subprocess.run(["git", "-C", str(root), *argv], capture_output=True, text=True, timeout=10, check=False)
+        return done.stdout.strip()
+
+    # Below the folder of another repository, git would answer for that one.
+    commit = git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") if (root / ".git").exists() else ""
+    if not re.fullmatch("[0-9a-f]{40}", commit):
+        return {}
+    published = git("branch", "--remotes", "--contains", "HEAD")
+    address = https_address(git("remote", "get-url", "origin")) if published else ""
+    return {"url": address, "vcs_info": {"vcs": "git", "commit_id": commit}}
+
+
+def https_address(url: str) -> str:
+    """An https address without credentials, that of `git@HOST:PATH` too; empty for what nobody else can reach."""
+    url = re.sub(r"^(?:ssh://)?git@([\w.-]+)[:/](?!\d+/)", r"https://\1/", url)
+    url = re.sub(r"^https://[^/@]*@", "https://", url)
+    return url if re.fullmatch(r"https://[\w.-]+(:\d+)?/[\w./~+-]+", url) else ""
 
 
 def program(name: str) -> Path | None:

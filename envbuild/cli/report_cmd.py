@@ -169,7 +169,8 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
     """Make the reviewer's kit of RUN.
 
     It holds the report, the lock, how to repeat the run and what to expect, all with sha256. By default it has only the
-    public fields of the report.
+    public fields of the report. Its README names the https address from which this envbuild was installed. Without
+    such an address the kit has the wheel of envbuild.
     """
     from envbuild.kit.make import default_name, make_kit
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild import REPOSITORY, __version__
+from envbuild import __version__
 from envbuild.catalog.loader import list_stacks, load_stack, manifest_digest
 from envbuild.errors import EnvbuildError
 from envbuild.kit.manifest import (
@@ -31,6 +31,7 @@ from envbuild.kit.manifest import (
     parse,
     render,
 )
+from envbuild.kit.wheel import own_wheel, wheel_name
 from envbuild.lock.files import parse_lock
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.lock import Lock
@@ -47,7 +48,7 @@ from envbuild.report.render import shown, template, write_new
 from envbuild.report.sections import Claim
 from envbuild.report.verdict import all_checks
 from envbuild.report.view import View, run_words
-from envbuild.resources import own_commit
+from envbuild.resources import own_source
 from envbuild.text import plural
 
 README = "README.md"
@@ -83,9 +84,9 @@ def readme(manifest: Manifest, evidence: Evidence, *, signed: bool, own: bool) -
     """The text; `own`: whether the kit has the file of a stack that envbuild does not ship."""
     view = shown(evidence)
     run = commands(evidence, f"./{stack_name(evidence)}" if own else evidence.stack)
-    install = f"uv tool install --python 3.12 git+{REPOSITORY}{'@' * bool(manifest.commit)}{manifest.commit}"
+    source = f"git+{manifest.address}@{manifest.commit}" if manifest.address else f"./{wheel_name(manifest.envbuild)}"
     return template("kit.md.j2").render(
-        view=view, kit=manifest, install=install, signed=signed, lock_name=lock_name(evidence), kick=KICK,
+        view=view, kit=manifest, source=source, signed=signed, lock_name=lock_name(evidence), kick=KICK,
         run=run,
         own=stack_name(evidence) if own else "", rows=rows(view, run), shipped=evidence.stack in list_stacks(),
         trees=any(check.name == "working-tree" for check in all_checks(evidence)),
@@ -187,8 +188,18 @@ def make_kit(
     own = _own(path, evidence, parse_lock(files[lock_name(evidence)].decode(), lock_name(evidence)), stack)
     if not own and evidence.stack not in list_stacks():
         left.append(f"{stack_name(evidence)} is not in the kit: --stack FILE names the stack's file")
-    manifest = Manifest(envbuild=__version__, commit=own_commit(), form="published" if publish else "full")
+    source = own_source()
+    manifest = Manifest(
+        envbuild=__version__,
+        commit=source.get("vcs_info", {}).get("commit_id", ""),
+        address=source.get("url", ""),
+        form="published" if publish else "full",
+    )
     files |= own
+    if not manifest.address and (wheel := own_wheel()):
+        files[wheel_name(__version__)] = wheel
+    elif not manifest.address:
+        left.append(f"{wheel_name(__version__)} is not in the kit: envbuild is not installed here, so hand it along")
     files[README] = readme(manifest, evidence, signed=report.envelope is not None, own=bool(own))
     files[NAME] = render(manifest.model_copy(update={"files": listed(files)}))
     parse(files[NAME])  # a kit that nobody could read is not written
@@ -265,8 +276,11 @@ def _unknown(manifest: Manifest, report: Opened) -> Iterator[Finding]:
     inside = {"evidence.json", SIGNATURE, "report.html", "report.md", *(name for name, _ in FORMATS.values())}
     inside |= {item.path for item in report.evidence.attachments}
     known = {README, lock_name(report.evidence), stack_name(report.evidence), *(f"{REPORT}/{name}" for name in inside)}
+    wheel = wheel_name(manifest.envbuild)
     for file in manifest.files:
-        if file.path not in known:
+        if file.path == wheel:
+            yield not_checked("kit", f"{wheel}, the authors' copy of envbuild: compare it with one that you trust")
+        elif file.path not in known:
             yield problem("kit-file-unlisted", "kit", f"{file.path} belongs to no kit of this report")
 
 

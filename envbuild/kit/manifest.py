@@ -44,11 +44,15 @@ class KitFile(StrictModel):
 
 
 class Manifest(StrictModel):
-    """`form`: `published` with the public fields of the report only. `commit`: of the envbuild that made it."""
+    """`form`: `published` with the public fields of the report only.
+
+    `commit`, `address`: of the envbuild that made it. Without an address, the kit has its wheel.
+    """
 
     schema_version: Literal["2.0"] = "2.0"
     envbuild: Text
     commit: Annotated[str, Field(pattern=r"^([0-9a-f]{40})?$")] = ""
+    address: Annotated[str, Field(pattern=r"^(https://[\w.:/~+-]+)?$")] = ""
     form: Literal["published", "full"]
     files: Annotated[tuple[KitFile, ...], Field(max_length=MOST_FILES)] = ()
 

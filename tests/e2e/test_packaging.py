@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from envbuild import __version__
+from envbuild.resources import checkout_source
 from tests.e2e.world import World, drift
 from tests.node.env_support import make_repository, make_wheel, uv_path
 from tests.support.programs import completed
@@ -141,3 +142,5 @@ def test_the_wheel_holds_playbooks_locks_catalog_and_man_page_and_no_tests(wheel
     assert "envbuild/_data/playbooks/roles/environment/tasks/main.yml" in names
     assert [name for name in names if name.endswith(".data/data/share/man/man1/envbuild.1")]
     assert not [name for name in names if "tests/" in name or name.endswith(".pyc")]
+    stamp = checkout_source(REPOSITORY)
+    assert ("envbuild/_data/source.json" in names) == bool(stamp), "a checkout with changes has no commit"
