@@ -72,7 +72,8 @@ ELSEWHERE = {
     r"chmod \+x prolog|srun --task-prolog": "slurm/test_node_local.py",
     r"ansible-playbook ": "provision/ansible/test_role.py",
     r"pip |python3 -m venv |export |for |git config": "e2e/test_packaging.py",
-    r"uv tool |pipx |git clone |cd envbuild|\. \.venv|tool/bin/pip": "e2e/test_packaging.py",
+    r"uv (tool|python|build) |pipx |git clone |cd envbuild|\. \.venv|tool/bin/pip": "e2e/test_packaging.py",
+    r"carried/python/|tar -.f carried\.tar|mkdir -p ~/\.local/bin": "e2e/test_packaging.py",
     r"ssh ": "test_snippets_others.py",
     r"kubectl apply -f run\.yaml$": "container/test_pods.py",  # no cluster here: it validates the file
 }

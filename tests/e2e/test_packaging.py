@@ -14,6 +14,7 @@ from envbuild import __version__
 from envbuild.resources import checkout_source
 from tests.e2e.world import World, drift
 from tests.node.env_support import make_repository, make_wheel, uv_path
+from tests.support.files import write_file
 from tests.support.programs import completed
 from tests.test_snippets_others import shown
 
@@ -93,17 +94,23 @@ def test_envbuild_is_installed_as_the_page_has_it(tmp_path: Path) -> None:
     (by_uv,) = shown("install.md", "uv tool ")
     printed = _shell(tmp_path / "home", ".", by_uv.replace("3.12", sys.executable), ".local/bin/envbuild --version")
     assert printed.endswith(f"envbuild {__version__}\n")
-    carried = shown("install.md", "pip wheel")
-    _shell(tmp_path / "home", ".", *shown("install.md", "git clone "), *shown("install.md", "cd "), *carried)
-    (tmp_path / "home" / "envbuild" / "wheels").rename(tmp_path / "offline" / "wheels")
-    lines = [*shown("install.md", "python3 -m venv"), *shown("install.md", "tool/bin/pip")]
-    assert _shell(tmp_path / "offline", ".", *lines, "tool/bin/envbuild --version") == f"envbuild {__version__}\n"
+    download, venv = shown("install.md", "carried/python/")
+    pack, unpack = shown("install.md", "tar ")
+    _shell(tmp_path / "home", ".", *shown("install.md", "git clone "))
+    clone = tmp_path / "home" / "envbuild"
+    # In the place of the Python that uv downloads from GitHub.
+    python = write_file(clone / "carried/python/cpython-3.12.0/bin/python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    _shell(tmp_path / "home", "envbuild", *shown("install.md", "uv build"), download, pack)
+    (clone / "carried.tar").rename(tmp_path / "offline" / "carried.tar")
+    lines = [unpack, venv, *shown("install.md", "tool/bin/pip"), *shown("install.md", "mkdir "), "envbuild --version"]
+    assert _shell(tmp_path / "offline", ".", *lines) == f"envbuild {__version__}\n"
 
 
 def _shell(home: Path, folder: str, *lines: str) -> str:
     """What lines print in a shell of that home, all of which have to end well."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "ENVBUILD_"))}
-    env = {**kept, "HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env = {**kept, "HOME": str(home), "PATH": f"{home}/.local/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = completed(["bash", "-ec", "\n".join(lines)], cwd=home / folder, env=env, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
