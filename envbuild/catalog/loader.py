@@ -217,12 +217,13 @@ def _find(ref: str, noun: str, base: Path) -> Path:
             )
         return path
     names = _names(f"{noun}s")
+    beside = f"./{ref}.yaml"
     if not _NAME.fullmatch(ref) or ref not in names:
         raise EnvbuildError(
             f"{noun}-unknown",
             f"there is no {noun} named {show_value(ref)}",
             why=f"neither shipped nor a path (a path has a '/' or ends in .yaml): {show_value(ref)}",
-            hint=did_you_mean(ref, names),
+            hint=f"did you mean {beside}?" if _is_there(Path(beside)) else did_you_mean(ref, names),
         )
     return resources.catalog() / f"{noun}s" / f"{ref}.yaml"
 

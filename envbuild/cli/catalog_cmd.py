@@ -291,9 +291,14 @@ def _asked(base: Target | None, stack: str | None) -> Answers:
         job = kind in ("slurm", "pbs")
         login = ask("Host to submit jobs from (empty: this machine)") if job else ""
         user = ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else ""
-        account = ask("Account that jobs are charged to (empty: none)") if job else ""
+        account, required = "", base.scheduler.account is not None and "<" in base.scheduler.account
+        if job:
+            text = "Account that jobs are charged to"
+            # An empty answer is asked again where jobs need an account.
+            account = ask(text, None) if required else ask(f"{text} (empty: none)")
         where = "{home}/envbuild" if job else "{data}/envbuild"
-        prefix = ask("Folder for environments", where if is_template(base) or base.name == "local" else base.prefix)
+        usual_prefix = where if is_template(base) or base.name == "local" else base.prefix
+        prefix = ask("Folder for environments", usual_prefix, _prefix)
         model, count = there.get(hosts, ("", 0)) if job else _gpus_here() if kind == "local" else ("", 0)
         gpu = ask("GPU model, as nvidia-smi has it (empty: any)", model or base.expects.gpu or "")
         usual_count = count or base.expects.gpus_per_node or 0
@@ -315,6 +320,19 @@ def _asked(base: Target | None, stack: str | None) -> Answers:
         gpu=gpu.removeprefix("NVIDIA "),
         gpus_per_node=count,
     )
+
+
+def _prefix(text: str) -> str:
+    """An answer that is a prefix. Raises click.BadParameter, and the question is asked again."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from envbuild.model.common import first_mistake
+    from envbuild.model.target import PathTemplate
+
+    try:
+        return TypeAdapter(PathTemplate).validate_python(text.strip())
+    except ValidationError as error:
+        raise click.BadParameter(first_mistake(error).removeprefix("Value error, ")) from None
 
 
 def _kind_of(target: Target) -> str:

@@ -30,7 +30,7 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command("explain")
-@stack_argument(required=True)
+@stack_argument()
 @profile_option
 @target_name
 @engine_option
@@ -45,13 +45,20 @@ _FILE = click.Path(path_type=Path)
 )
 @common_options
 def explain(
-    ui: Ui, /, stack: str, run_checks: bool, output: Path | None, document: Path | None, other_text: bool, **flags: Any
+    ui: Ui,
+    /,
+    stack: str | None,
+    run_checks: bool,
+    output: Path | None,
+    document: Path | None,
+    other_text: bool,
+    **flags: Any,
 ) -> int:
     """Explain what the document of STACK gets wrong, and what envbuild does.
 
-    Decisions for nodes need their --facts.
+    Without STACK, it is that of --target. Decisions for nodes need their --facts.
     """
-    from envbuild.catalog.loader import load_stack, load_target, lock_path
+    from envbuild.catalog.loader import load_stack, load_target, lock_path, stack_of
     from envbuild.explain.text import render_summary, render_text
     from envbuild.explain.view import explain as join
     from envbuild.lock.agreement import choose_profile
@@ -61,8 +68,11 @@ def explain(
         raise click.UsageError("--document needs --output")
     if other_text and document is None:
         raise click.UsageError("--other-text needs --document")
-    loaded = load_stack(stack)
     target, engine, facts = flags["target"], flags["engine"], flags["facts"]
+    stack = stack or (stack_of(load_target(target, template=True)) if target else None)
+    if stack is None:
+        raise click.UsageError("Missing argument 'STACK'.")
+    loaded = load_stack(stack)
     where = load_target(target or "local", {"engine": engine} if engine else None, template=True).target
     chosen = choose_profile(loaded, flags["profile"], where if target else None)
     name = chosen.name

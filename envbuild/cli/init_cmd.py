@@ -102,7 +102,8 @@ def _asked(result: Result) -> Result:
     draft = result.draft
     for missing in result.missing:
         if missing.what == "python":
-            value = click.prompt(f"Which Python ({missing.why})", default=missing.default, err=True)
+            minor = f"Which Python, as 3.12 ({missing.why})"
+            value = click.prompt(minor, default=missing.default, err=True, value_proc=_python)
             draft = replace(draft, python=replace(draft.python, value=value))
         elif missing.what == "torch" and draft.torch is not None:
             value = click.prompt(f"Which torch ({missing.why})", default=missing.default, err=True)
@@ -111,6 +112,13 @@ def _asked(result: Result) -> Result:
             value = click.prompt(f"Which flavour ({missing.why})", default=missing.default, err=True)
             draft = replace(draft, flavour=replace(draft.flavour, value=value))
     return replace(result, draft=draft)
+
+
+def _python(text: str) -> str:
+    """An answer that is a Python of 3.x. Raises click.BadParameter, and the question is asked again."""
+    if not re.fullmatch(r"3\.[0-9]{1,2}", text.strip()):
+        raise click.BadParameter(f"{text!r} is not of the form 3.12")
+    return text.strip()
 
 
 def _locked(ui: Ui, reference: str) -> str:

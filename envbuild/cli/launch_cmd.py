@@ -154,7 +154,8 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
 
     target = described_target(flags)
     output = flags["output"] or "."
-    if _for_a_job(target, flags) and not flags["output"]:
+    elsewhere = target.connection.kind == "ssh" and not flags.get("run_here")
+    if (elsewhere or _for_a_job(target, flags)) and not flags["output"]:
         output = f"{prefix_here(flags)}/launches"  # a folder that the nodes have too
     gpus = flags["gpus_per_node"] or target.expects.gpus_per_node
     if gpus is None:

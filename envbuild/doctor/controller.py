@@ -101,4 +101,8 @@ def _prefix(prefix: Path) -> Diagnosis:
         return Diagnosis("prefix", "missing", f"{folder} is not writable", needed, "nothing can be built there",
                          "choose another with `--prefix` or ENVBUILD_PREFIX")  # fmt: skip
     state = f"{prefix}, {free:.1f} GB free"
+    if folder == Path("/") != prefix:
+        top = "/" + prefix.parts[1]
+        return Diagnosis("prefix", "warning", f"{state}; there is no {top}", needed, f"{top} would be a new folder",
+                         f"if {top} is a mount, mount it; else choose another with `--prefix`")  # fmt: skip
     return Diagnosis("prefix", "ok" if free > 3 else "warning", state, needed)

@@ -24,6 +24,7 @@ LEAST_BYTES = 10e9
 LEAST_INODES = 100_000
 NAMES = ("docker", "podman", "apptainer", "singularity", "enroot", "buildah")
 _SHOWN = 6
+_PROGRAMS = {"slurm": "sinfo or sbatch", "pbs": "qstat", "none": "scheduler"}
 
 
 def diagnose_node(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
@@ -104,8 +105,13 @@ def _scheduler(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> lis
         if target.connection.kind != "job":
             return []
         return [
-            _line("scheduler", "missing", "no sinfo, no qstat", "no job can be submitted from here",
+            _line("scheduler", "missing", f"no {_PROGRAMS[target.scheduler.kind]}", "no job can be submitted from here",
                   "name a login node: connection: {kind: job, login: {host: ...}}")
+        ]  # fmt: skip
+    if target.connection.kind == "job" and kind != target.scheduler.kind:
+        return [
+            _line("scheduler", "missing", f"{kind} is here, and the target wants {target.scheduler.kind}",
+                  "no job can be submitted", f"extend `{kind}`, or name a login node of that cluster")
         ]  # fmt: skip
     if kind == "pbs":
         queues = [line.split()[0] for line in _output(site, "queues").splitlines()[2:] if line.split()]
@@ -190,7 +196,7 @@ def _asked_for(partition: Partition) -> Diagnosis:
 # Space, folders, network, containers, modules
 
 
-def _prefix(facts: NodeFacts, _site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+def _prefix(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     disk = facts.prefix
     state = f"{disk.path}, {disk.filesystem or 'unknown file system'}, {_room(disk)}"
     if not disk.writable:
@@ -199,6 +205,10 @@ def _prefix(facts: NodeFacts, _site: Mapping[str, Any], target: Target) -> list[
     if disk.noexec:
         return [_line("prefix", "missing", f"{state}, noexec", "no program of an environment could run",
                       "choose another: `--prefix`")]  # fmt: skip
+    if site.get("prefix_in") == "/" != disk.path:
+        top = "/" + disk.path.split("/")[1]
+        return [_line("prefix", "warning", f"{state}; there is no {top}", f"{top} would be a new folder below /",
+                      f"if {top} is a mount, mount it; else choose another: `--prefix`")]  # fmt: skip
     short = [word for word, value, least in (("space", disk.free_bytes, LEAST_BYTES),
                                              ("inodes", disk.free_inodes, LEAST_INODES))
              if value is not None and value < least]  # fmt: skip

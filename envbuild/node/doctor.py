@@ -56,6 +56,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         "accounts": answers[3],
         "groups": _groups(),
         "proxies": _proxies(),
+        "prefix_in": disks.existing_parent(answers[0][1]["prefix"]["path"]),
         "temporary": [disks.disk_facts(path, {}) for path in _temporary()],
         "docker_socket": os.access("/var/run/docker.sock", os.R_OK | os.W_OK),
         "subordinate_ids": any(line.split(":")[0] in names for line in read("/etc/subuid").splitlines()),

@@ -50,6 +50,11 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
             {"stack": "opt-175b", "profile": None, "hosts": {"slurm": "hpc"},
              "connection": {"kind": "job"}, "expects": {"gpu": "A100-SXM4-80GB", "gpus_per_node": 8}},
         ),
+        # An empty account and a relative folder are asked again.
+        (
+            ("polaris", "", "debug", "", "", "proj", "envs", "/eagle/envs", "", ""),
+            {"scheduler": {"kind": "pbs", "queue": "debug", "account": "proj"}, "prefix": "/eagle/envs"},
+        ),
         (
             ("slurm", "opt-175b", "gpu", "", "", "", "H100", ""),
             {"stack": "opt-175b", "profile": "ported-cu130", "expects": {"gpu": "H100"}},
@@ -134,7 +139,9 @@ def test_facts_name_the_prefix_for_every_user() -> None:
 
 
 def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_changed(tmp_path: Path) -> None:
-    bad = init(tmp_path, answers=("ssh", "", "a", "", "relative/prefix", ""))
+    relative = init(tmp_path, answers=("ssh", "", "a", "", "relative/prefix"))
+    assert relative.exit_code == 2 and "Error: must be absolute" in relative.output
+    bad = init(tmp_path, answers=("ssh", "", "-x", "", "", ""))
     assert isinstance(bad.exception, EnvbuildError) and bad.exception.code == "manifest-invalid"
     unknown = init(tmp_path, answers=("local", "opt-176b", "", ""))
     assert isinstance(unknown.exception, EnvbuildError) and unknown.exception.code == "stack-unknown"

@@ -85,6 +85,16 @@ def test_a_login_node_of_slurm_says_how_gpus_are_asked_for_and_that_a_job_would_
     assert "only a job tells" in found["network"].consequence
 
 
+def test_another_scheduler_than_the_targets_and_a_prefix_whose_mount_is_missing_are_said() -> None:
+    pbs = {**JOBS, "scheduler": {"kind": "pbs", "queue": "workq"}, "hosts": {"pbs": "nodefile"}}
+    wrong = lines(facts(**IN_SLURM), site(programs=slurm()), target(**pbs))["scheduler"]
+    assert (wrong.level, wrong.found) == ("missing", "slurm is here, and the target wants pbs")
+    assert lines(facts(), site(), target(**pbs))["scheduler"].found == "no qstat"
+    prefix = lines(facts(), site(prefix_in="/"), target())["prefix"]
+    assert (prefix.level, "there is no /p" in prefix.found) == ("warning", True)
+    assert prefix.hint == "if /p is a mount, mount it; else choose another: `--prefix`"
+
+
 def test_a_partition_without_gres_is_a_warning_that_whole_nodes_are_asked_for() -> None:
     bare = slurm(nodes=said("hpc|4|idle|(null)\n"), config=said("GresTypes = (null)\n"))
     gpus = lines(facts(**IN_SLURM), site(programs=bare), target(**JOBS))["gpus in jobs of hpc"]

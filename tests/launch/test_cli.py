@@ -97,6 +97,11 @@ def test_bench_prints_its_job_and_launch_its_commands_where_no_scheduler_answers
     assert "not for this host" not in run(capsys, *words)
 
 
+def test_for_hosts_over_ssh_the_folder_of_the_run_is_below_their_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "megatron-alpa", "-t", "aws-p3-16xlarge", "--profile", "exact")
+    assert "/home/ubuntu/efs/envbuild/launches/" in out and str(Path.cwd()) not in out
+
+
 def test_parameters_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "megatron-deepspeed-alcf", "--parameters")
     assert "MODEL_SIZE_KEY" in out and "(default: GPT13B)" in out

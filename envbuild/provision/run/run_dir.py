@@ -216,6 +216,13 @@ def open_run(runs: Path, run: str) -> RunDir:
         raise EnvbuildError(
             "run-unknown", f"{len(matches)} runs begin with {run!r}", why=names, hint="give more of the id"
         )
+    if not known:
+        raise EnvbuildError(
+            "run-unknown",
+            "there is no run yet",
+            why=f"looked in {runs}",
+            hint="`envbuild provision` makes the first one",
+        )
     near = difflib.get_close_matches(run, [item.id for item in known], n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}?" if near else "`envbuild run list` lists all runs"
     raise EnvbuildError("run-unknown", f"there is no run {run!r}", why=f"looked in {runs}", hint=hint)
