@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,10 +13,12 @@ from pydantic import ValidationError
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts, fold_hosts
 from envbuild.model.common import first_mistake
-from envbuild.model.facts import NodeFacts
+from envbuild.model.facts import DiskFacts, NodeFacts
+from envbuild.model.target import Target
 from envbuild.regular_file import read_file
-from envbuild.text import did_you_mean, unsafe_at
+from envbuild.text import did_you_mean, grouped, unsafe_at
 
 _HINT = "`envbuild doctor --target TARGET --facts-out FILE` writes the facts of nodes"
 
@@ -47,6 +50,37 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
     if len(facts) != len(found) or not facts:
         raise _unreadable(path, "two nodes have the same name" if facts else "there is no node in it")
     return facts
+
+
+def of_target(facts: Mapping[str, NodeFacts], target: Target) -> tuple[dict[str, NodeFacts], list[str]]:
+    """Recorded facts for the prefix of a target, as their user would have it, and warnings where they are of another.
+
+    What they say of another folder (space, environments, tools) is then unknown.
+    """
+    placed = {node: _at_the_prefix(plain, target) for node, plain in facts.items()}
+    moved = [node for node in facts if posixpath.normpath(facts[node].prefix.path) != placed[node].prefix.path]
+    warnings = [
+        f"the facts of {fold_hosts(nodes)} are of {facts[nodes[0]].prefix.path}, the target has "
+        f"{placed[nodes[0]].prefix.path}: which environments, tools and space are there is unknown"
+        for nodes in grouped(moved, lambda node: (facts[node].prefix.path, placed[node].prefix.path)).values()
+    ]
+    if target.connection.kind != "local" and isinstance(target.hosts, tuple) and "<" not in "".join(target.hosts):
+        hosts = expand_hosts(target.hosts)
+        others = [node for node in facts if node not in hosts]
+        if others:
+            warnings.append(f"the target {target.name} has no host {fold_hosts(others)}: it has {fold_hosts(hosts)}")
+    return placed, warnings
+
+
+def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:
+    facts = facts.model_copy(update={"home": facts.home or f"/home/{facts.user}"})
+    path = posixpath.normpath(facts.filled(target.prefix.replace("{data}", "{home}/.local/share")))
+    recorded = posixpath.normpath(facts.prefix.path)
+    if path == recorded:
+        return facts
+    pythons = tuple(python for python in facts.pythons if not python.path.startswith(f"{recorded}/"))
+    unknown = {"environments": (), "toolchain": (), "busy": None, "pythons": pythons}
+    return facts.model_copy(update={"prefix": DiskFacts(path=path, writable=True), **unknown})
 
 
 def _find(ref: str) -> Path:

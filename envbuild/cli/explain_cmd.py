@@ -78,7 +78,7 @@ def explain(
     name = chosen.name
     tell_lock(ui, lock_path(loaded, name))
     compat = load_compat() if facts or run_checks else None
-    decided = _decided(loaded, name, where, facts, compat)
+    decided = _decided(ui, loaded, name, where, facts, compat, placed=target is not None)
     results, recipes = _checked(ui, loaded, name, compat if run_checks else None)
     explanation = join(loaded.stack, name, results=results, decided=decided, recipes=recipes, profile_why=chosen.why)
     if output is not None:
@@ -100,15 +100,23 @@ def explain(
     return ExitCode.TRY_AGAIN if any(result.error == "object-missing" for result in results) else ExitCode.OK
 
 
-def _decided(loaded: LoadedStack, profile: str, target: Target, facts: str | None, compat: Compat | None) -> Decided:
+def _decided(
+    ui: Ui, loaded: LoadedStack, profile: str, target: Target, facts: str | None, compat: Compat | None, *, placed: bool
+) -> Decided:
+    """Decisions for the nodes of `facts`; `placed`: the user named the target, so its prefix counts."""
     from envbuild.explain.view import Decided, decide, without_facts
 
     if facts is None or compat is None:
         note = "to see the decisions for your nodes, add --facts FILE, or a shipped example: --facts azure-nd96"
         return Decided(note=note, rules=without_facts(loaded, profile))
-    from envbuild.catalog.node_facts import load_facts
+    from envbuild.catalog.node_facts import load_facts, of_target
 
-    return decide(loaded, profile, load_facts(facts), target, compat)
+    nodes = load_facts(facts)
+    if placed:
+        nodes, warnings = of_target(nodes, target)
+        for warning in warnings:
+            ui.warn(warning)
+    return decide(loaded, profile, nodes, target, compat)
 
 
 def _checked(

@@ -172,11 +172,15 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
     public fields of the report. Its README names the https address from which this envbuild was installed. Without
     such an address the kit has the wheel of envbuild.
     """
-    from envbuild.kit.make import default_name, make_kit
+    from envbuild.config import load_config
+    from envbuild.kit.make import computed_run, default_name, make_kit
+    from envbuild.provision.run.run_dir import list_runs
 
-    path = _place(run)
+    newest = path = _place(run)
     if run == "last":
-        ui.note(f"the last run: {path.name}")
+        path = computed_run([each.path for each in list_runs(load_config().runs_root)])
+        why = "" if path == newest else f" that computed; {newest.name}, which is newer, did not"
+        ui.note(f"the last run: {path.name}{why}")
     output = output or Path(default_name(path))
     files, left = make_kit(path, output, publish=publish, stack=stack, key=key)
     if publish and key is not None:

@@ -12,6 +12,7 @@ import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,13 +165,32 @@ def default_name(path: Path) -> str:
     return f"kit-{evidence.stack}-{evidence.run}"
 
 
+def computed_run(runs: Sequence[Path]) -> Path:
+    """Of runs, newest first, the newest; a good one before it of the same stack where only that one computed."""
+    newest = open_report(runs[0]).evidence
+    if _computed(newest):
+        return runs[0]
+    for path in runs[1:]:
+        with suppress(EnvbuildError):
+            earlier = open_report(path).evidence
+            same = (earlier.stack, earlier.profile, earlier.target) == (newest.stack, newest.profile, newest.target)
+            if same and not earlier.exit and _computed(earlier):
+                return path
+    return runs[0]
+
+
+def _computed(evidence: Evidence) -> bool:
+    ran = any(check.name.startswith("smoke/") and check.status != "not-run" for check in all_checks(evidence))
+    return ran or evidence.verb in ("bench", "strategy")
+
+
 def make_kit(
     path: Path, output: Path, *, publish: bool = True, stack: str | None = None, key: Path | None = None
 ) -> tuple[dict[str, bytes], list[str]]:
     """Write the kit of the report at `path` to `output`: a folder, or a tar file where its name ends in `.tar`.
 
     `stack`: the stack's file, where envbuild ships none; `key`: an SSH key that signs the report in the kit. Returns
-    its files, and in sentences what was left out. The same report gives the same bytes.
+    its files, and in sentences what was left out or failed. The same report gives the same bytes.
     Raises EnvbuildError `output-exists`, `kit-stack-differs` (exit 2), `report-not-holding`, `kit-invalid` (exit 5),
     `kit-without-lock` (exit 7), `output-unwritable`, and what reading the report and the stack raises.
     """
@@ -185,7 +205,15 @@ def make_kit(
         report = open_report(folder)
     evidence = report.evidence
     files[lock_name(evidence)] = _lock(files, evidence)
-    own = _own(path, evidence, parse_lock(files[lock_name(evidence)].decode(), lock_name(evidence)), stack)
+    lock = parse_lock(files[lock_name(evidence)].decode(), lock_name(evidence))
+    own = _own(path, evidence, lock, stack)
+    for name in dict.fromkeys(tree.name for variant in lock.variants for tree in variant.trees):
+        left.append(
+            f"the folder of the source {name} is not in the kit, so nobody else can build it: in the stack file, "
+            "write `git:` (https:// or ssh://) and `commit:` instead of `path:`, then provision and make the kit again"
+        )
+    if evidence.exit:
+        left.append(f"the run {evidence.run} failed (exit {evidence.exit}): the kit shows a failure")
     if not own and evidence.stack not in list_stacks():
         left.append(f"{stack_name(evidence)} is not in the kit: --stack FILE names the stack's file")
     source = own_source()

@@ -111,7 +111,9 @@ def git_url(value: str) -> str:
     plain_line(value)
     parts = urlsplit(value)
     if parts.scheme not in ("https", "ssh"):
-        raise ValueError("must be an https:// or ssh:// URL (other git transports can run commands)")
+        own = value.startswith(("file:", "/", "."))
+        more = "; `path:` instead of `git:` names a folder of this machine" if own else ""
+        raise ValueError(f"must be an https:// or ssh:// URL (other git transports can run commands){more}")
     if not HOST.match((parts.hostname or "").lstrip(":")):  # `::1`
         raise ValueError("has no usable host")
     if parts.username is not None and not _USER.fullmatch(parts.username):

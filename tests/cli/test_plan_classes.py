@@ -8,6 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from envbuild import resources
+from envbuild.cli.explain_cmd import explain
 from envbuild.cli.provision_cmd import plan
 
 
@@ -26,3 +27,19 @@ def test_d103_equal_nodes_are_one_entry_with_all_names(tmp_path: Path) -> None:
     assert sorted(len(entry["nodes"]) for entry in shown) == [1, 63]
     assert {entry["node"] for entry in shown} == {"n001", "n007"}
     assert len(done.stdout) < 1_000_000
+
+
+def test_d103_what_facts_say_of_another_prefix_and_of_other_hosts_does_not_count(tmp_path: Path) -> None:
+    plain = json.loads((resources.catalog() / "facts/h200.json").read_text())
+    full = {**plain, "node": "gpu2", "prefix": {**plain["prefix"], "path": "/a/envbuild", "writable": False}}
+    (tmp_path / "facts.json").write_text(json.dumps(full))
+    (tmp_path / "t.yaml").write_text("name: t\nprefix: /b/{user}\nhosts: ['gpu[01-02]']\nconnection: {kind: ssh}\n")
+    args = ["torch-smoke", "-t", str(tmp_path / "t.yaml"), "--facts", str(tmp_path / "facts.json")]
+    done, explained = CliRunner().invoke(plan, args), CliRunner().invoke(explain, args)
+    assert (done.exit_code, explained.exit_code) == (0, 0), done.output
+    for output in (done.stdout, explained.stderr):
+        assert "the facts of gpu2 are of /a/envbuild, the target has /b/root: " in output
+        assert "the target t has no host gpu2: it has gpu[01-02]" in output
+    assert "refused" not in explained.stdout
+    refused = CliRunner().invoke(plan, [*args, "--prefix", "/a/envbuild"])
+    assert "error[prefix-usable]" in refused.output and "the facts of" not in refused.output

@@ -57,7 +57,10 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     report = world.good("report", "show", "last", "--format", "md").out
     assert says in report.replace("\\", "")
     (clone / "model.py").write_text("X = 3\n")
-    world.good("report", "kit", "-o", str(world.top / "kit"))
+    made = world.good("report", "kit", "-o", str(world.top / "kit"))
+    assert "the folder of the source nano is not in the kit" in made.err and "`commit:`" in made.err
+    there = world.run("provision", str(world.top / "kit" / "tiny.yaml"), "--target", "local")
+    assert (there.rc, there.code) == (7, "source-unreachable") and "ask the authors for the folder" in there.err
     assert "a folder of the authors, which is not in this kit" in (world.top / "kit" / "README.md").read_text()
     assert drift(world) == (0, {}), "what is in the tree is no drift"
     assert world.python(IMPORT) == "3"

@@ -27,7 +27,7 @@ from envbuild.catalog.loader import load_stack
 from envbuild.cli.report_cmd import report as command
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.kit import manifest
-from envbuild.kit.make import UNKNOWN, commands, make_kit, readme, rows, verify_kit
+from envbuild.kit.make import UNKNOWN, commands, computed_run, make_kit, readme, rows, verify_kit
 from envbuild.kit.manifest import KitFile, Manifest, listed, parse, render
 from envbuild.kit.wheel import wheel_name
 from envbuild.report.recheck.opened import open_report
@@ -611,6 +611,28 @@ def test_the_command_warns_of_the_key_in_a_published_kit(
     assert "the public key goes with the signature" in told
     command.main([*wanted, str(tmp_path / "full"), "--no-publish"], standalone_mode=False)
     assert "public key" not in capsys.readouterr().err
+
+
+def test_d114_the_kit_is_of_the_run_that_computed_and_a_failed_run_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looked(data: dict[str, Any]) -> None:
+        data["verb"] = "verify"
+        for node in data["nodes"]:
+            node["checks"] = [check for check in node["checks"] if not check["name"].startswith("smoke/")]
+
+    runs = [Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(2)]
+    runs[1].forge(looked)
+    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
+    command.main(["kit", "--output", str(tmp_path / "kit")], standalone_mode=False)
+    says = capsys.readouterr().err
+    assert f"the last run: {runs[0].folder.name} that computed; {runs[1].folder.name}, which is newer, did not" in says
+    assert "failed" not in says
+    runs[0].forge(lambda data: data.update(exit=1))
+    assert computed_run([run.folder for run in reversed(runs)]) == runs[1].folder
+    monkeypatch.setattr("envbuild.kit.make.require_holding", lambda _: None)  # nor does what is forged above
+    _, left = make_kit(runs[0].folder, tmp_path / "failed")
+    assert any("failed (exit 1)" in text for text in left)
 
 
 def test_a_kit_that_nobody_could_read_is_not_written(

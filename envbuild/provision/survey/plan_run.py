@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envbuild.catalog.node_facts import of_target
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
@@ -65,8 +66,8 @@ def plan_recorded(
 ) -> tuple[Plan, Survey]:
     """What would be built on nodes with these facts, and what stands against it node by node.
 
-    No node is asked and nothing is fetched. The prefix is the target's, whatever the facts were recorded for. `repair`:
-    also what they say is there already. `bundle`: what the user brings, as the plan names it. Raises EnvbuildError
+    No node is asked and nothing is fetched. The prefix is the target's; facts of another one warn. `repair`: also what
+    they say is there already. `bundle`: what the user brings, as the plan names it. Raises EnvbuildError
     `facts-unknown` (exit 2) when a host was asked for that has no facts.
     """
     named = expand_hosts(prepared.choice.hosts) if prepared.choice.hosts else list(facts)
@@ -76,10 +77,9 @@ def plan_recorded(
         raise EnvbuildError(
             "facts-unknown", f"there are no facts of {missing[0]}", why=f"the facts are of {', '.join(facts)}"
         )
-    target, survey = (
-        prepared.target,
-        Survey(facts={node: _at_the_prefix(facts[node], prepared.target) for node in wanted}),
-    )
+    target = prepared.target
+    placed, warnings = of_target({node: facts[node] for node in wanted}, target)
+    survey = Survey(facts=placed)
     decide(prepared, survey, survey.facts)
     note_refusals(prepared, survey)
     tools = find_tools(target, survey, None, toolchain_file)
@@ -91,9 +91,8 @@ def plan_recorded(
         plan = over_ssh(plan, _sharing(target, survey, tools))
     plan = prepared.explained(plan)
     if cannot := unsupported(target):
-        warning = f"`provision` cannot do this yet: {'; '.join(cannot)} (not-yet-supported)"
-        plan = plan.model_copy(update={"warnings": (warning, *plan.warnings)})
-    return plan, survey
+        warnings.append(f"`provision` cannot do this yet: {'; '.join(cannot)} (not-yet-supported)")
+    return plan.model_copy(update={"warnings": (*warnings, *plan.warnings)}), survey
 
 
 def _planned(
@@ -160,10 +159,3 @@ def find_tools(
             except EnvbuildError as error:
                 survey.errors[node] = error
     return tools
-
-
-def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:
-    """The facts with the target's prefix for this user; free space stays what was recorded."""
-    facts = facts.model_copy(update={"home": facts.home or f"/home/{facts.user}"})
-    path = facts.filled(target.prefix.replace("{data}", "{home}/.local/share"))
-    return facts.model_copy(update={"prefix": facts.prefix.model_copy(update={"path": path})})

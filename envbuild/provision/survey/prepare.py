@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog import loader
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hostlist import expand_hosts
 from envbuild.lock.agreement import choose_profile, refuse_edited
 from envbuild.lock.files import read_lock
@@ -33,8 +33,8 @@ def prepare(
     target lists them, logging in begins here.
 
     Raises EnvbuildError: the loaders' own, those of `settle_hosts`, `target-without-stack` (exit 2), `lock-missing`
-    (exit 2); while `locked` is true, `lock-stale` (exit 2) when the stack file has changed since the lock was made and
-    `lock-edited` (exit 5) when the lock holds something else than that file asks for; and
+    (exit 2); while `locked` is true, `lock-stale` (exit 2) when the stack file has changed since the lock was made,
+    `lock-edited` (exit 5) when the lock holds something else than that file asks for, and `source-unreachable`; and
     `not-yet-supported` (exit 7) for a target whose nodes cannot be reached yet, unless `recorded`.
     """
     given = loader.load_target(choice.target, _overrides(choice), template=True)
@@ -81,7 +81,7 @@ def prepare(
     digest = sha256_of(path)
     # Last: who names the hosts may be a program or a network away.
     target, selection = settled or ((target, None) if recorded else settle_hosts(given, choice.narrowing))
-    lock = _with_trees(lock, loaded, profile)
+    lock = _with_trees(lock, loaded, profile, build=locked)
     return Prepared(loaded.stack, profile, target, lock, path, digest, choice, selection, reference, chosen.why)
 
 
@@ -98,10 +98,27 @@ def _refuse_variables(lock: Lock, stack: Path) -> None:
         )
 
 
-def _with_trees(lock: Lock, loaded: loader.LoadedStack, profile: str) -> Lock:
-    """The lock with the user's working trees where they lie, relative to the stack file."""
+def _with_trees(lock: Lock, loaded: loader.LoadedStack, profile: str, *, build: bool) -> Lock:
+    """The lock with the user's working trees where they lie, relative to the stack file.
+
+    Raises EnvbuildError `source-unreachable` (exit 7) to `build` where one stayed with the authors of a kit.
+    """
     trees = loaded.stack.profiles[profile].working_trees
-    places = {tree.name: str((loaded.path.parent / tree.path).resolve()) for tree in trees}
+    folder = loaded.path.parent.resolve()
+    places = {tree.name: str((folder / tree.path).resolve()) for tree in trees}
+    if build and places:
+        from envbuild.kit.manifest import NAME  # few stacks have such a source
+
+        gone = [name for name, at in places.items() if at == str(folder) or not Path(at).is_dir()]
+        if gone and (folder / NAME).is_file():
+            raise EnvbuildError(
+                "source-unreachable",
+                f"the source {gone[0]} of {loaded.path.name} is a folder of its authors",
+                why=f"a kit holds no such folder: {folder} has the report, the stack file and its lock",
+                hint=f"ask the authors for the folder of {gone[0]}, then copy {loaded.path.name} and its lock there; "
+                "or ask for a stack file with `git:` and `commit:`",
+                exit_code=ExitCode.REFUSED,
+            )
     variants = tuple(variant.with_trees(lock.stack, lock.profile, places) for variant in lock.variants)
     return lock.model_copy(update={"variants": variants}) if places else lock
 
