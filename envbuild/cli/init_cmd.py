@@ -12,6 +12,7 @@ import click
 from envbuild.cli import names
 from envbuild.cli.choose import (
     configured,
+    described_target,
     facts_option,
     prepared_of,
     settings_of,
@@ -222,7 +223,9 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
     stack = source or (None if flags.get("target") else config.stack)
     if stack is not None:
         if not _is_stack(stack):
-            stack = _draft_of(ui, stack, flags["flavour"], ask=asks)
+            # A target that is none is refused before anything is written.
+            here = described_target(flags).connection.kind == "local"
+            stack = _draft_of(ui, stack, flags["flavour"], ask=asks, here=here)
         _lock(ui, stack, flags.get("profile") or config.profile, _asking(yes, asks))
     settings, confirm = settings_of(config), None if yes else _confirm(asks)
     while True:
@@ -239,6 +242,7 @@ def _is_stack(source: str) -> bool:
     from envbuild.catalog.loader import list_stacks
     from envbuild.catalog.yaml_load import load_yaml
     from envbuild.init.input import is_address
+    from envbuild.init.read import reader_of
 
     path = Path(source).expanduser()
     if source in list_stacks():
@@ -247,11 +251,12 @@ def _is_stack(source: str) -> bool:
         return False
     if path.suffix in (".yaml", ".yml") and path.is_file():
         data = load_yaml(path)
-        return not isinstance(data, dict) or "profiles" in data
+        listing = reader_of(path.as_posix()) or (isinstance(data, dict) and "dependencies" in data)
+        return not listing or not isinstance(data, dict) or "profiles" in data
     return not path.exists() and "/" not in source
 
 
-def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool) -> str:
+def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool, here: bool) -> str:
     """The stack file of an input, drafted unless it is there."""
     from envbuild.cli.progress import RunProgress
     from envbuild.init.make import draft, drafted_before, reference
@@ -259,7 +264,10 @@ def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool) -> str:
 
     target, changed = drafted_before(source)
     if changed:
-        ui.warn(f"{few(changed, 4)} changed after {target} was drafted: `rm {target}`, then type this command again")
+        ui.warn(
+            f"{few(changed, 4)} changed after {target} was drafted: `mv {target} {target}.old`, then type this command "
+            "again; the new draft has no edits of yours"
+        )
     elif target:
         ui.note(f"drafted before: {target}")
     if target:
@@ -272,7 +280,7 @@ def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool) -> str:
             progress.pause(lambda: answers.append(_asked(result)))
             return answers[0]
 
-        result, path = draft(source, None, ask=asked if ask else None, flavour=flavour)
+        result, path = draft(source, None, ask=asked if ask else None, flavour=flavour, here=here)
     ui.note(_learned(result, reference(path)))
     return reference(path)
 

@@ -86,10 +86,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What `init` asks outside the input: the index about guesses, and git about commits."""
+    """What `init` asks outside the input: the index about guesses, git about commits, a machine about its Pythons."""
 
     index: Callable[[tuple[Closed, ...], Draft], tuple[Closed, ...]] = lambda closed, _: closed
     git: Callable[[Draft], Draft] = lambda draft: draft
+    pythons: Callable[[], Collection[str]] = tuple  # minor versions that are there
 
 
 def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tree] = ()) -> Result:
@@ -98,6 +99,8 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
     collected = together([tree, *also])
     folder = len(tree.files) > 1 or tree.folder is not None
     draft = make_draft(_own_address(collected.statements, tree), tree.origin, known)
+    if draft.python.default:
+        draft = with_python(draft, ask.pythons())
     closed: tuple[Closed, ...] = ()
     projects: tuple[LocalProject, ...] = ()
     if folder:
@@ -126,6 +129,16 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
         _system(draft, closed, compiled, known),
         _page(tree, collected),
     )
+
+
+def with_python(draft: Draft, there: Collection[str]) -> Draft:
+    """With the Python that is there, fits and is nearest to the usual one; that one would have to be fetched."""
+    usual = int(draft.python.value[2:])
+    fitting = sorted((abs(int(version[2:]) - usual), version) for version in draft.pythons if version in there)
+    if not fitting or fitting[0][0] == 0:
+        return draft
+    why = f"it is on this machine; the usual one of that time, {draft.python.value}, is not"
+    return replace(draft, python=replace(draft.python, value=fitting[0][1], why=why))
 
 
 def _system(draft: Draft, closed: Iterable[Closed], compiled: Collection[str], known: Known) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -56,10 +58,12 @@ def draft(
     flavour: str | None = None,
     offline: bool = False,
     also: Sequence[str] = (),
+    here: bool = False,
 ) -> tuple[Result, Path]:
     """Draft a stack from an input, and what others say beside it, and write it; `ask` has answers to what nothing says.
 
-    `flavour` of torch is taken instead of the one that the input names.
+    `flavour` of torch is taken instead of the one that the input names. `here`: it will be built on this machine, so
+    its Pythons come before others.
 
     Raises EnvbuildError `init-nothing`, `output-unwritable`, `usage` (exit 2).
     """
@@ -67,10 +71,11 @@ def draft(
         # The code that is installed is that of the first folder or repository.
         trees = [stack.enter_context(opened(place)) for place in (source, *also)]
         tree, *others = sorted(trees, key=lambda opened_tree: opened_tree.alone)
-        result = assemble(tree, load_known(), Ask() if offline else Ask(confirmed, pinned), others)
+        asks = replace(Ask() if offline else Ask(confirmed, pinned), pythons=_pythons if here else tuple)
+        result = assemble(tree, load_known(), asks, others)
         name = _name(tree)
         path = file or Path(f"{name}.yaml")
-        _refuse(path, tree, result)
+        _refuse(path, tree, result, source)
         if ask:
             result = ask(result)
         if flavour and result.draft.flavour:
@@ -92,11 +97,20 @@ def draft(
     return result, path
 
 
-def _refuse(path: Path, tree: Tree, result: Result) -> None:
+def _pythons() -> set[str]:
+    """Minor versions of the interpreters on this machine, as a node tells them."""
+    from envbuild.node.probe.programs import python_facts
+
+    found = python_facts(os.get_exec_path(), "")
+    return {".".join(python["version"].split(".")[:2]) for python in found if not python["virtual"]}
+
+
+def _refuse(path: Path, tree: Tree, result: Result, source: str) -> None:
     if path.suffix not in (".yaml", ".yml"):
         raise EnvbuildError("usage", f"a stack file ends in .yaml: {path}.yaml")
     if path.exists():
-        hint = "name another file, or remove this one first"
+        other = path.with_name(f"{path.stem}-stack.yaml")
+        hint = f"name another file: `envbuild init {shlex.quote(str(other))} --from {shlex.quote(source)}`"
         raise EnvbuildError(
             "output-unwritable", f"{path} was not written", why="a file of that name is there", hint=hint
         )

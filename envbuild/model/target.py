@@ -383,7 +383,7 @@ def login_connection(target: Target) -> Connection | None:
     if login is None:
         return None
     named = {"user": login.user or target.connection.user, "port": login.port or target.connection.port}
-    return target.connection.model_copy(update={"kind": "ssh", "login": None, **named})
+    return target.connection.model_copy(update={"kind": "ssh", **named})
 
 
 def as_login(target: Target) -> Target:

@@ -8,6 +8,7 @@ import fcntl
 import glob
 import hashlib
 import os
+import re
 import secrets
 import threading
 import time
@@ -36,6 +37,8 @@ ATTEMPTS = 5
 # One silent read or connect; the deadline bounds them all together.
 QUIET_SECONDS = 30.0
 LONGEST_WAIT = 60.0
+# The reason inside a text of requests, whose beginning has the address again.
+_CAUSE = re.compile(r"Caused by \w+\([\"'](?:\w+\([^)]*\): )?(.+?)[\"']\)+$")
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 Progress = Callable[[int, int | None], None]
 # Pieces of a file, each with the announced total size.
@@ -313,7 +316,8 @@ class _Job:
                 hint="where a proxy replaces certificates, set SSL_CERT_FILE, REQUESTS_CA_BUNDLE or pip's `cert`",
             )
         if isinstance(error, requests.ConnectionError | requests.Timeout):
-            return self._passing(str(error))
+            reason = _CAUSE.search(str(error))
+            return self._passing(reason[1] if reason else str(error))
         return self._refused(str(error))
 
     def _accepted(self, response: requests.Response, begin: int) -> int | None:

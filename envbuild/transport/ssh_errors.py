@@ -47,7 +47,7 @@ def login_error(node: str, options: Connection, words: str) -> EnvbuildError:
         name = match[1]
         hint = f"give {name} an address (`Host {name}` with `HostName` in ~/.ssh/config), or name another host in a "
         hint += f"target of your own that extends this one; then try `{trial}`"
-        if shutil.which("sbatch") or shutil.which("qsub"):
+        if options.login and (shutil.which("sbatch") or shutil.which("qsub")):
             hint = f"on the login node itself, write `connection: {{login: null}}` in a target of your own; else {hint}"
     return _unreachable(node, "node-unreachable", f"{node} cannot be reached", _last(words), hint)
 

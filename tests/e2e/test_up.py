@@ -46,7 +46,7 @@ def test_a_folder_is_drafted_locked_built_and_verified_and_a_second_time_nothing
     assert code.run(*page).rc == 0 and "pip install" in (code.work / "page.html").read_text()
     (code.work / "own" / "requirements.txt").write_text("alpha==1.0\nbeta\n")
     changed = code.run("up", "./own", "-t", "local")
-    assert "requirements.txt changed after ./own.yaml was drafted: `rm ./own.yaml`" in changed.err
+    assert "requirements.txt changed after ./own.yaml was drafted: `mv ./own.yaml ./own.yaml.old`" in changed.err
 
 
 def test_a_needed_module_that_nothing_brings_fails_and_says_what_to_write(code: World) -> None:
@@ -67,6 +67,16 @@ def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) 
     assert (done.rc, done.code) == (7, "plan-unconfirmed") and "plan: own" in done.err
     assert not code.current.parent.exists() and not list((code.prefix / "envs").glob("*"))
     assert code.run("up", "own.yaml", "-t", "local", "--yes", "--json").json["stack"] == "own"
+    assert "did you mean ./own.yaml?" in code.run("verify", "own", "-t", "local").err
+    (code.work / "config.yaml").write_text("model: {lr: 0.1}\n")
+    done = code.run("up", "config.yaml", "-t", "local", "--yes")
+    assert done.code == "manifest-invalid" and "profiles is missing" in done.err
+    (code.work / "own.yaml").rename(code.work / "kept")
+    done = code.run("up", "./own", "-t", "locl", "--yes")
+    assert done.code == "target-unknown" and not (code.work / "own.yaml").exists()
+    (code.work / "own.yaml").touch()
+    done = code.run("up", "./own", "-t", "local", "--yes")
+    assert "name another file: `envbuild init own-stack.yaml --from ./own`" in done.err
     asked = code.run("up", "nowhere", "-t", "local", "--yes")
     assert asked.code == "stack-unknown"
 

@@ -8,6 +8,7 @@ import pytest
 
 from envbuild.cli.init_cmd import refuse_unrecorded_torch
 from envbuild.init import write
+from envbuild.init.assemble import with_python
 from envbuild.init.draft import Draft, Origin, default_python, make_draft
 from envbuild.init.findings import find
 from envbuild.init.known import load_known
@@ -62,6 +63,12 @@ def test_a_python_that_nobody_says_is_the_usual_one_of_the_time(day: str, python
     draft = draft_of("a==1\n", "requirements.txt", Origin("x", day=date.fromisoformat(day)))
     assert (draft.python.value, draft.python.default) == (python, True)
     assert "python-open" in rules(draft)
+
+
+@pytest.mark.parametrize(("there", "python"), [({"3.9", "3.13"}, "3.9"), ({"3.8", "3.9"}, "3.8"), ({"2.7"}, "3.8")])
+def test_d114_where_no_python_is_said_one_that_is_there_comes_first(there: set[str], python: str) -> None:
+    draft = draft_of("a==1\n", "requirements.txt", Origin("x", day=date.fromisoformat("2022-06-01")))
+    assert with_python(draft, there).python.value == python
 
 
 def test_the_later_of_two_commands_wins_and_one_list_says_a_package_once() -> None:

@@ -262,6 +262,7 @@ def test_no_server_at_all_is_a_failure_to_try_again(tmp_path: Path, server: Serv
         lambda deadline: refused(url, tmp_path, deadline=deadline), 1.5, lambda error: error.code == "download-failed"
     )
     assert (error.code, error.exit_code) == ("download-failed", ExitCode.TRY_AGAIN)
+    assert url in error.what and "refused" in error.why and "/f" not in error.why
 
 
 def test_a_compressed_transfer_is_hashed_as_it_came(server: Server, tmp_path: Path) -> None:

@@ -33,8 +33,10 @@ def test_w1_on_a_login_node_the_hint_begins_with_what_a_target_says_there(
 ) -> None:
     (tmp_path / "sbatch").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    error = login_error("scheduler", Connection(kind="ssh"), "ssh: Could not resolve hostname scheduler: no such name")
+    words = "ssh: Could not resolve hostname scheduler: no such name"
+    error = login_error("scheduler", Connection(kind="ssh", login={"host": "scheduler"}), words)
     assert (error.hint or "").startswith("on the login node itself, write `connection: {login: null}`")
+    assert "login: null" not in (login_error("scheduler", Connection(kind="ssh"), words).hint or "")
 
 
 def test_of_a_host_with_an_address_that_does_not_answer_no_name_is_asked_for() -> None:

@@ -164,7 +164,14 @@ def node_tools(
     tools = [_node_program(folder), uv_tool()]
     standalone: Tool | None = None
     if variant.interpreter.kind == "standalone":
-        standalone = standalone_python(variant, toolchain_file, fetch=folder is not None)
+        try:
+            standalone = standalone_python(variant, toolchain_file, fetch=folder is not None)
+        except EnvbuildError as error:
+            minors = {".".join(item.version.split(".")[:2]) for item in facts.pythons if not item.virtual}
+            if minors and error.code.startswith("download-"):
+                there = ", ".join(f'"{minor}"' for minor in sorted(minors, key=Version))
+                error.hint = f"in the stack file, write `python: [VERSION]` with a Python of {facts.node}: {there}"
+            raise
         tools.append(standalone)
         # An environment stands on what lies on the same disk.
         interpreter = standalone.path(facts.prefix.path)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.node_facts import load_facts
+from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.provision.contact import toolchain as module
 from envbuild.regular_file import sha256_of
+from tests.resolve.builders import make_lock
 from tests.support.fails import fails
 from tests.support.programs import completed
 
@@ -55,3 +57,18 @@ def test_a_node_of_another_machine_is_refused(facts: NodeFacts) -> None:
     other = facts.model_copy(update={"os": facts.os.model_copy(update={"arch": "aarch64"})})
     with fails("rattler-unfit", 7):
         module.check_platform(other)
+
+
+def test_d114_a_python_that_cannot_be_fetched_names_those_that_are_there(
+    facts: NodeFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise EnvbuildError("download-failed", "cannot download", hint="check the network")
+
+    monkeypatch.setattr(module, "standalone_python", unreachable)
+    pinned = {"kind": "standalone", "name": "cpython-x", "sha256": "0" * 64}
+    variant = make_lock({"id": "v", "python": "3.11", "interpreter": pinned}).variants[0]
+    with pytest.raises(EnvbuildError) as caught:
+        module.node_tools(facts, variant, None, folder=None, toolchain_file=None)
+    there = ".".join(facts.pythons[0].version.split(".")[:2])
+    assert f'"{there}"' in (caught.value.hint or "") and "`python: [VERSION]`" in (caught.value.hint or "")
