@@ -59,6 +59,13 @@ class Time(click.ParamType[float]):
         return seconds
 
 
+def missing_stack() -> click.MissingParameter:
+    """The error for a command that needs its STACK."""
+    context = click.get_current_context()
+    param = next(param for param in context.command.params if param.name == "stack")
+    return click.MissingParameter(ctx=context, param=param, param_hint="'STACK'")
+
+
 def stack_argument(*, required: bool = False, complete: names.Completion = names.stacks) -> Callable[[F], F]:
     """The first argument of a command: STACK, a shipped name or a file. `--stack` is another way to write it."""
 
@@ -78,9 +85,7 @@ def stack_argument(*, required: bool = False, complete: names.Completion = names
                     hint="name one stack, as the first argument",
                 )
             if required and not given:
-                context = click.get_current_context()
-                param = next(param for param in context.command.params if param.name == "stack")
-                raise click.MissingParameter(ctx=context, param=param)
+                raise missing_stack()
             return function(*args, stack=next(iter(given), None), **kwargs)
 
         return cast(F, wrapper)

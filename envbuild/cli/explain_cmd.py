@@ -10,6 +10,7 @@ import click
 from envbuild.cli.choose import (
     engine_option,
     facts_option,
+    missing_stack,
     output_option,
     profile_option,
     stack_argument,
@@ -71,7 +72,7 @@ def explain(
     target, engine, facts = flags["target"], flags["engine"], flags["facts"]
     stack = stack or (stack_of(load_target(target, template=True)) if target else None)
     if stack is None:
-        raise click.UsageError("Missing argument 'STACK'.")
+        raise missing_stack()
     loaded = load_stack(stack)
     where = load_target(target or "local", {"engine": engine} if engine else None, template=True).target
     chosen = choose_profile(loaded, flags["profile"], where if target else None)

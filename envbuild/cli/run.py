@@ -99,7 +99,7 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
 
 def _where_stacks_go(error: click.UsageError) -> str:
     """Of a stack that was left out."""
-    if isinstance(error, click.MissingParameter) and error.param and error.param.human_readable_name == "STACK":
+    if isinstance(error, click.MissingParameter) and error.param and error.param.name == "stack":
         return "`envbuild stack list` names those that are shipped; "
     return ""
 
