@@ -53,9 +53,10 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
 
 
 def of_target(facts: Mapping[str, NodeFacts], target: Target) -> tuple[dict[str, NodeFacts], list[str]]:
-    """Recorded facts for the prefix of a target, as their user would have it, and warnings where they are of another.
+    """Recorded facts for the prefix of a target, and warnings where they are of another one or of other hosts.
 
-    What they say of another folder (space, environments, tools) is then unknown.
+    The prefix is that of the user whom the target names for SSH, else of the facts' own. What they say of another
+    folder (space, environments, tools) is then unknown.
     """
     placed = {node: _at_the_prefix(plain, target) for node, plain in facts.items()}
     moved = [node for node in facts if posixpath.normpath(facts[node].prefix.path) != placed[node].prefix.path]
@@ -73,7 +74,9 @@ def of_target(facts: Mapping[str, NodeFacts], target: Target) -> tuple[dict[str,
 
 
 def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:
-    facts = facts.model_copy(update={"home": facts.home or f"/home/{facts.user}"})
+    user = (target.connection.reaches(facts.node)[1] if target.connection.kind == "ssh" else None) or facts.user
+    home = (facts.home if user == facts.user else "") or ("/root" if user == "root" else f"/home/{user}")
+    facts = facts.model_copy(update={"user": user, "home": home})
     path = posixpath.normpath(facts.filled(target.prefix.replace("{data}", "{home}/.local/share")))
     recorded = posixpath.normpath(facts.prefix.path)
     if path == recorded:

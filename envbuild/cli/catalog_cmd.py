@@ -228,7 +228,7 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"a target file ends in .yaml: {file}.yaml")
     if file.exists():
-        raise _unwritable(file, "a file of that name is there", "name another file, or remove this one first")
+        raise _unwritable(file, "a file of that name is there", "name another file: envbuild replaces none")
     base = load_target(extends, template=True).target if extends else None
     nodes = load_facts(facts) if facts else {}
     answers = _of_facts(nodes, base, stack) if nodes else _asked(base, stack)

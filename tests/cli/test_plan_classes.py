@@ -42,4 +42,6 @@ def test_d103_what_facts_say_of_another_prefix_and_of_other_hosts_does_not_count
         assert "the target t has no host gpu2: it has gpu[01-02]" in output
     assert "refused" not in explained.stdout
     refused = CliRunner().invoke(plan, [*args, "--prefix", "/a/envbuild"])
+    (tmp_path / "t.yaml").write_text((tmp_path / "t.yaml").read_text().replace("kind: ssh", "kind: ssh, user: bob"))
+    assert "are of /a/envbuild, the target has /b/bob: " in CliRunner().invoke(plan, args).stdout
     assert "error[prefix-usable]" in refused.output and "the facts of" not in refused.output

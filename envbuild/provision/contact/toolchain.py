@@ -167,10 +167,13 @@ def node_tools(
         try:
             standalone = standalone_python(variant, toolchain_file, fetch=folder is not None)
         except EnvbuildError as error:
-            minors = {".".join(item.version.split(".")[:2]) for item in facts.pythons if not item.virtual}
+            minors = sorted({item.version.split(".")[1] for item in facts.pythons if not item.virtual}, key=int)
             if minors and error.code.startswith("download-"):
-                there = ", ".join(f'"{minor}"' for minor in sorted(minors, key=Version))
-                error.hint = f"in the stack file, write `python: [VERSION]` with a Python of {facts.node}: {there}"
+                near = min(minors, key=lambda minor: abs(int(minor) - int(variant.python.split(".")[1])))
+                error.hint = (
+                    f'{error.hint}; or write `python: ["3.{near}"]` in the stack file: {facts.node} has Python '
+                )
+                error.hint += ", ".join(f"3.{minor}" for minor in minors)
             raise
         tools.append(standalone)
         # An environment stands on what lies on the same disk.
