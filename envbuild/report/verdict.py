@@ -165,6 +165,8 @@ def _taken_for_granted(evidence: Evidence) -> list[str]:
     rest = [text for text in dict.fromkeys(unchecked) if text not in elsewhere]
     missing = _missing_modules(evidence)
     open_ = [f"Missing: {plural(len(missing), 'module')} that its code imports, {few(missing, 4)}."] if missing else []
+    if any(check.details.get("unimported") for check in all_checks(evidence)):
+        open_.append("None of its code was imported.")
     return open_ + ([f"Not checked: {'; '.join(rest)}."] if rest else [])
 
 

@@ -106,13 +106,7 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
     words = _only(command, first.name) if smoke and verb == "smoke" else list(command)
     again = shlex.join([*words, *(["--host", node.node] if several and "--host" not in command else [])])
     known = _advice(*(f"{check.says} {check.details.get('output', '')}" for check in failed))
-    repeat = (
-        known
-        + _log(first)
-        + _missing_library(first.says)
-        + _missing_modules(first)
-        + (f"again: {again}" if command else "")
-    )
+    repeat = known + _log(first) + _missing_library(first.says) + (f"again: {again}" if command else "")
     measured = smoke or first.name.split()[0] in ("bench", "trial")
     error = EnvbuildError(
         ("below-floor" if node.exit == ExitCode.BELOW_FLOOR else "smoke-failed")
@@ -165,13 +159,6 @@ def _missing_library(text: str) -> str:
     """What the loader of programs looked for in vain, as what to do first; empty without such a library."""
     match = _NO_LIBRARY.search(text)
     return "" if match is None else f"{install_words(match[1])}; "
-
-
-def _missing_modules(check: Check) -> str:
-    """What to write for modules that the code imports and nothing brings; empty where there are none."""
-    modules = ", ".join(sorted(check.details.get("open") or ()))
-    instead = "or under `imports:` the modules that have to work without"
-    return f"name what brings {modules} under `packages:` of the stack file, {instead}; " if modules else ""
 
 
 def _as(verb: str, command: Sequence[str]) -> str:

@@ -278,10 +278,10 @@ def test_what_the_code_imports_and_nothing_brings_is_a_deviation_with_its_place(
     assert check.details["deviation"] == "imports-open"
 
 
-def test_missing_modules_fail_where_no_import_says_that_the_code_starts(bare: Bare) -> None:
+def test_missing_modules_are_said_to_be_untried_where_no_import_says_that_the_code_starts(bare: Bare) -> None:
     _, check = closure(bare, {"a.py": "import absent\n"}, imports=())
-    assert (check.status, check.details.get("deviation")) == ("failed", None)
-    assert check.says == "0 of 1 modules that the code imports are there; missing: absent (code/a.py:1)"
+    assert (check.status, check.details["deviation"], check.details["unimported"]) == ("passed", "imports-open", True)
+    assert "missing: absent (code/a.py:1); none of the code was imported: name what brings them" in check.says
 
 
 def test_closure_alone_and_of_an_environment_without_code(bare: Bare) -> None:

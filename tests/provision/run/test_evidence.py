@@ -92,16 +92,6 @@ def test_a_library_that_a_small_machine_lacks_is_named_as_what_to_install_first(
     assert error["hint"] == f"{first}again: envbuild provision"
 
 
-def test_missing_modules_are_named_with_what_to_write_in_the_stack() -> None:
-    checks = [{"name": "smoke/sound/closure", "status": "failed", "says": "no", "details": {"open": {"x": "a.py:1"}}}]
-    error = coded(failed("x", checks=checks), ("envbuild", "up", "./a"), verb="provision", several=False).error
-    assert error is not None
-    assert error["hint"] == (
-        "name what brings x under `packages:` of the stack file, or under `imports:` the modules that have to work "
-        "without; again: envbuild up ./a"
-    )
-
-
 def test_of_a_run_that_failed_its_log_is_named_before_the_command_that_fails_again() -> None:
     checks = [{"name": "bench", "status": "failed", "says": "no", "details": {"log": "logs/bench-1.log"}}]
     error = coded(failed("bench", checks=checks), ("envbuild", "bench", "x"), verb="bench", several=False).error
