@@ -90,7 +90,8 @@ def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
     if answers.kind == "slurm":
         partition = {"slurm": answers.hosts} if answers.hosts else {}
         scheduler = _given({"account": answers.account, "nodes": answers.nodes})
-        how = "how a job is asked for; without `nodes` it takes all of the partition"
+        how = "how a job is asked for; without `nodes` it takes all of the partition; `launch --submit` needs "
+        how += "`time_limit: 2h` or another one here too"
         return [("the partition", "hosts", partition), (how, "scheduler", scheduler)]
     scheduler = _given({"queue": answers.hosts, "account": answers.account, "nodes": answers.nodes})
     return [("how a job is asked for", "scheduler", scheduler)]

@@ -185,8 +185,9 @@ def remove(ui: Ui, /, environment: str, *, force: bool, yes: bool, **flags: Any)
     item = _named(target, flags["engine"], environment)
     if not yes:
         data = {"environment": item["path"], "removed": None, "notes": []}
-        used = ", which is in use" if item.get("current") else ""
-        return ui.result(data, lambda: f"would remove {item['path']}{used}; `--yes` does it")
+        used = item.get("current") and not force
+        how = "it is in use, so `--force --yes` does it" if used else "`--yes` does it"
+        return ui.result(data, lambda: f"would remove {item['path']}; {how}")
     result = _changed(target, "remove", flags, {"environment": item["path"], "force": force})
     ui.result(result, lambda: "\n".join([f"removed {result['removed']}", *result["notes"]]))
 

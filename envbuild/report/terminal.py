@@ -110,7 +110,11 @@ def _next(view: View) -> list[tuple[str, str]]:
         return []
     prefix = posixpath.dirname(posixpath.dirname(node.environment))
     script = posixpath.join(prefix, "current", evidence.stack, ".envbuild", "activate.sh")
-    return [("use", f". {shlex.quote(script)}"), ("next", view.commands[1])]
+    differed = any(check.details.get("differed") for check in node.checks)
+    again = view.commands[1]
+    if differed:
+        again = f"{again.replace(' verify', ' provision', 1)} --repair"
+    return [("use", f". {shlex.quote(script)}"), ("next", again)]
 
 
 def _what(view: View) -> list[Line]:

@@ -54,6 +54,7 @@ def make_verdict(evidence: Evidence) -> Verdict:
             or of_logs(evidence)
             or any(map(far_above, all_checks(evidence)))
             or _missing_modules(evidence)
+            or any(check.details.get("differed") for check in all_checks(evidence))
         )
         good: Tone = "partial" if asked else "good"
         sentence = " ".join((_good_sentence(evidence, name, plural(count, "node")), *_taken_for_granted(evidence)))

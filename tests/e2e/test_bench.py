@@ -299,5 +299,5 @@ def test_d99_any_stack_file_has_launch_bench_and_a_claim_in_its_kit(world: World
     world.good("report", "kit", done.json["run"], "--output", "kit")
     assert (world.work / "kit/mine.yaml").read_text() == then, "the kit of a run has the stack of its day"
     rows = (world.work / "kit/README.md").read_text()
-    assert "envbuild bench ./mine.yaml --profile exact` | 1,000 tokens/s" in rows
+    assert "envbuild bench ./mine.yaml --profile exact --nodes 1 --gpus-per-node 1` | 1,000 tokens/s" in rows
     world.good("report", "verify", "kit")

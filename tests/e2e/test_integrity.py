@@ -61,6 +61,7 @@ def test_d31_what_reads_no_contents_says_so_first_and_when_they_were_read(once: 
     assert drift(once)[0] == 1
     again = once.good("provision", "--stack", "./tiny.yaml")
     assert "differed from the stamp then" in " ".join(again.out.split()), "a known drift is not kept quiet"
+    assert again.out.startswith("! ") and "next    envbuild provision ./tiny.yaml --repair" in again.out
     file.write_bytes(raw)
     assert drift(once) == (0, {})
 

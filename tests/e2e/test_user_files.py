@@ -71,6 +71,8 @@ def test_d89_files_of_a_script_survive_repair_version_change_prune_and_remove(
     world.good("env", "remove", second.name, "--yes")
     shutil.rmtree(world.prefix / "kept" / max(path.name for path in (world.prefix / "kept").iterdir()))
     shutil.copytree(world.current, second, symlinks=True)
+    in_use = world.good("env", "remove", world.current.name).out
+    assert in_use == f"would remove {world.current}; it is in use, so `--force --yes` does it\n"
     removed = world.good("env", "remove", world.current.name, "--force", "--yes", "--json")
     check(removed.json["notes"][0], world.prefix, 3)
     assert [path.name for path in (world.prefix / "envs").iterdir()] == [second.name]

@@ -45,7 +45,7 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     node = world.built()
     check = told(node)
     state = f"commit {commit[:12]} on {branch}, 4 files changed"
-    says = f"source nano is a working tree, {state}, not part of the digest: {clone}"
+    says = f"source nano is a working tree, {state}, not part of the digest"
     assert check["says"] == says
     assert node["facts"]["trees"]["nano"]["commit"] == commit
     assert node["variant_digest"] in plan

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from envbuild.report.publish import published
 from envbuild.report.render import render_html, render_markdown
 from envbuild.report.terminal import drift_lines, summary_lines
+from envbuild.report.verdict import make_verdict
 from tests.report.samples import evidence, node
 from tests.report.test_render import failing_fleet, hostile
 
@@ -165,3 +167,4 @@ def test_a_check_that_passed_with_a_deviation_has_no_tick() -> None:
     assert first.startswith("! ") and first.endswith("Missing: 1 module that its code imports, x.")
     assert any(text.startswith("  ! smoke/sound/closure") for text in lines)
     assert "! passed" in render_markdown(run)
+    assert make_verdict(published(run)).sentence.endswith("its code imports, x.")

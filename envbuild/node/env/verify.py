@@ -138,7 +138,7 @@ class _Look:
             if not os.path.islink(link) or os.readlink(link) != place:
                 problems.append(f"{link} does not lead to {place}")
             words = git_source.state_words(state)
-            good = f"source {name} is a working tree, {words}, not part of the digest: {place}"
+            good = f"source {name} is a working tree, {words}, not part of the digest"
             self._add("working-tree", problems, good, details={"deviation": "working-tree", "name": name, **state})
 
     def _link(self, stack: str) -> None:
