@@ -302,6 +302,10 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
     if several := tuple(node.node for node in evidence.nodes if _unlinked(node)):
         why = "bandwidth between each two GPUs was not measured; `envbuild smoke --only machine/copies` does it"
         out.append(Gap("links", why, several))
+    untried = tuple(node.node for node in evidence.nodes if node.checks and node.status in GOOD
+                    and not any(check.name.startswith("smoke/") for check in node.checks))  # fmt: skip
+    if evidence.verb in ("verify", "provision") and untried:
+        out.append(Gap("smoke", "no smoke test ran in this run; `envbuild smoke` runs it", untried))
     if evidence.verb != "verify" and not any(claim.claimed != "–" for claim in claims):
         out.append(Gap("claims", _uncompared(evidence, claims), every))
     if open_ := [figure(claim.name) for claim in claims if not claim.compared]:

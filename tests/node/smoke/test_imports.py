@@ -18,7 +18,7 @@ from envbuild.node.env import stamp
 from envbuild.node.smoke import only, smoke
 from envbuild.node.smoke.programs.imports import comparable, same_version
 from envbuild.node_program import node_pyz
-from tests.support.files import write_file
+from tests.support.files import write_file, write_files
 from tests.support.patience import PATIENCE, with_deadline
 from tests.support.programs import completed
 
@@ -282,6 +282,15 @@ def test_missing_modules_are_said_to_be_untried_where_no_import_says_that_the_co
     _, check = closure(bare, {"a.py": "import absent\n"}, imports=())
     assert (check.status, check.details["deviation"], check.details["unimported"]) == ("passed", "imports-open", True)
     assert "missing: absent (code/a.py:1); none of the code was imported: name what brings them" in check.says
+
+
+def test_the_folder_of_environments_in_a_tree_is_not_its_code(tmp_path: Path) -> None:
+    inside = Bare(tmp_path / "prefix" / "envs" / "x")
+    write_files(tmp_path, {"prefix/tmp/planted.py": b"import absent\n", "mine.py": b"import json\n"})
+    (inside.path / "src").mkdir()
+    (inside.path / "src" / "code").symlink_to(tmp_path)
+    _, check = closure(inside, {})
+    assert (check.details["open"], check.details["optional"]) == ({}, {})
 
 
 def test_closure_alone_and_of_an_environment_without_code(bare: Bare) -> None:

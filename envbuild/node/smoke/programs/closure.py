@@ -160,11 +160,12 @@ def run_on_import(text: str, package: str) -> Iterator[Tuple[str, bool]]:
             pending = list(node.body) + pending
 
 
-def _files(top: str) -> List[str]:
-    """The paths of a tree, without links and what is no code of its own."""
+def _files(top: str, prefix: str) -> List[str]:
+    """The paths of a tree, without links and what is no code of its own; the folder of environments may lie in it."""
     paths: List[str] = []
     for folder, folders, names in os.walk(top):
-        folders[:] = sorted(set(folders) - PASSED)
+        own = (name for name in set(folders) - PASSED if os.path.realpath(os.path.join(folder, name)) != prefix)
+        folders[:] = sorted(own)
         paths += (os.path.relpath(os.path.join(folder, name), top) for name in names if name.endswith(_CODE))
     return paths
 
@@ -200,13 +201,13 @@ class _Resolver:
         return self.missing[name]
 
 
-def _closure(channel: Channel, trees: Dict[str, str], places: Places) -> None:
+def _closure(channel: Channel, trees: Dict[str, str], places: Places, prefix: str) -> None:
     resolver = _Resolver(places)
     third: Set[str] = set()
     lost: Dict[str, Dict[str, str]] = {firmness: {} for firmness in ORDER}
     for name, top in sorted(trees.items()):
         channel.stage("reading the code of %s" % name)
-        for imported in imports_of(_files(top), lambda path, top=top: _read(os.path.join(top, path))):  # type: ignore[misc]
+        for imported in imports_of(_files(top, prefix), lambda path, top=top: _read(os.path.join(top, path))):  # type: ignore[misc]
             if resolver.is_missing(imported.module):
                 lost[imported.firmness].setdefault(imported.module, "%s/%s:%d" % (name, imported.path, imported.line))
             elif imported.module not in resolver.standard:
@@ -221,7 +222,8 @@ def main() -> None:
     """Read the trees that the request names."""
     args, channel = begin()
     sys.path.pop(0)  # the programs' own folder; it must not serve an import
-    _closure(channel, args["trees"], Places(args["environment"], "none", {}, list(args["trees"].values())))
+    prefix = os.path.realpath(os.path.dirname(os.path.dirname(args["environment"])))
+    _closure(channel, args["trees"], Places(args["environment"], "none", {}, list(args["trees"].values())), prefix)
     channel.done()
 
 
