@@ -25,6 +25,7 @@ from envbuild.catalog.loader import load_stack, load_target
 from envbuild.node.wheels.store import default_path
 from tests.cli.test_env_shell import KERNEL
 from tests.e2e.world import DEADLINE, MINOR, Done, World
+from tests.node.pythons import find_python
 from tests.node.wheel_support import filled
 from tests.report.sealed import Sealed
 from tests.support.conda import Channel, fill
@@ -167,6 +168,8 @@ def user(world: World) -> World:
     (world.work / "train.py").write_text("import alpha\n")
     (world.work / "README.md").write_text("# Their code\n\n```sh\npip install alpha==1.0\n```\n")
     write_file(world.work / "their-code" / "requirements.txt", "alpha==1.0\n")
+    if usual := find_python("3.12"):  # what a draft takes where no file names a Python; else it is downloaded
+        world.env["PATH"] += f":{Path(usual).parent}"
     for name in ("lab/code", "lab/model"):
         world.repository(name, {"requirements.txt": "alpha==1.0\n"})
         subprocess.run(["git", "-C", str(world.hub / name), "tag", "v1.2"], check=True)

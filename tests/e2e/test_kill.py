@@ -293,7 +293,7 @@ def test_a_run_killed_while_it_builds(shared: Shared, scenario: str) -> None:
 @pytest.mark.parametrize("scenario", ["first"], indirect=True)
 @pytest.mark.parametrize(
     ("number", "at"),
-    [(number, at) for number in (signal.SIGINT, signal.SIGTERM) for at in ("asking", "localhost: toolchain")],
+    [(number, at) for number in (signal.SIGINT, signal.SIGTERM) for at in ("contacting", "localhost: toolchain")],
 )
 def test_d105_an_interrupted_run_says_so_and_a_rerun_converges(
     shared: Shared, scenario: str, number: signal.Signals, at: str
