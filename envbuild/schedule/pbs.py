@@ -205,7 +205,7 @@ def _has(attributes: Attributes, wanted: Mapping[str, str]) -> bool:
 
 def _sum(parts: Sequence[Attributes], key: str) -> int:
     """A number, or bytes (`527672492kb`)."""
-    sizes = (re.fullmatch(r"(\d+)([kmgtp]?)b?", part.get(f"{_HAS}{key}", "").lower()) for part in parts)
+    sizes = (re.fullmatch(r"([0-9]{1,15})([kmgtp]?)b?", part.get(f"{_HAS}{key}", "").lower()) for part in parts)
     return sum(int(one[1]) << 10 * " kmgtp".index(one[2] or " ") for one in sizes if one)
 
 

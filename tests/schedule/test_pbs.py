@@ -200,6 +200,12 @@ def test_a_host_of_several_vnodes_is_one_node() -> None:
     assert offers(parse_nodes(shown), "", {}) == (Offer(64, 4, 512),)
 
 
+@pytest.mark.parametrize("amount", ["9" * 4400, "\u0663", "x"])
+def test_d75_an_amount_that_is_no_number_counts_as_none(amount: str) -> None:
+    shown = f"n1\n     resources_available.ncpus = 32\n     resources_available.ngpus = {amount}\n"
+    assert offers(parse_nodes(shown), "", {}) == (Offer(32, 0, 0),)
+
+
 def test_how_many_nodes_has_to_be_said(fake: FakePbs, pbs: Pbs) -> None:
     with fails("job-nodes-unknown", ExitCode.USAGE):
         pbs.pool(target()).in_service()
