@@ -1,7 +1,7 @@
 """Makes a kit, and checks one as somebody who trusts nobody.
 
-What lies in it is what lies in the report, and what follows from that, its README: each claim with its command, what to
-expect, what was found, and what it costs.
+A kit holds the report and a README made from it: each claim with its command, what to expect, what was found, and what
+it costs.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _PHASES = {
     }.items()
     for word in words.split()
 }
-# The failures have the names of Slurm's states, but for LAUNCH, which is told otherwise.
+# The failures have the names of Slurm's states, except LAUNCH, which has its own message.
 _FAILURES = {**Failure.__members__, "REVOKED": Failure.CANCELLED}
 # slurmd's way to say that the batch script could not be started, usually for want of its output folder.
 _LAUNCH_SIGNAL = 53

@@ -187,7 +187,7 @@ def _trees(spec: Spec) -> dict[str, str]:
 def _closure(work: Work, trees: dict[str, str]) -> Part:
     """Modules that the code imports and nothing resolves: a deviation, as code that nobody runs imports modules too.
 
-    Where the stack names no import but torch, nothing else says that the code starts, and the sentence says so.
+    If the stack imports nothing but torch, no check has imported the code; the text of the check then adds that.
     """
     part = Part("smoke/sound/closure")
     if not trees:
