@@ -1,4 +1,7 @@
-"""Every coded error that the sources make: read from their syntax trees, through the functions that make errors."""
+"""Every code that a user can meet: read from the sources' syntax trees, through the functions that make errors.
+
+Errors; what does not hold in a report, a kit or a lock; findings of `init` and `up` about a page.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,13 @@ _NOUNS = {
     "loaded": "STACK", "url": "ADDRESS", "missing": "NAMES", "names": "NAMES", "code": "CODE", "tarball": "PATH",
 }  # fmt: skip
 _TWO = re.compile(r"(…|\b[A-Z][A-Z-]{2,})(?:…|(?<=…)[A-Z][A-Z-]{2,})+")
+# What makes a code -> its exit code where neither the code nor the call says it, and what its arguments are.
+_MAKERS = {
+    **dict.fromkeys(("EnvbuildError", "NodeError", "PatchError"), ("", ("code", "what"))),
+    "problem": (f"{ExitCode.INTEGRITY:d}", ("code", "topic", "what")),
+    "LockFinding": (f"{ExitCode.CHECK_FAILED:d}", ("code", "kind", "subject", "what", "exit_code")),
+    "DraftFinding": ("none", ("code", "about", "statements", "what", "hint")),
+}
 _SIGNS = ("%s", "%d", "%r", "%.12s", "%.1f", "%g")
 
 
@@ -113,6 +123,10 @@ def value(node: ast.expr | None, names: Names, path: Path) -> Value:
         return Value((node.value,), node.value)
     if isinstance(node, ast.Name):
         return names[node.id] if node.id in names else _constant(node.id, path)
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+        first, last = node.values[0], node.values[-1]
+        known = isinstance(last, ast.Name) and last.id in names
+        return Value((), value(last, names, path).words if known else _noun(getattr(first, "attr", "")))
     if isinstance(node, ast.IfExp):
         one, other = value(node.body, names, path), value(node.orelse, names, path)
         return Value(one.known + other.known, one.words or other.words)
@@ -188,17 +202,19 @@ def _callers() -> dict[str, list[tuple[Path, Function, ast.Call]]]:
     return found
 
 
-def _own(function: Function, names: Names, path: Path) -> Names:
-    """The names that are known in a function: its parameters, and what is assigned once."""
+def _own(function: Function, names: Names, path: Path, call: ast.Call) -> Names:
+    """The names that are known at a call: the function's parameters, and what was last assigned above it."""
     assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and len(node.targets) == 1]
     single: dict[str, list[ast.expr]] = {}
     for node in assigned:
-        if isinstance(node.targets[0], ast.Name):
+        if isinstance(node.targets[0], ast.Name) and node.lineno < call.lineno:
             single.setdefault(node.targets[0].id, []).append(node.value)
     known = dict(names)
     for name, values in single.items():
-        if len(values) == 1 and name not in known:
-            known[name] = value(values[0], known, path)
+        if name not in known:
+            last = value(max(values, key=lambda node: node.lineno), known, path)
+            noun = _noun(name)
+            known[name] = last if len(values) == 1 else Value((), last.words if noun == "…" else noun)
     return known
 
 
@@ -217,11 +233,12 @@ def _given(path: Path, function: Function, needed: set[str], depth: int = 3) -> 
         named = {str(each.arg): each.value for each in call.keywords}
         arguments = usual | dict(zip(parameters, call.args, strict=False)) | named
         above: Iterator[Names] = iter(({},))
-        if any(not value(arguments[name], _own(caller, {}, place), place).known for name in needed & arguments.keys()):
+        plain = _own(caller, {}, place, call)
+        if any(not value(arguments[name], plain, place).known for name in needed & arguments.keys()):
             theirs = set().union(*(_asked(arguments[name]) for name in needed & arguments.keys()))
             above = _given(place, caller, theirs, depth - 1) if depth and caller is not function else iter(())
         for names in above:
-            known = _own(caller, names, place)
+            known = _own(caller, names, place, call)
             yield {name: value(node, known, place) for name, node in arguments.items()}
 
 
@@ -231,16 +248,19 @@ def _of(call: ast.Call) -> str:
 
 
 def _rows(path: Path, function: Function, call: ast.Call, names: Names) -> Iterator[Row]:
-    known = _own(function, names, path)
-    given = {each.arg: each.value for each in call.keywords}
-    code, what = value(call.args[0], known, path), value(call.args[1] if len(call.args) > 1 else None, known, path)
-    said = given.get("exit_code")
-    named = isinstance(said, ast.Attribute) and said.attr in ExitCode.__members__
-    for each in code.known:
-        by_table = str(EXITS.get(each, Exit.USAGE))
-        number = by_table if said is None else f"{ExitCode[said.attr]:d}" if named else "…"  # type: ignore[attr-defined]
-        texts = (what.words, *(value(given.get(key), known, path).words for key in ("why", "hint")))
-        yield Row(each, number, *(re.sub("…{2,}", "…", text) for text in texts))
+    known = _own(function, names, path, call)
+    number, arguments = _MAKERS[_called(call)]
+    given = dict(zip(arguments, call.args, strict=False)) | {str(each.arg): each.value for each in call.keywords}
+    ending = given.get("exit_code")
+    if ending is not None:
+        named = isinstance(ending, ast.Attribute) and ending.attr in ExitCode.__members__
+        number = f"{ExitCode[ending.attr]:d}" if named else "…"  # type: ignore[attr-defined]
+    elif value(given.get("kind"), known, path).known in (("note",), ("unchecked",)):
+        number = f"{ExitCode.OK:d}"
+    texts = [value(given.get(key), known, path).words for key in ("what", "why", "hint")]
+    for each in value(given["code"], known, path).known:
+        by_table = number or str(EXITS.get(each, Exit.USAGE))
+        yield Row(each, by_table, *(re.sub("…{2,}", "…", text) for text in texts))
 
 
 def _of_call(path: Path, function: Function, call: ast.Call) -> Iterator[Row]:
@@ -248,8 +268,18 @@ def _of_call(path: Path, function: Function, call: ast.Call) -> Iterator[Row]:
     plain = list(_rows(path, function, call, {}))
     yield from plain
     if not plain:
-        for names in _given(path, function, _asked(call.args[0]) | _asked_locally(function, call.args[0])):
+        needed = _asked(call.args[0]) | _asked_locally(function, call.args[0])
+        for names in (*_looped(function, path), *_given(path, function, needed)):
             yield from _rows(path, function, call, names)
+
+
+def _looped(function: Function, path: Path) -> Iterator[Names]:
+    """What the names of a loop over written rows are, row by row."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Tuple) and isinstance(node.iter, ast.Tuple):
+            names = [getattr(target, "id", "") for target in node.target.elts]
+            rows = (row.elts for row in node.iter.elts if isinstance(row, ast.Tuple))
+            yield from (dict(zip(names, (value(cell, {}, path) for cell in row), strict=True)) for row in rows)
 
 
 def _asked_locally(function: Function, code: ast.expr) -> set[str]:
@@ -265,7 +295,7 @@ def rows() -> set[Row]:
     for path in sorted(PACKAGE.rglob("*.py")):
         for function in module(path).functions:
             for call in _calls(function):
-                if _called(call) in ("EnvbuildError", "NodeError", "PatchError") and call.args:
+                if _called(call) in _MAKERS and call.args:
                     found.update(_of_call(path, function, call))
     found |= {Row(code, str(EXITS[code]), means, "…", HINTS.get(code, "")) for _, code, means in CAUSES}
     jobs = {f"job-{each}": hint_for(each) for each in Failure} | dict.fromkeys(

@@ -23,6 +23,8 @@ ERRORS = """# Error codes
 Every error says what happened, why, and what to do next; `--json` has it as `code`, `what`, `why`, `hint`.
 `envbuild help CODE` prints the rows of a code. Capitals and "…" stand for names, numbers and texts of the failure.
 A rule that refuses a node is an error by the name of the rule (exit 7): [rules](rules.md).
+A code with exit "none" is a finding of `envbuild init` or `up`: the message is what is true, the next step what the
+draft does. Findings of `envbuild explain`: [findings](findings.md).
 
 """
 

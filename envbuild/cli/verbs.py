@@ -112,7 +112,7 @@ def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
 
 
 def _explained(code: str) -> str:
-    """What an error code means. Raises EnvbuildError `command-unknown` (exit 2) where there is none."""
+    """What a code or status means. Raises EnvbuildError `command-unknown` (exit 2) where there is none."""
     from envbuild.cli.help_code import codes, explanation
 
     if explained := explanation(code):
@@ -152,7 +152,7 @@ class Tree(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """`help COMMAND` is `COMMAND --help`, and `help CODE` explains an error.
+        """`help COMMAND` is `COMMAND --help`, and `help CODE` explains a code, a status or a finding.
 
         Of a group that is gone the error names what replaced its command.
         """
@@ -185,7 +185,7 @@ class Tree(Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 ok, 1 check failed or drift, 2 usage, 3 unreachable, 4 build failed, 5 integrity, "
     "6 below floor, 7 refused, 8 partial, 9 job failed, 70 internal, 75 try again, 130 interrupted, 143 terminated. "
-    "`envbuild help CODE` explains an error code such as disk-full.",
+    "`envbuild help CODE` explains a code, a status or a finding, such as disk-full or not-begun.",
 )
 @click.version_option(__version__, message="envbuild %(version)s")
 def cli() -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
@@ -19,8 +19,13 @@ from envbuild.cli import begin, help_code, names
 from envbuild.cli.choose import Time
 from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
-from envbuild.cli.help_code import codes, explanation
+from envbuild.cli.help_code import STATUSES, codes, explanation
 from envbuild.cli.verbs import COMMANDS, NAMES, SECTIONS, cli
+from envbuild.init.write import _SEVERITY
+from envbuild.model.common import Level
+from envbuild.model.evidence import CheckStatus, Comparison, NodeEvidence
+from envbuild.model.finding import Severity
+from envbuild.model.plan import Verdict
 from envbuild.provision.survey.ask import of_stack
 from tests.e2e.world import World
 from tests.support.programs import executable
@@ -39,6 +44,11 @@ def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture
         ("disk-full", "exit code 75 (try again)", "hint: name a larger disk"),
         ("drift", "exit code 1 (check failed)", "differs from its lock or stamp"),
         ("torch-python", "a rule that decides which variant fits", "has a wheel for this Python"),
+        ("kit-file-differs", "exit code 5 (integrity)", "is not the file that kit.json lists"),
+        ("lock-of-another-stack", "exit code 1 (check failed)", "the lock is of STACK"),
+        ("alpa-draft", "a finding (stale) about the document of megatron-alpa", "does:  takes"),
+        ("sudo", "a finding of `envbuild init` and `up`", "draft: leaves it to the administrator"),
+        ("unchanged", "status of a node", "no step ran"),
     ],
 )
 def test_help_of_an_error_code_explains_it(
@@ -61,6 +71,14 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
         for name in re.findall(r'[^_]decision\(\s*"([a-z0-9-]+)"', path.read_text())
     }
     assert len(decisions) > 30 and decisions <= set(codes()), "a plan refuses by the name of a rule"
+    status, verdict = (
+        model.model_fields[name].annotation for model, name in ((NodeEvidence, "status"), (Comparison, "verdict"))
+    )
+    words = (CheckStatus, Level, Severity, Verdict, status, verdict)
+    assert {word for choice in words for word in get_args(choice)} == STATUSES.keys()
+    assert set(_SEVERITY) | {"sudo"} <= set(codes()), "findings of a draft"
+    assert explanation("unpinned-2") == explanation("unpinned")
+    assert "disk-full" in explanation("75")
     assert main(["help", "disk-ful"]) == 2
     assert capsys.readouterr().err.endswith("hint: `envbuild help disk-full`\n")
 
