@@ -68,13 +68,10 @@ def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRec
 @image.command("dockerfile")
 @click.argument("stacks", metavar="[STACK]...", nargs=-1, shell_complete=names.stacks)
 @recipe_options
-@click.option("--apptainer", is_flag=True, help="Write it as an Apptainer definition file.")
 @output_option("Write the whole build context to this folder.", folder=True)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff where files differ from the lock.")
 @common_options
-def dockerfile(
-    ui: Ui, /, stacks: tuple[str, ...], apptainer: bool, output: Path | None, check: bool, **flags: Any
-) -> int:
+def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: bool, **flags: Any) -> int:
     """Print the Dockerfile of STACK, or write it and its context.
 
     Without STACK, all shipped stacks: their files in `containers/` are written, or checked with `--check`.
@@ -89,31 +86,26 @@ def dockerfile(
         raise click.UsageError("name a STACK; without one the files of a checkout are written")
     recipes = [_recipe(name, flags, None if check or every else ui) for name in names]
     write = output is not None or every
-    rows = [_dockerfile(recipe, output, apptainer=apptainer, check=check, write=write) for recipe in recipes]
+    rows = [_dockerfile(recipe, output, check=check, write=write) for recipe in recipes]
     differ = any(row.get("diff") for row in rows)
     ui.result({"ok": not differ, "images": rows}, lambda: _shown(rows, check=check))
     return ExitCode.CHECK_FAILED if differ else ExitCode.OK
 
 
-def _dockerfile(
-    recipe: ImageRecipe, output: Path | None, *, apptainer: bool, check: bool, write: bool
-) -> dict[str, Any]:
+def _dockerfile(recipe: ImageRecipe, output: Path | None, *, check: bool, write: bool) -> dict[str, Any]:
     """One image: compared, written or as text."""
-    from envbuild.container import apptainer as definition
     from envbuild.container import build, select
 
     folder = output or select.committed(recipe.stack)
     row: dict[str, Any] = {"stack": recipe.stack, "profile": recipe.profile, "variant": recipe.variant.id}
     row |= {"warnings": list(recipe.warnings), "folder": str(folder)}
     texts = build.texts(recipe)
-    if apptainer:
-        texts |= {definition.FILE: definition.render(recipe)}
     if check:
         row["diff"] = build.compare(folder, texts)
     elif write:
         row["changed"] = build.write(folder, texts)
     else:
-        row |= {"text": texts[definition.FILE if apptainer else build.DOCKERFILE], "folder": None}
+        row |= {"text": texts[build.DOCKERFILE], "folder": None}
     return row
 
 

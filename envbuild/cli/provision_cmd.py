@@ -71,9 +71,7 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     if facts is not None and not (flags["dry_run"] or script):
         raise click.UsageError("--facts needs --dry-run or --print-script: recorded nodes cannot be changed")
     asks = facts is None
-    prepared = prepared_of(
-        ui, flags, config, locked=not flags["frozen"], recorded=not asks, jobs=asks, script=script, ahead=asks
-    )
+    prepared = prepared_of(ui, flags, config, locked=not flags["frozen"], recorded=not asks, jobs=asks, ahead=asks)
     if flags["print_prolog"] and asks:
         return _print_prolog(ui, prepared)
     _refuse_batches_of_jobs(prepared, flags)
@@ -81,8 +79,6 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
         from envbuild.provision.jobs.node_local import refuse_script
 
         refuse_script(prepared.target)
-        if prepared.target.engine == "container":
-            return _print_image_script(ui, prepared, recorded=not asks)
     settings = settings_of(config)
     settings = replace(
         settings,
@@ -98,17 +94,6 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     if flags["dry_run"] or script:
         return _plan(ui, prepared, settings, facts)
     return show_built(ui, settings, *carry_out(ui, prepared, settings))
-
-
-def _print_image_script(ui: Ui, prepared: Prepared, *, recorded: bool) -> int:
-    """The scheduler is asked for its pool of nodes, and no job is submitted."""
-    from envbuild.provision.images.job_script import image_script
-
-    if recorded:
-        raise click.UsageError("--facts prints no script of an image: its scheduler is asked for the nodes")
-    text = image_script(prepared)
-    ui.result({"script": text}, lambda: text, verbatim=True)
-    return 0
 
 
 def _print_prolog(ui: Ui, prepared: Prepared) -> int:

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.bundle.collect import Collector, Piece, default_index, piece, unpack, verify
-from envbuild.catalog.toolchain import ToolchainPython
+from envbuild.bundle.collect import Collector, default_index, piece, unpack, verify
 from envbuild.container.builders import Build, Builder
 from envbuild.container.dockerfile import render
 from envbuild.container.fetch_stages import WHEELHOUSE
@@ -110,11 +109,11 @@ def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict
     return {"image": tag, "id": made, "builder": builder.name, "seconds": round(time.monotonic() - begun, 2)}
 
 
-def fill_wheelhouse(recipe: ImageRecipe, wheelhouses: Sequence[Path], house: Path, *, fetch: bool = False) -> bool:
+def fill_wheelhouse(recipe: ImageRecipe, wheelhouses: Sequence[Path], house: Path) -> bool:
     """Make `house` the folder of a bundle for the image; whether it has every package.
 
-    From the user's bundles and folders, and what this machine keeps; with `fetch` all that the build would download.
-    Raises EnvbuildError `bundle-damaged`, `bundle-unsafe` (exit 5), `bundle-missing` (2), and as `Collector.collect`.
+    From the user's bundles and folders, and what this machine keeps. Raises EnvbuildError `bundle-damaged`,
+    `bundle-unsafe` (exit 5), `bundle-missing` (2), and as `Collector.collect`.
     """
     inside = recipe.inside
     for name in ("tools", "wheels"):  # pip and uv want them to be there
@@ -123,14 +122,16 @@ def fill_wheelhouse(recipe: ImageRecipe, wheelhouses: Sequence[Path], house: Pat
         folders = tuple(
             _folder(wheelhouse, Path(scratch, str(number))) for number, wheelhouse in enumerate(wheelhouses)
         )
-        collector = Collector(record_command(recipe.stack, recipe.profile), folders=folders, fetch=fetch)
+        collector = Collector(record_command(recipe.stack, recipe.profile), folders=folders, fetch=False)
         pieces = [*collector.uv(inside.variant.machine), *collector.collect(inside.variant, inside.glibc)]
-        if inside.python_build is not None:
-            pieces += _python(inside.python_build, collector)
-        for piece in pieces:
-            (house / piece.path).parent.mkdir(exist_ok=True)
-            _link(piece.source, house / piece.path)
-    return sum(piece.what == "wheel" for piece in pieces) == len(inside.variant.packages)
+        if (build := inside.python_build) is not None:
+            path = f"tools/{python_name(build.name, build.sha256)}"
+            if (archive := collector.local(path, build.sha256)) is not None:
+                pieces.append(piece(path, archive, "interpreter", build.sha256))
+        for each in pieces:
+            (house / each.path).parent.mkdir(exist_ok=True)
+            _link(each.source, house / each.path)
+    return sum(each.what == "wheel" for each in pieces) == len(inside.variant.packages)
 
 
 def _folder(place: Path, scratch: Path) -> Path:
@@ -141,18 +142,6 @@ def _folder(place: Path, scratch: Path) -> Path:
         return place
     unpack(place, scratch)
     return scratch
-
-
-def _python(build: ToolchainPython, collector: Collector) -> Iterator[Piece]:
-    """A standalone Python, of the folders or of this machine's cache."""
-    from envbuild.provision.contact.toolchain import fetched_python
-
-    path = f"tools/{python_name(build.name, build.sha256)}"
-    archive = collector.local(path, build.sha256)
-    if archive is None and collector.fetch:
-        archive = fetched_python(build).source
-    if archive is not None:
-        yield piece(path, archive, "interpreter", build.sha256)
 
 
 def _link(source: Path, to: Path) -> None:

@@ -1,4 +1,4 @@
-"""Instructions of a recipe and its stages, typed; `dockerfile.py` and `apptainer.py` say them in their own words."""
+"""Instructions of a recipe and its stages, typed; `dockerfile.py` says them in its own words."""
 
 from __future__ import annotations
 

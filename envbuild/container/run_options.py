@@ -70,11 +70,8 @@ class Chosen:
 
 
 def runs_in_jobs_alone(settings: ContainerSettings | None) -> bool:
-    """Whether no node, the login host among them, starts an image of this target outside of jobs.
-
-    Where images are built in jobs alone, they run there alone.
-    """
-    return settings is not None and (settings.runtime == "pyxis" or settings.build == "job")
+    """Whether no node, the login host among them, starts an image of this target outside of jobs."""
+    return settings is not None and settings.runtime == "pyxis"
 
 
 def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Chosen:

@@ -105,17 +105,16 @@ class ContainerSettings(StrictModel):
     """How images reach the nodes of a target and run there.
 
     `image`: nodes pull this image; nothing is built. `registry`: a built image is pushed to this repository, and nodes
-    pull it by digest; without one, envbuild sends a file over SSH. `build`: where images are built. `base`,
-    `runtime_image`, `fetch_image`, `python`, `glibc`, `wheelhouse`, `gitconfig` and `builder`: as the options of `image
-    build`. `ipc: host` (default) or `shm_size` (`16g`). `gpus: auto`: if the node has GPUs. `devices`: besides those of
-    InfiniBand. `mounts`: `/from:/to:ro`. `options`: passed to the runtime unchanged.
+    pull it by digest; without one, envbuild sends a file over SSH. `base`, `runtime_image`, `fetch_image`, `python`,
+    `glibc`, `wheelhouse`, `gitconfig` and `builder`: as the options of `image build`. `ipc: host` (default) or
+    `shm_size` (`16g`). `gpus: auto`: if the node has GPUs. `devices`: besides those of InfiniBand. `mounts`:
+    `/from:/to:ro`. `options`: passed to the runtime unchanged.
     """
 
     runtime: Literal["auto"] | RuntimeName = "auto"
     image: Annotated[Text, AfterValidator(_pinned)] | None = None
     registry: Word | None = None
     insecure: bool = False
-    build: Literal["here", "job"] = "here"
     builder: Literal["buildah", "podman", "docker"] | None = None
     base: Word | None = None
     runtime_image: Word | None = None

@@ -125,11 +125,11 @@ def test_what_can_be_provisioned_is_not_refused(name: str) -> None:
 
 
 def test_an_image_may_be_asked_though_not_built() -> None:
-    target = shipped("pods-rtx4090").model_copy(update={"container": ContainerSettings(build="job")})
+    target = shipped("pods-rtx4090").model_copy(update={"container": ContainerSettings(runtime="pyxis")})
     refuse_unsupported(target, only_ask=True)
     with pytest.raises(EnvbuildError) as caught:
         refuse_unsupported(target)
-    assert caught.value.details["missing"] == ["container: {build: job} where nodes are not reached through jobs"]
+    assert caught.value.details["missing"] == ["container: {runtime: pyxis} without jobs of Slurm"]
 
 
 def test_a_placeholder_is_named_with_the_field_to_say(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from envbuild.catalog.loader import load_target
 from envbuild.cli.verbs import cli
-from envbuild.container.apptainer import render as apptainer
 from envbuild.container.base_images import Place
 from envbuild.container.dockerfile import render as dockerfile
 from envbuild.container.inside import ImageInputs
@@ -101,7 +100,7 @@ def test_every_field_of_a_source_stays_a_value_or_is_refused(plain: ImageRecipe)
             try:
                 made = recipe(plain, data)
                 texts = {
-                    "dockerfile": dockerfile(made), "apptainer": apptainer(made),
+                    "dockerfile": dockerfile(made),
                     "bash": "\n".join(bash("tiny", made.variant, {})),
                     **{name: text for name, text in made.files.items() if name.endswith(".txt")},
                 }  # fmt: skip

@@ -238,12 +238,9 @@ def test_the_launcher_of_pyxis_is_a_step_on_the_node_that_calls_it_and_needs_a_j
         ({}, False),
         ({"runtime": "apptainer"}, False),
         ({"runtime": "pyxis"}, True),
-        ({"build": "job"}, True),
     ],
 )
-def test_pyxis_and_sites_that_build_in_jobs_start_nothing_on_a_login_host(
-    container: dict[str, Any] | None, alone: bool
-) -> None:
+def test_pyxis_starts_nothing_on_a_login_host(container: dict[str, Any] | None, alone: bool) -> None:
     assert runs_in_jobs_alone(None if container is None else ContainerSettings(**container)) is alone
 
 

@@ -130,6 +130,7 @@ def test_what_node_local_jobs_need_is_refused_by_name() -> None:
         (lambda: refuse_prolog(target(placement="shared")), "prolog-not-needed", 2),
         (lambda: refuse_prolog(target()), "shared-missing", 2),
         (lambda: refuse_script(target()), "script-impossible", 7),
+        (lambda: refuse_script(target(engine="container", placement="image")), "script-impossible", 7),
     ):
         with fails(code, exit_code):
             call()

@@ -2,7 +2,7 @@
 
 `look` says what is there, `install` takes an image in, tests it and writes the launcher, `ask` runs a verb of this
 program inside the image in use, `meet` that of the joint test. No image has this program: it goes in by standard input.
-Nodes of jobs share a prefix: there one host does `take` or `build`, each node `try` and `meet`, one `accept`.
+Nodes of jobs share a prefix: there one host does `take`, each node `try` and `meet`, one `accept`.
 The record `<prefix>/images/<stack>.json` is written last: without it, nothing counts.
 """
 
@@ -36,7 +36,7 @@ def run(request: Json) -> tuple[bool, Json]:
     looks = {"look": _look, "ask": _ask_recorded, "try": _try, "meet": _meet}
     if action in looks:
         return False, looks[action](args, prefix)
-    changes = {"install": _install, "take": _take, "build": load.build, "accept": _accept}
+    changes = {"install": _install, "take": _take, "accept": _accept}
     if action not in changes:
         raise NodeError("request-invalid", f"`container` has no action {action[:80]!r}")
     args["prefix"] = prefix

@@ -1,4 +1,4 @@
-"""An image comes to this node: sent by the controller, from a registry, or built here by Apptainer.
+"""An image comes to this node: sent by the controller, or from a registry.
 
 Its id is compared before it is used. The file of one (.sif, .sqsh) is made under another name, its hash beside it, and
 used only while it has that. What it is unpacked from takes tens of gigabytes, by itself in /tmp and at home.
@@ -10,19 +10,16 @@ import contextlib
 import hashlib
 import json
 import os
-import posixpath
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 
-from envbuild.node import hashing, lease, paths, proc
+from envbuild.node import hashing, paths, proc
 from envbuild.node.image import runtimes
 from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.read_text import read
 
 TIMEOUT = 2 * 3600.0
-BUILD_TIMEOUT = 12 * 3600.0
-_LAST = 2000  # characters of what a build printed, for the error
 _CONFIG_LIMIT = 16 << 20
 
 
@@ -49,7 +46,7 @@ def load(args: Json, prefix: str) -> tuple[str, Json | None]:
     recorded = kept.get("sha256") if kept.get("path") == path else None
 
     def make(half: str) -> None:
-        with _unpacking(args, prefix) as (_, env):
+        with _unpacking(args, prefix) as env:
             _make_file(args, runtime, args.get("maker") or program, half, env)
 
     return path, _made(path, make, recorded, bool(args.get("force")))
@@ -233,8 +230,8 @@ def _remove(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _unpacking(args: Json, prefix: str) -> Iterator[tuple[str, dict[str, str | None]]]:
-    """A folder in `tmp` of the target, else in `<prefix>/tmp`, removed in the end; and the variables that lead there.
+def _unpacking(args: Json, prefix: str) -> Iterator[dict[str, str | None]]:
+    """The variables that lead to a new folder in `tmp` of the target, else in `<prefix>/tmp`, removed in the end.
 
     enroot unpacks there only if `tmp` is set: it needs what network file systems may not have (overlays,
     extended attributes), and keeps to TMPDIR. Raises NodeError `not-writable`, `disk-full` (exit 7, 75).
@@ -242,7 +239,7 @@ def _unpacking(args: Json, prefix: str) -> Iterator[tuple[str, dict[str, str | N
     top = _new(args.get("tmp") or os.path.join(prefix, "tmp"))
     try:
         with paths.coded_errors(top):
-            yield top, _variables(top, tmp=bool(args.get("tmp")))
+            yield _variables(top, tmp=bool(args.get("tmp")))
     finally:
         paths.remove_tree(top)
 
@@ -270,57 +267,3 @@ def _variables(top: str, tmp: bool) -> dict[str, str | None]:
     if tmp:
         extra.update(TMPDIR=os.path.join(top, "tmpdir"), ENROOT_TEMP_PATH=os.path.join(top, "tmpdir"))
     return extra
-
-
-def build(args: Json, prefix: str, held: lease.Lease) -> Json:
-    """Build `<prefix>/images/<stack>-<key>.sif` from the context `archive`, unless an earlier run has and it is whole.
-
-    `tmp`: where it is unpacked and built (`<prefix>/tmp` without one). Raises NodeError `image-damaged`
-    (exit 5), `image-build-failed` (4), `disk-full` (75).
-    """
-    path = os.path.join(prefix, "images", f"{args['stack']}-{args['key'][:12]}.sif")
-
-    def make(half: str) -> None:
-        with _unpacking(args, prefix) as (folder, variables):
-            _unpack_context(args["archive"], args["sha256"], os.path.join(folder, "context"))
-            _apptainer(args, folder, half, variables)
-            held.check()
-
-    return {"ok": True, "file": _made(path, make, force=bool(args.get("force")))}
-
-
-def _unpack_context(archive: str, wanted: str, folder: str) -> None:
-    """The context, once it is the one that was sent and has nothing but plain files and folders below `folder`."""
-    digest = hashing.digest_if_readable(archive)
-    why = "" if digest == wanted else f"its sha256 is {(digest or 'none')[:12]}, sent was {wanted[:12]}"
-    if not why:
-        with tarfile.open(archive) as opened:
-            for member in opened:
-                inside = not posixpath.normpath(member.name).startswith(("/", ".."))
-                if not inside or not (member.isreg() or member.isdir()):
-                    why = f"{member.name[:200]} is no plain file in it"
-                    break
-                opened.extract(member, folder)
-    if why:
-        raise _damaged(archive, why)
-
-
-def _apptainer(args: Json, folder: str, path: str, variables: dict[str, str | None]) -> None:
-    """Run `apptainer build` in the context. Raises NodeError `image-build-failed` (exit 4), `disk-full` (75)."""
-    words = [args["program"], "build", "--force"] + (["--fakeroot"] if os.geteuid() != 0 else [])
-    log(f"image: building with {args['program']}")
-    env, cwd = proc.clean_env(variables), os.path.join(folder, "context")
-    done = proc.run(words + [path, "apptainer.def"], timeout=BUILD_TIMEOUT, env=env, cwd=cwd)
-    if done.ok:
-        return
-    output = (done.out + "\n" + done.err).strip()
-    why = "it did not end within %d s" % BUILD_TIMEOUT if done.timed_out else output[-_LAST:] or f"exit {done.rc}"
-    paths.refuse_full(output, folder, why)
-    raise NodeError(
-        "image-build-failed",
-        f"the image of {args['stack']} could not be built with Apptainer",
-        why=why,
-        hint="the node needs user namespaces and access to the registry of the base image (a proxy goes into "
-        "`environment:` of the target); some sites need `scheduler: {resources: [...]}`",
-        changed=True,
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import posixpath
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.images.obtain import Obtained, builds_in_job, make_context, obtain, wanted
+from envbuild.provision.images.obtain import Obtained, obtain, wanted
 from envbuild.provision.images.plan import FILES, NodeImage
 from envbuild.provision.images.provision import (
     InImages,
@@ -35,7 +34,6 @@ from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.run_dir import keep, read_recent
 
 LIMIT = 3600
-_BUILD_LIMIT = 4 * 3600
 Told = dict[str, dict[str, Any]]
 
 
@@ -70,25 +68,16 @@ class InJobs(InImages):
         there = bool(record.get("file")) and bool(self.login["containers"].get("present")) and not work.settings.repair
         made = there and record["runtime"] == first.chosen.runtime
         with work.phase("image", "getting the image"):
-            if builds_in_job(work.prepared):
-                known = made and record["key"] == self.wanted.key
-                say, folder = work.journal.stage, work.run.path
-                got = Obtained(record["id"]) if known else make_context(self.wanted, work.prepared, folder, say)
-            else:
-                got = obtain(
-                    self.wanted, work.prepared, work.run.path, say=work.journal.stage,
-                    file=lambda image: not (made and record["id"] == image),
-                )  # fmt: skip
+            got = obtain(
+                self.wanted, work.prepared, work.run.path, say=work.journal.stage,
+                file=lambda image: not (made and record["id"] == image),
+            )  # fmt: skip
         archive = None if got.archive is None else posixpath.join(prefix, "images", got.archive.name)
         file = record["file"] if made and record["id"] == got.id else None
         try:
             with work.phase("stage", f"staging on {site.login}"):
                 args = self.args_of(work, name, got, archive)
                 file = file or self._stage(work, site, got, args, prefix)
-            if not got.id:
-                with work.phase("build", "building the image in a job"):
-                    file = _build(work, site, self.login, args, _folder(self.login, work))
-                args["id"] = file["sha256"]
             with work.phase("provision", "testing through a job"):
                 return self._test(work, site, {**args, "file": file}, prefix)
         except KeyboardInterrupt:
@@ -144,7 +133,7 @@ class InJobs(InImages):
             raise error
         # What pyxis runs is a file of enroot, so a login host needs that alone.
         there = login["containers"]["runtimes"].get("enroot" if runtime == "pyxis" else runtime) or {}
-        makes = runtime in FILES and bool(there.get("works")) and bool(got.id)  # without an id, a job builds it
+        makes = runtime in FILES and bool(there.get("works"))
         if makes or got.archive is not None:
             files = files_for(login_work(work, site), facts, login["python"], got, posixpath.join(prefix, "images"))
             take = {**args, "action": "take", "program": there.get("path"), "maker": there.get("path")}
@@ -207,23 +196,6 @@ class InJobs(InImages):
         accepted = {**args, "action": "accept", "verify": verified, "nodes": nodes}
         request = node_request("container", prefix, accepted, work.run.id)
         contact([site.login], lambda _: request, site.connection, run=work.run)[site.login].result()
-
-
-def _build(work: Work, site: JobSite, login: Mapping[str, Any], args: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """One job of one node makes the file of the image from what was carried; its `path`, `bytes` and `sha256`.
-
-    `login`: what the login host said; `folder`: that of the job. Raises EnvbuildError as `ask_in_job` and the verb do
-    (`image-build-failed`, exit 4).
-    """
-    target, facts = work.prepared.target, login["facts"]
-    one = target.scheduler.model_copy(update={"nodes": 1})
-    alone = replace(site, target=target.model_copy(update={"scheduler": one}))
-    request = node_request("container", facts["prefix"]["path"], {**args, "action": "build"}, work.run.id)
-    asked = Asked("envbuild-image", folder, {"build": request})
-    answers = [verbs["build"] for verbs in ask_in_job(work, alone, asked, site.limit(_BUILD_LIMIT)).values()]
-    # A job that was requeued has had two nodes.
-    answer = next((answer for answer in answers if answer.error is None), answers[0])
-    return dict(answer.result()["file"])
 
 
 def _ask_login(work: Work, site: JobSite) -> dict[str, Any]:

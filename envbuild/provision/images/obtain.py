@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tarfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from envbuild.container import apptainer, build
 from envbuild.container.base_images import Given
 from envbuild.container.build import Options, build_image
 from envbuild.container.builders import Builder, find_builder
-from envbuild.container.fetch_stages import WHEELHOUSE
 from envbuild.container.recipe import ImageRecipe
 from envbuild.container.verify_image import LABEL, of_another_lock, variant_of
 from envbuild.errors import EnvbuildError, ExitCode
@@ -68,11 +62,8 @@ class Obtained:
 
 
 def settings_of(prepared: Prepared) -> ContainerSettings:
-    """The `container:` section of the target, or what holds without one; what jobs build is a file of Apptainer."""
-    settings = prepared.target.container or ContainerSettings()
-    if settings.build == "job" and settings.image is None and settings.runtime == "auto":
-        return settings.model_copy(update={"runtime": "apptainer"})
-    return settings
+    """The `container:` section of the target, or what holds without one."""
+    return prepared.target.container or ContainerSettings()
 
 
 def wanted(prepared: Prepared) -> Wanted:
@@ -80,7 +71,7 @@ def wanted(prepared: Prepared) -> Wanted:
     settings = settings_of(prepared)
     if settings.image is not None:
         return _pulled(prepared, settings, settings.image)
-    from envbuild.container import apptainer, build
+    from envbuild.container.build import texts
     from envbuild.container.select import Choice, recipe_for
 
     given = Given(settings.base, settings.runtime_image, settings.fetch_image, settings.python, settings.glibc)
@@ -88,8 +79,7 @@ def wanted(prepared: Prepared) -> Wanted:
         Choice(prepared.reference, prepared.profile, prepared.choice.variant, prepared.choice.target, given)
     )
     total = hashlib.sha256()
-    made_by = {apptainer.FILE: apptainer.render(recipe, carried=True)} if settings.build == "job" else {}
-    for name, text in sorted({**build.texts(recipe), **made_by}.items()):
+    for name, text in sorted(texts(recipe).items()):
         total.update(f"{name}\0{len(text)}\0{text}".encode())
     return Wanted(
         total.hexdigest(), recipe.tag, recipe.prefix, recipe.environment, recipe.variant, recipe,
@@ -103,7 +93,7 @@ def needs_registry(why: str) -> EnvbuildError:
         "container-needs-registry",
         "the nodes need an image from a registry",
         why=why,
-        hint="write `registry:` or `image:` in `container:` of the target; with apptainer also `build: job`",
+        hint="write `registry:` or `image:` in `container:` of the target",
     )
 
 
@@ -215,51 +205,3 @@ def _remembered(key: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) and isinstance(record.get("id"), str) else {}
-
-
-def builds_in_job(prepared: Prepared) -> bool:
-    """Whether the target wants its images built by a node of a job."""
-    settings = settings_of(prepared)
-    return settings.build == "job" and settings.image is None
-
-
-def make_context(image: Wanted, prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Obtained:
-    """One file in `folder` with everything that a build without a network needs, as something that is carried.
-
-    Its id is not known before a node has built it. Raises EnvbuildError: what `fill_wheelhouse`, `find_builder` and
-    `Builder.save` raise.
-    """
-    assert image.recipe is not None  # noqa: S101 - see `builds_in_job`
-    recipe, settings = image.recipe, settings_of(prepared)
-    made = folder / f"context-{image.key[:12]}"
-    try:
-        definition = {apptainer.FILE: apptainer.render(recipe, carried=True)}
-        build.write(made, build.texts(recipe) | definition)
-        say("fetching what the image is made from")
-        # The user's indexes, logins, certificates and git configuration are used here, so that none of them leaves.
-        with _git_configuration(settings.gitconfig):
-            own = [Path(each).expanduser() for each in settings.wheelhouse]
-            build.fill_wheelhouse(recipe, own, made / WHEELHOUSE, fetch=True)
-        for name, file in apptainer.archives(recipe).items():
-            say(f"writing {name} to a file")
-            find_builder(settings.builder).save(name, made / file)
-        path = folder / f"{made.name}.tar"
-        with tarfile.open(path, "w") as archive:
-            archive.add(made, arcname=".")
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    return Obtained("", "apptainer", path, sha256_of(path))
-
-
-@contextmanager
-def _git_configuration(path: str | None) -> Iterator[None]:
-    before = os.environ.get("GIT_CONFIG_GLOBAL")
-    if path is not None:
-        os.environ["GIT_CONFIG_GLOBAL"] = str(Path(path).expanduser())
-    try:
-        yield
-    finally:
-        if path is not None and before is not None:
-            os.environ["GIT_CONFIG_GLOBAL"] = before
-        elif path is not None:
-            del os.environ["GIT_CONFIG_GLOBAL"]

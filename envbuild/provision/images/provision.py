@@ -94,9 +94,6 @@ def files_for(work: Work, facts: NodeFacts, python: Mapping[str, str], got: Obta
     return replace(node_host(work, facts, tools), image=got.archive if got else None, store=store)
 
 
-_BROUGHT = {"here": "take in", "job": "build in a job"}
-
-
 ASK_DEADLINE = 2 * 3600.0
 
 
@@ -125,7 +122,7 @@ class InImages(Route):
     def plan(self, work: Work) -> Plan:
         """The plan of what is known now, written into the run directory."""
         settings = settings_of(work.prepared)
-        delivery = "pull" if settings.image or settings.registry else _BROUGHT[settings.build]
+        delivery = "pull" if settings.image or settings.registry else "take in"
         given = (work.prepared, self.wanted, self.nodes, self.why, work.survey.resolutions)
         return work.planned(make_plan(*given, delivery=delivery))
 

@@ -87,7 +87,14 @@ def ensure_step(target: Target, shared: str, stack: str) -> tuple[JobStep, ...]:
 
 
 def refuse_script(target: Target) -> None:
-    """Raises EnvbuildError `script-impossible` (exit 7): bash alone brings an environment to one node only."""
+    """Raises EnvbuildError `script-impossible` (exit 7): bash alone brings one environment to one prefix."""
+    if target.engine == "container":
+        raise EnvbuildError(
+            "script-impossible",
+            "envbuild cannot print a script for images",
+            why="the node program takes an image in and tests inside it",
+            hint="`envbuild provision` does that; `envbuild image build` only builds the image",
+        )
     if is_local(target):
         raise EnvbuildError(
             "script-impossible",

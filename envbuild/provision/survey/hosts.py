@@ -209,11 +209,11 @@ CODE = "not-yet-supported"
 NODE_FILE = "nodefile"
 
 
-def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True, script: bool = False) -> dict[str, str]:
+def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) -> dict[str, str]:
     """What of a target envbuild can plan for but not carry out, each with the setting that it can.
 
     `only_ask`: nodes are asked and not changed, so only how they are reached matters. `jobs`: the verb can work through
-    jobs. `script`: what would be done is only printed.
+    jobs.
     """
     missing = {}
     if target.connection.kind == "job":
@@ -230,22 +230,15 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True, sc
     if target.privilege == "sudo":
         missing["privilege: sudo (envbuild installs no system packages)"] = "privilege: none"
     if target.engine == "container":
-        missing.update(_images(target, script=script))
+        missing.update(_images(target))
     return missing
 
 
-def _images(target: Target, *, script: bool) -> dict[str, str]:
+def _images(target: Target) -> dict[str, str]:
     missing = {}
     runtime = target.container.runtime if target.container is not None else "auto"
     if runtime == "pyxis" and not (target.connection.kind == "job" and target.scheduler.kind == "slurm"):
         missing["container: {runtime: pyxis} without jobs of Slurm"] = "container: {runtime: enroot}"
-    if target.container is not None and target.container.build == "job" and target.container.image is None:
-        if target.connection.kind != "job":
-            missing["container: {build: job} where nodes are not reached through jobs"] = "container: {build: here}"
-        elif runtime not in ("auto", "apptainer"):
-            missing[f"container: {{build: job}} with runtime: {runtime}"] = "container: {runtime: apptainer}"
-        elif target.container.registry is not None and not script:
-            missing["container: {build: job} with a registry to push to"] = "container: {build: here}"
     return missing
 
 
@@ -261,9 +254,9 @@ def _jobs(target: Target) -> dict[str, str]:
     return missing
 
 
-def refuse_unsupported(target: Target, *, only_ask: bool = False, jobs: bool = False, script: bool = False) -> None:
+def refuse_unsupported(target: Target, *, only_ask: bool = False, jobs: bool = False) -> None:
     """Raises EnvbuildError `not-yet-supported` (exit 7) for a target that `unsupported` says something of."""
-    missing = unsupported(target, only_ask=only_ask, jobs=jobs, script=script)
+    missing = unsupported(target, only_ask=only_ask, jobs=jobs)
     if missing:
         raise EnvbuildError(
             CODE,

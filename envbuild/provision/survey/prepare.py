@@ -25,12 +25,10 @@ def prepare(
     locked: bool = True,
     recorded: bool = False,
     jobs: bool = False,
-    script: bool = False,
     ahead: bool = False,
 ) -> Prepared:
     """Load and compare. `recorded`: nodes will not be asked, their facts are recorded ones. `jobs`: the verb can work
-    through jobs of a scheduler. `script`: what it would do is only printed. `ahead`: nodes are asked next; where the
-    target lists them, logging in begins here.
+    through jobs of a scheduler. `ahead`: nodes are asked next; where the target lists them, logging in begins here.
 
     Raises EnvbuildError: the loaders' own, those of `settle_hosts`, `target-without-stack` (exit 2), `lock-missing`
     (exit 2); while `locked` is true, `lock-stale` (exit 2) when the stack file has changed since the lock was made,
@@ -40,7 +38,7 @@ def prepare(
     given = loader.load_target(choice.target, _overrides(choice), template=True)
     target = given.target
     if not recorded:
-        refuse_unsupported(target, jobs=jobs, script=script)
+        refuse_unsupported(target, jobs=jobs)
         loader.refuse_template(given)
     settled = None
     if ahead and target.connection.kind == "ssh" and not isinstance(target.hosts, HostSource):
