@@ -12,10 +12,13 @@ import click
 import pytest
 
 from envbuild import resources
-from envbuild.catalog import loader
+from envbuild.catalog.loader import list_stacks, load_stack, load_target
+from envbuild.catalog.node_facts import load_facts, of_target
 from envbuild.cli.help_code import codes
 from envbuild.cli.verbs import cli
+from envbuild.explain.view import decide
 from envbuild.lock.files import read_lock
+from envbuild.resolve.compat_read import load_compat
 from envbuild.schedule.job import Failure
 
 TOP = Path(__file__).parents[1]
@@ -107,6 +110,31 @@ def test_the_digest_of_torch_smoke_that_a_page_shows_is_that_of_its_lock() -> No
     assert shown == {digest}
 
 
+def test_the_status_page_has_every_profile_plans_as_the_rules_do_and_names_what_is_unknown() -> None:
+    page, compat, covered = (TOP / "docs" / "status.md").read_text(encoding="utf-8"), load_compat(), set()
+    for row in re.findall(r"^\| ([a-z0-9-]+) \| (`.+`) \| (.+) \| (.+) \| (.+) \|$", page.partition("## How")[0], re.M):
+        stack, profiles, _, state, date = row
+        covered |= (pairs := {(stack, profile) for profile in re.findall("`([^`]+)`", profiles)})
+        assert re.search(r"2026-\d\d-\d\d", date), row
+        for _, profile in pairs if (facts := re.search("(?:no plan|planned) with `([^`]+)`", state)) else ():
+            target = load_target(facts[1], template=True).target
+            nodes, _ = of_target(load_facts(facts[1]), target)
+            fits = all(
+                each.variant_id for each in decide(load_stack(stack), profile, nodes, target, compat).resolutions
+            )
+            assert fits == state.startswith("planned"), row
+    assert covered == {(name, profile) for name in list_stacks() for profile in load_stack(name).stack.profiles}
+    unknown = " ".join(page.partition("## What is unknown")[2].partition("## ")[0].split())
+    for lock in map(read_lock, resources.lockfiles().glob("*.lock.toml")):
+        for variant in lock.variants:
+            loose = [p for p in variant.packages if any(file.sha256 == "unrecorded" for file in p.files)]
+            image = variant.image
+            names = [f"{package.name} {package.version} ({lock.stack}" for package in loose]
+            names += [f"{image.name}` ({lock.stack}"] if image and image.digest == "unrecorded" else []
+            names += [f"{lock.stack} `{lock.profile}`"] if variant.conda and variant.conda.unrecorded else []
+            assert all(name in unknown and f"`{lock.profile}`" in unknown for name in names), names
+
+
 def _defined(tree: ast.AST) -> Iterator[str]:
     """Functions, classes and constants of a module, methods as `Class.method`."""
     for node in ast.iter_child_nodes(tree):
@@ -155,8 +183,8 @@ def test_d37_the_profiles_for_the_newest_gpus_are_those_that_the_page_names() ->
     named = set(re.findall(r"`([a-z0-9-]+)` of `([a-z0-9-]+)`", sentence))
     flavours = {
         (profile, stack): contents.torch.flavours
-        for stack in set(loader.list_stacks()) - {"torch-smoke"}
-        for profile, contents in loader.load_stack(stack).stack.profiles.items()
+        for stack in set(list_stacks()) - {"torch-smoke"}
+        for profile, contents in load_stack(stack).stack.profiles.items()
         if contents.torch is not None
     }
     newest = max((each for row in flavours.values() for each in row), key=lambda flavour: int(flavour[2:]))
