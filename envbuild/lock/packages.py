@@ -36,6 +36,7 @@ from envbuild.lock.readers.uvtool import build_not_allowed, no_solution, run_uv
 from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 from envbuild.model.stack import Base
+from envbuild.node import variables
 
 PYPI = "pypi"
 _PROBE = (
@@ -205,7 +206,7 @@ def _resolved(request: Request) -> list[Offer]:
                 *("--python", sys.executable),
                 *arguments(work, request),
             ],
-            environ=environment(request),
+            environ=environment(work, request),
             cwd=work,
         )
         offers = parse_pylock(answer.read_text(encoding="utf-8"))
@@ -277,11 +278,13 @@ def arguments(work: Path, request: Request) -> list[str]:
     return options
 
 
-def environment(request: Request) -> dict[str, str]:
-    """uv's environment. An address of find-links may hold a password: it goes where no list of processes shows it."""
-    if not _remote(request.find_links):
-        return dict(os.environ)
-    return os.environ | {"UV_FIND_LINKS": ",".join(request.find_links)}
+def environment(work: Path, request: Request) -> dict[str, str]:
+    """uv's environment, with the home `work` for setup code.
+
+    An address of find-links may hold a password: it goes where no list of processes shows it.
+    """
+    links = {"UV_FIND_LINKS": ",".join(request.find_links)} if _remote(request.find_links) else {}
+    return os.environ | variables.own_home(str(work), os.environ) | links
 
 
 def _remote(links: Sequence[str]) -> bool:
@@ -470,7 +473,7 @@ def on_top(request: Request, base: BasePython) -> tuple[str, ...]:
                 *("pip", "install", "--dry-run", "--break-system-packages", "--python", str(base.path)),
                 *("--requirements", str(needs), *arguments(work, request)),
             ],
-            environ=environment(request),
+            environ=environment(work, request),
             cwd=work,
         )
     changes = _CHANGE.findall(output)

@@ -6,6 +6,7 @@ And which GPUs a process sees by one of them.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Mapping
 
@@ -39,6 +40,19 @@ _OF_UV = (
     r"|INSECURE_HOST|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|REQUEST_TIMEOUT|HTTP_RETRIES|CONFIG_FILE|CONCURRENT_\w+"
     r"|LOCK_TIMEOUT)\Z"
 )
+
+
+# Where tools look for caches, settings, logins and toolchains in HOME, by the variable that names another place.
+_OF_HOME = {
+    "XDG_CACHE_HOME": ".cache", "XDG_CONFIG_HOME": ".config", "XDG_DATA_HOME": ".local/share", "NETRC": ".netrc",
+    "CARGO_HOME": ".cargo", "RUSTUP_HOME": ".rustup",
+}  # fmt: skip
+
+
+def own_home(folder: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """HOME for setup code, which may write start-up files, and variables that keep the user's caches and toolchains."""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return dict({name: environ.get(name) or os.path.join(home, place) for name, place in _OF_HOME.items()}, HOME=folder)
 
 
 def decides_bits(name: str) -> bool:

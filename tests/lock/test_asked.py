@@ -15,7 +15,7 @@ from envbuild.cli.catalog_cmd import stack_check
 from envbuild.cli.lock_cmd import create
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.files import read_lock
-from envbuild.lock.packages import Request, arguments, sdists
+from envbuild.lock.packages import Request, arguments, environment, sdists
 from envbuild.lock.readers.uvtool import _failure, run_uv
 from tests.lock.wheels import make_wheel
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
@@ -152,6 +152,7 @@ def test_d17_a_lock_says_which_packages_are_source_distributions() -> None:
 def test_d17_an_allowed_build_is_offered_and_no_other(tmp_path: Path) -> None:
     request = Request(python="3.11", platform="linux_x86_64", requirements=("old",), allow_build=("old",))
     assert arguments(tmp_path, request) == ["--only-binary", ":all:", "--no-binary", "old"]
+    assert environment(tmp_path, request)["HOME"] == str(tmp_path), "setup code may write start-up files"
 
 
 def test_d17_a_shipped_stack_passes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,6 +71,8 @@ class Uv:
         for name in list(env):
             if name in _DROPPED or not (variables.for_uv(name) and may_see(name, env[name])):
                 del env[name]
+        if may_see is variables.for_build:
+            env.update(variables.own_home(self.tmp, env))
         env.update(
             UV_CACHE_DIR=self.cache,
             UV_PYTHON_DOWNLOADS="never",

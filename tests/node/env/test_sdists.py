@@ -73,6 +73,13 @@ def test_a_package_is_built_anew_beside_other_packages_whatever_the_cache_has(no
         assert seen(node, make_variant([beside, archive])) == version
 
 
+def test_setup_code_has_a_home_of_its_own_and_the_users_caches(node: Node, tmp_path: Path) -> None:
+    writes = "open(os.path.expanduser('~/.bashrc'), 'a').close()"
+    code = f"import os\ndef seen():\n    {writes}\n    return os.environ['XDG_CACHE_HOME']"
+    assert seen(node, make_variant([make_sdist(node.wheels, code)])) == str(tmp_path / "home" / ".cache")
+    assert not (tmp_path / "home" / ".bashrc").exists()
+
+
 CONNECT = """
 import socket
 def seen():
