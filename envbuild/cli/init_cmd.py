@@ -102,16 +102,12 @@ def _asked(result: Result) -> Result:
 
     draft = result.draft
     for missing in result.missing:
-        if missing.what == "python":
-            minor = f"Which Python, as 3.12 ({missing.why})"
-            value = click.prompt(minor, default=missing.default, err=True, value_proc=_python)
-            draft = replace(draft, python=replace(draft.python, value=value))
-        elif missing.what == "torch" and draft.torch is not None:
-            value = click.prompt(f"Which torch ({missing.why})", default=missing.default, err=True)
-            draft = replace(draft, torch=replace(draft.torch, value=value))
-        elif missing.what == "flavour" and draft.flavour is not None:
-            value = click.prompt(f"Which flavour ({missing.why})", default=missing.default, err=True)
-            draft = replace(draft, flavour=replace(draft.flavour, value=value))
+        choice = getattr(draft, missing.what) if missing.what in ("python", "torch", "flavour") else None
+        if choice is not None:
+            question = f"Which {missing.what.replace('python', 'Python')}? Default: {missing.why}"
+            parse = _python if missing.what == "python" else None
+            value = click.prompt(question, default=missing.default, err=True, value_proc=parse)
+            draft = replace(draft, **{missing.what: replace(choice, value=value)})
     return replace(result, draft=draft)
 
 

@@ -70,6 +70,7 @@ class Result:
     blocked: dict[str, str] = field(default_factory=dict)  # an own module, and what it needs that nothing brings
     system: Mapping[str, str] = field(default_factory=dict)  # packages of the system, and what is compiled against each
     page: tuple[str, str] = ("", "")  # the main file that was read, and its text
+    compiles: bool = False  # the nested projects' CUDA code, with the nvcc of this machine
 
     @property
     def understood(self) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +35,7 @@ _SEVERITY: Mapping[str, Severity] = {
 _SCRATCH = re.compile(
     r"DEBIAN_FRONTEND|PIP_\w+|TZ|LANG|LC_ALL|CMD|LAUNCHER|MASTER_\w+|WORLD_SIZE|RANK|CUDA_VISIBLE_DEVICES"
 )
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _GUESS = re.compile(r'^( +)- "([A-Za-z0-9._-]+)[^"]*"  # from imports: ([^\n]*)$', re.MULTILINE)
 _REQUIREMENT = re.compile(r'^ +- "([^"]+)"  # ([^\n;]*)', re.MULTILINE)
 AS_ASKED = "as it was asked for"
@@ -246,21 +247,38 @@ def _sources(result: Result, beside: Path, folder: Path | None) -> Iterator[str]
     yield from _nested(result)
 
 
-def _nested(result: Result) -> Iterator[str]:
-    """Folders of the input that compile CUDA code: they are built after torch, where somebody wants them."""
-    origin = result.draft.origin
+def _extensions(result: Result) -> dict[str, list[Statement]]:
+    """CUDA modules by the nested folder of the input that compiles them."""
     built: dict[str, list[Statement]] = {}
     for statement in result.draft.statements:
         folder = statement.place.file.rpartition("/")[0]
-        if statement.kind == "extension" and statement.get("cuda") and folder:
+        if statement.kind == "extension" and statement.get("cuda") and folder and _MODULE.fullmatch(statement.value):
             built.setdefault(folder, []).append(statement)
-    for folder, extensions in built.items():
+    return built
+
+
+def _nested(result: Result) -> Iterator[str]:
+    """Folders of the input that compile CUDA code: they are built after torch, where somebody wants them."""
+    origin = result.draft.origin
+    built = {project.folder for project in result.projects if project.cuda and result.compiles}
+    for folder, extensions in _extensions(result).items():
+        if folder in built:
+            continue
         names = ", ".join(dict.fromkeys(_safe(extension.value) for extension in extensions))
         yield f"      # compiled with nvcc, after torch: {_safe(folder)} ({names}; {_at(extensions)})"
         if len(origin.commit) == _FULL and origin.url:
             name = re.sub(r"[^a-z0-9._-]+", "-", folder.lower()).strip("-._")[:63]
-            where = f"git: {_quoted(origin.url)}, commit: {origin.commit}, path: {_quoted(folder)}"
-            yield f"      # - {{name: {name}, {where}, build: {{kind: wheel, extensions: [{names}]}}}}"
+            yield f"      # - {_wheel(name, origin, folder, extensions)}"
+
+
+def _wheel(name: str, origin: Origin, folder: str, extensions: Sequence[Statement]) -> str:
+    """A nested folder as a source whose CUDA modules are compiled, and not fetched or skipped."""
+    where = f"git: {_quoted(origin.url)}, commit: {origin.commit}, path: {_quoted(folder)}"
+    names = ", ".join(dict.fromkeys(_safe(extension.value) for extension in extensions))
+    forced = dict.fromkeys(variable for extension in extensions for variable in extension.get("forced").split())
+    values = ", ".join(f"{variable}: {_quoted('1' if variable == 'FORCE_CUDA' else 'TRUE')}" for variable in forced)
+    variables = f", environment: {{{values}}}" if values else ""
+    return f"{{name: {name}, {where}, build: {{kind: wheel, extensions: [{names}]{variables}}}}}"
 
 
 def _own(project: LocalProject, result: Result, beside: Path, folder: Path | None) -> list[str]:
@@ -271,6 +289,9 @@ def _own(project: LocalProject, result: Result, beside: Path, folder: Path | Non
         place = place if place.startswith(".") else f"./{place}"
         line = f"{{name: {project.name}, path: {_quoted(place)}, install: {project.install}}}"
     elif len(origin.commit) == _FULL and origin.url:
+        if result.compiles and project.cuda and (extensions := _extensions(result).get(project.folder)):
+            wheel = _wheel(project.name, origin, project.folder, extensions)
+            return [f"      - {wheel}  # the input's own code, compiled with nvcc"]
         where = f"git: {_quoted(origin.url)}, commit: {origin.commit}"
         nested = ", submodules: true" if origin.submodules else ""
         line = f"{{name: {project.name}, {where}, install: {project.install}{path}{nested}}}"
@@ -308,7 +329,7 @@ def _imports(result: Result) -> Iterator[str]:
     own = [module for module in ours if module not in result.blocked]
     tested = [statement.value for statement in result.draft.of("import")]
     modules = list(dict.fromkeys([*(["torch"] if result.draft.torch else []), *own, *tested]))
-    valid = [module for module in modules if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module)]
+    valid = [module for module in modules if _MODULE.fullmatch(module)]
     if valid:
         yield f"    imports: [{', '.join(valid)}]"
     for module in ours:

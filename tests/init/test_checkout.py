@@ -20,12 +20,14 @@ from envbuild.init.draft import Origin, make_draft
 from envbuild.init.imports import roots, scan
 from envbuild.init.input import opened, split_ref
 from envbuild.init.known import load_known
+from envbuild.init.make import draft
 from envbuild.init.read import read
 from envbuild.lock.packages import Request
 from envbuild.lock.readers.pylock import Offer
 from tests.support.fails import fails
 from tests.support.files import write_file, write_files
-from tests.support.repositories import git
+from tests.support.programs import executable
+from tests.support.repositories import git, make_repository
 
 FILES = {
     "README.md": "# own\n## Install\n```\ngit clone https://git.example.org/lab/own\ncd own\n"
@@ -215,6 +217,25 @@ def test_folders_that_compile_cuda_code_are_named_after_torch(
     drafted(capsys, "--from", "own")
     text = (tmp_path / "own.yaml").read_text()
     assert "# compiled with nvcc, after torch: models/ops (_ops; models/ops/setup.py:2)" in text
+
+
+@pytest.mark.parametrize(("flavour", "compiled"), [("cu124", True), ("cu118", False), ("cpu", False)])
+def test_nested_cuda_code_is_compiled_where_an_nvcc_of_torchs_cuda_is(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, compiled: bool
+) -> None:
+    setup = "from torch.utils.cpp_extension import CUDAExtension\nFORCE = os.getenv('KERNELS_FORCE_BUILD')\n"
+    write_file(folder / "kernels" / "setup.py", f"{setup}setup(ext_modules=[CUDAExtension('kernels_cuda', [])])\n")
+    commit, _ = make_repository(folder, {})
+    config = f'[url "file://{tmp_path}/"]\ninsteadOf = https://git.example.org/lab/\n'
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(write_file(tmp_path / "gitconfig", config)))
+    executable(tmp_path / "cuda" / "bin" / "nvcc", "#!/bin/sh\necho 'release 12.6, V12.6.20'\n")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.chdir(tmp_path)
+    draft(f"https://git.example.org/lab/own@{commit}", Path("own.yaml"), flavour=flavour, offline=True, here=True)
+    sources = yaml.safe_load(Path("own.yaml").read_text())["profiles"]["exact"]["sources"]
+    (kernels,) = [source for source in sources if source.get("path") == "kernels"]
+    built = {"kind": "wheel", "extensions": ["kernels_cuda"], "environment": {"KERNELS_FORCE_BUILD": "TRUE"}}
+    assert kernels.get("build") == (built if compiled else None)
 
 
 @pytest.mark.usefixtures("no_index")

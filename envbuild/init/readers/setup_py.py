@@ -16,6 +16,8 @@ from envbuild.init.statement import Statement
 from envbuild.node.smoke.programs.closure import parsed
 
 _CUDA = frozenset(("CUDAExtension", "CUDA_HOME"))
+# Variables by which a setup.py compiles what it would fetch, or leave out where no GPU is.
+_FORCED = re.compile(r"\w+_FORCE_BUILD|FORCE_CUDA")
 _FILE = re.compile(r"[\w./-]*require[\w./-]*\.(?:txt|in)$")
 
 
@@ -160,11 +162,13 @@ def _compiled(lines: Lines, tree: ast.Module) -> Iterator[Statement]:
     attributes = {node.attr: node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     used = names | attributes
     cuda = _CUDA & used.keys()
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    forced = " ".join(sorted(filter(_FORCED.fullmatch, texts)))
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _called(node).rpartition(".")[2].lower().endswith("extension"):
             first = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "name"), None)
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                yield lines.make("extension", first.value, line=node.lineno, cuda="yes" if cuda else "")
+                yield lines.make("extension", first.value, line=node.lineno, cuda="yes" if cuda else "", forced=forced)
     if cuda and "CUDAExtension" in used:
         yield lines.make("trait", "compiles-cuda", line=used["CUDAExtension"])
     for statement in tree.body:
