@@ -30,6 +30,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
+# The end of hints about hosts and schedulers that cannot be reached.
+WITHOUT_CONTACT = "`envbuild plan --facts FILE|NAME` contacts no host"
 SHOWN = 500  # characters of what a program said
 COPIED = "cyan"  # the style of a line that is there to be copied, and is never broken
 

@@ -62,7 +62,7 @@ def of_target(facts: Mapping[str, NodeFacts], target: Target) -> tuple[dict[str,
     moved = [node for node in facts if posixpath.normpath(facts[node].prefix.path) != placed[node].prefix.path]
     warnings = [
         f"the facts of {fold_hosts(nodes)} are of {facts[nodes[0]].prefix.path}, the target has "
-        f"{placed[nodes[0]].prefix.path}: which environments, tools and space are there is unknown"
+        f"{placed[nodes[0]].prefix.path}: unknown are its environments, tools, space and permissions"
         for nodes in grouped(moved, lambda node: (facts[node].prefix.path, placed[node].prefix.path)).values()
     ]
     if target.connection.kind != "local" and isinstance(target.hosts, tuple) and "<" not in "".join(target.hosts):

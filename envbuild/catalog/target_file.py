@@ -19,8 +19,8 @@ class Answers:
     """What somebody says of a target; an empty text leaves it to the shipped target `extends`, of the kind `kind`.
 
     `hosts`: host lists (ssh), the partition (slurm) or the queue (pbs). `login`: where jobs are submitted, when not on
-    this machine; `here`: on this machine, though the shipped target names a host. `nodes`: of a job. `why`: why this
-    profile.
+    this machine; `here`: on this machine, though the shipped target names a host. `nodes`, `time_limit`: of a job.
+    `why`: why this profile.
     """
 
     kind: str
@@ -34,6 +34,7 @@ class Answers:
     here: bool = False
     account: str = ""
     nodes: int = 0
+    time_limit: str = ""
     prefix: str = ""
     gpu: str = ""
     gpus_per_node: int = 0
@@ -78,7 +79,10 @@ def text(name: str, answers: Answers) -> str:
     for comment, key, value in keys:
         if value:
             lines += textwrap.wrap(comment, 80, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-            lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
+            line = f"{key}: {json.dumps(value, ensure_ascii=False)}"
+            wide = value if isinstance(value, dict) and len(line) > 80 else {}
+            lines.append(f"{key}:" if wide else line)
+            lines += [f"  {name}: {json.dumps(part, ensure_ascii=False)}" for name, part in wide.items()]
     return "\n".join([*lines, ""])
 
 
@@ -87,14 +91,13 @@ def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
     if answers.kind == "ssh":
         hosts = re.findall(r"(?:[^\s,\[]|\[[^\]]*\])+", answers.hosts)
         return [("host lists as clusters write them: gpu[01-04]", "hosts", hosts)]
+    job = {"account": answers.account, "nodes": answers.nodes, "time_limit": answers.time_limit}
+    how = "how a job is asked for" + ("" if answers.time_limit else "; `launch --submit` needs `time_limit: 2h` too")
     if answers.kind == "slurm":
         partition = {"slurm": answers.hosts} if answers.hosts else {}
-        scheduler = _given({"account": answers.account, "nodes": answers.nodes})
-        how = "how a job is asked for; without `nodes` it takes all of the partition; `launch --submit` needs "
-        how += "`time_limit: 2h` or another one here too"
-        return [("the partition", "hosts", partition), (how, "scheduler", scheduler)]
-    scheduler = _given({"queue": answers.hosts, "account": answers.account, "nodes": answers.nodes})
-    return [("how a job is asked for", "scheduler", scheduler)]
+        how += "; without `nodes` it takes all of the partition"
+        return [("the partition", "hosts", partition), (how, "scheduler", _given(job))]
+    return [(how, "scheduler", _given({"queue": answers.hosts, **job}))]
 
 
 def _given(values: Mapping[str, object]) -> dict[str, object]:

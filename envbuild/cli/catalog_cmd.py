@@ -17,7 +17,7 @@ from envbuild.cli.choose import stack_argument
 from envbuild.cli.output import Ui, columns, common_options, each_checked, named
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.text import plural
+from envbuild.text import did_you_mean, plural
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
@@ -217,7 +217,7 @@ def target_show(ui: Ui, target: str | None) -> None:
 
 
 def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, stack: str | None) -> None:
-    """Write a first target file with comments, from nine answers at most, or from recorded facts of its nodes.
+    """Write a first target file with comments, from eleven answers at most, or from recorded facts of its nodes.
 
     `extends`: the shipped target that is like it; `stack`: what is built there.
     """
@@ -233,7 +233,7 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     nodes = load_facts(facts) if facts else {}
     answers = _of_facts(nodes, base, stack) if nodes else _asked(base, stack)
     extended = load_target(answers.extends or answers.kind, template=True).target
-    if answers.kind in ("slurm", "pbs") and extended.scheduler.nodes is None:
+    if answers.kind in ("slurm", "pbs") and not answers.nodes and extended.scheduler.nodes is None:
         answers = replace(answers, nodes=1)  # a job without a number takes every node
     answers = _with_profile(ui, answers, file.parent, nodes)
     text = target_file.text(re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-.") or "mine", answers)
@@ -296,11 +296,18 @@ def _asked(base: Target | None, stack: str | None) -> Answers:
             text = "Account that jobs are charged to"
             # An empty answer is asked again where jobs need an account.
             account = ask(text, None) if required else ask(f"{text} (empty: none)")
+        nodes = ask("Nodes of a job", base.scheduler.nodes or 1, click.IntRange(1, 20000)) if job else 0
+        limit = (
+            ask("Longest time of a job, as 2h (empty: not said)", base.scheduler.time_limit or "", _limit)
+            if job
+            else ""
+        )
         where = "{home}/envbuild" if job else "{data}/envbuild"
         usual_prefix = where if is_template(base) or base.name == "local" else base.prefix
         prefix = ask("Folder for environments", usual_prefix, _prefix)
         model, count = there.get(hosts, ("", 0)) if job else _gpus_here() if kind == "local" else ("", 0)
-        gpu = ask("GPU model, as nvidia-smi has it (empty: any)", model or base.expects.gpu or "")
+        usual_gpu = model or base.expects.gpu or ""
+        gpu = ask("GPU model, as nvidia-smi has it (empty: any)", usual_gpu, lambda text: _model(text, usual_gpu))
         usual_count = count or base.expects.gpus_per_node or 0
         count = ask("GPUs of a node (empty: not said)", usual_count, click.IntRange(0, 64)) if gpu else count
     except click.Abort:
@@ -316,10 +323,30 @@ def _asked(base: Target | None, stack: str | None) -> Answers:
         login=login,
         here=not login and base.connection.login is not None,
         account=account,
+        nodes=nodes,
+        time_limit=limit,
         prefix=prefix,
         gpu=gpu.removeprefix("NVIDIA "),
         gpus_per_node=count,
     )
+
+
+def _limit(text: str) -> str:
+    """An answer that is a time of a target, or none. Raises click.BadParameter, and the question is asked again."""
+    if text and not re.fullmatch("[1-9][0-9]{0,5}[smh]", text.strip()):
+        raise click.BadParameter(f"{text!r} is not a time: write 90m or 2h")
+    return text.strip()
+
+
+def _model(text: str, usual: str) -> str:
+    """An answer that is `usual`, empty or a known GPU. Raises click.BadParameter, and the question is asked again."""
+    from envbuild.provision.survey.ask import rules
+    from envbuild.resolve.rules.node import rows_like
+
+    if text in ("", usual) or rows_like(text.removeprefix("NVIDIA "), rules()):
+        return text
+    near = did_you_mean(text.upper(), [gpu.name for gpu in rules().gpus.values()])
+    raise click.BadParameter(f"{text!r} is no GPU model that envbuild knows; {near}; without yours, leave it empty")
 
 
 def _prefix(text: str) -> str:
@@ -400,7 +427,10 @@ def _with_profile(ui: Ui, answers: Answers, folder: Path, nodes: Mapping[str, No
         answers = replace(answers, stack="" if base.profile else stack)
     usual = choose_profile(loaded, None, base).name
     judged = fits_of_profiles(loaded, nodes, base, rules())
+    others = [name for name in loaded.stack.profiles if name != usual]
     if not judged or judged[usual].fits:
+        if others:
+            ui.note(f"profile: {usual}; for another, add `profile:` to the file: {', '.join(others)}")
         return answers
     able = fitting(loaded, judged)
     if able is None:

@@ -76,9 +76,12 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
         return _print_prolog(ui, prepared)
     _refuse_batches_of_jobs(prepared, flags)
     if script:
+        from envbuild.catalog.loader import load_target, refuse_template
         from envbuild.provision.jobs.node_local import refuse_script
 
         refuse_script(prepared.target)
+        if prepared.target.connection.kind == "job":  # a template's placeholders would stand in it
+            refuse_template(load_target(prepared.choice.target, template=True))
     settings = settings_of(config)
     settings = replace(
         settings,
@@ -167,7 +170,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
     if prepared.target.connection.kind == "job" and not made.nothing_to_do:
         from envbuild.provision.jobs.provision import job_script
 
-        text = job_script(made, prepared.target, text)
+        text = job_script(made, prepared.target, text, None if facts is None else survey.facts)
     ui.result({**data(), "script": text}, lambda: text, verbatim=True)
     if not ui.json:
         for error in survey.errors.values():

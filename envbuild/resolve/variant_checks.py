@@ -225,7 +225,8 @@ def _outside_images(variant: Variant, facts: NodeFacts, target: Target, asked: s
     kind = variant.base.kind
     if target.base is not None and kind != target.base:
         what = f"the target asks for base {target.base} and this variant needs base {kind}"
-        return Interpreter(None, (decision("base-asked", "refuse", what, (kind, target.base), LOCKED),))
+        instead = f"`--base {kind}`, or `base: {kind}` in the target"
+        return Interpreter(None, (decision("base-asked", "refuse", what, (kind, target.base), LOCKED, instead),))
     brought = _brought(variant)
     if brought is not None:
         by, name = brought
@@ -253,14 +254,16 @@ def _brought(variant: Variant) -> tuple[str, str] | None:
 
 def _not_loaded(variant: Variant, target: Target) -> Decision:
     module, loaded = variant.base.module, target.scheduler.modules
-    what = f"the base is the module {module}, and the target does not name its interpreter"
     compared = (f"module {module}", "base_python is not set")
-    instead = "`base_python` in the target, or a profile that needs no module"
-    if target.connection.kind == "job" and loaded is not None:
-        what = f"the base is the module {module}, and jobs of {target.name} load {', '.join(loaded.load)}"
+    says = "the target does not name its interpreter"
+    instead = "`base_python: PATH` in the target, the python3 of that module on a node"
+    if target.connection.kind == "job" and loaded is not None and loaded.load:
+        says = f"jobs of {target.name} load {', '.join(loaded.load)}"
+        # It may be gone from the site, so that no line to paste names it.
+        instead = f"that module in the target's `scheduler: modules:`, if the site has it; or {instead}"
     elif target.connection.kind == "job":
-        instead = f"`scheduler: {{modules: {{load: [{module}]}}}}` in the target: jobs load it; or {instead}"
-    return decision("base-module", "refuse", what, compared, LOCKED, instead)
+        instead = f"`scheduler: {{modules: {{load: [{module}]}}}}` in the target; or {instead}"
+    return decision("base-module", "refuse", f"the base is the module {module}, and {says}", compared, LOCKED, instead)
 
 
 def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpreter:

@@ -22,6 +22,7 @@ from envbuild.node.proc import Finished
 from envbuild.node.read_text import integer
 from envbuild.schedule import script
 from envbuild.schedule.job import Job, JobState, Phase, Pool, SchedulerUnavailableError
+from envbuild.text import WITHOUT_CONTACT
 
 LIMIT = 16 * 1024 * 1024
 # A busy server answers late; Slurm's own programs give up after MessageTimeout (10 s by default), and try again.
@@ -212,7 +213,8 @@ class Scheduler(ABC):
             return EnvbuildError(
                 "scheduler-missing",
                 f"there is no `{program}` on {host}",
-                hint="run envbuild on a login node, or name one: `connection: {login: {host: ...}}`",
+                hint="run envbuild on a login node, or name one: `connection: {login: {host: ...}}`; "
+                + WITHOUT_CONTACT,
             )
         if self._is_away(done):
             return EnvbuildError(

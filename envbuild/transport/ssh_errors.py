@@ -13,6 +13,7 @@ from pathlib import Path
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.regular_file import read_file
+from envbuild.text import WITHOUT_CONTACT
 
 _DENIED = re.compile(r"Permission denied \(([a-z0-9,@.-]*)\)|Too many authentication failures")
 _UNKNOWN = re.compile(r"No (\S+) host key is known for (\S+) and you have requested strict checking")
@@ -24,6 +25,13 @@ _OFFERS = re.compile(r"^debug1: Server host key: (\S+) (SHA256:\S+)$", re.MULTIL
 _TALK = re.compile(r"debug[0-9]: |OpenSSH_|Authenticated |Transferred: |Bytes per second: |\*\*|Warning: ")
 _NAMELESS = re.compile(r"Could not resolve hostname (\S+):")
 _ANSWERED = {"keyboard-interactive", "password"}
+# What to look at, by what `ssh` says.
+_CHECKS = (
+    ("Connection refused", "check that sshd runs there and listens on this port; the target sets another with `port:`"),
+    ("timed out|[Nn]o route|unreachable|no login within",
+     "check the address, your VPN and firewalls; a host behind another one needs `ProxyJump` in ~/.ssh/config"),
+    ("[Cc]onnection (closed|reset)", "check the limits of the server: `MaxStartups`, `AllowUsers`, /etc/hosts.deny"),
+)  # fmt: skip
 
 
 def denied(words: str) -> bool:
@@ -41,7 +49,8 @@ def login_error(node: str, options: Connection, words: str) -> EnvbuildError:
     if denied(words):
         return _refused(node, words)
     trial = _trial(node, options)
-    hint = f"try `{trial}`"
+    checks = [check for pattern, check in _CHECKS if re.search(pattern, words)]
+    hint = "; then ".join([*checks[:1], f"try `{trial}`"])
     if match := _NAMELESS.search(words):
         # Of shipped targets the name is the document's, of a jump host it is not the node's.
         name = match[1]
@@ -64,7 +73,7 @@ def _trial(node: str, options: Connection) -> str:
 
 def _unreachable(node: str, code: str, what: str, why: str, hint: str, **details: str) -> EnvbuildError:
     facts = {"node": node, **details}
-    return EnvbuildError(code, what, why=why, hint=hint, details=facts)
+    return EnvbuildError(code, what, why=why, hint=f"{hint}; {WITHOUT_CONTACT}", details=facts)
 
 
 def _last(words: str) -> str:

@@ -36,27 +36,29 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
              "prefix": "/p/{user}", "expects": {"gpu": "A100", "gpus_per_node": 8}},
         ),
         (
-            ("slurm", "", "gpu", "login1", "", "proj", "", ""),
+            ("slurm", "", "gpu", "login1", "", "proj", "", "", "", ""),
             {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job", "login": {"host": "login1"}},
              "scheduler": {"kind": "slurm", "account": "proj", "exclusive": True}, "prefix": "{home}/envbuild"},
         ),
         (
-            ("pbs", "", "debug", "", "proj", "", ""),
+            ("pbs", "", "debug", "", "proj", "0", "4", "soon", "90m", "", ""),
             {"hosts": {"pbs": "nodefile"}, "connection": {"kind": "job"},
-             "scheduler": {"kind": "pbs", "queue": "debug", "account": "proj", "exclusive": True}},
+             "scheduler": {"kind": "pbs", "queue": "debug", "account": "proj", "exclusive": True, "nodes": 4,
+                           "time_limit": "90m"}},
         ),
         (
-            ("azure-nd96", "", "", "", "", "", "", ""),
+            ("azure-nd96", "", "", "", "", "", "", "", "", ""),
             {"stack": "opt-175b", "profile": None, "hosts": {"slurm": "hpc"},
              "connection": {"kind": "job"}, "expects": {"gpu": "A100-SXM4-80GB", "gpus_per_node": 8}},
         ),
         # An empty account and a relative folder are asked again.
         (
-            ("polaris", "", "debug", "", "", "proj", "envs", "/eagle/envs", "", ""),
-            {"scheduler": {"kind": "pbs", "queue": "debug", "account": "proj"}, "prefix": "/eagle/envs"},
+            ("polaris", "", "debug", "", "", "proj", "", "", "envs", "/eagle/envs", "", ""),
+            {"scheduler": {"kind": "pbs", "queue": "debug", "account": "proj", "nodes": 2, "time_limit": "1h"},
+             "prefix": "/eagle/envs"},
         ),
         (
-            ("slurm", "opt-175b", "gpu", "", "", "", "H100", ""),
+            ("slurm", "opt-175b", "gpu", "", "", "", "", "", "64", "H100", ""),
             {"stack": "opt-175b", "profile": "ported-cu130", "expects": {"gpu": "H100"}},
         ),
     ],
@@ -119,10 +121,18 @@ def test_what_slurm_says_of_partitions_stands_in_brackets(tmp_path: Path, monkey
     monkeypatch.setenv("PATH", f"{sinfo.parent}:/usr/bin:/bin")
     assert catalog_cmd.partitions() == {"gpu": ("H100", 8), "debug": ("", 0), "odd": ("", 4)}
     monkeypatch.setattr(begin, "scheduler_here", lambda: "Slurm")
-    assert init(tmp_path, answers=("", "", "", "", "", "", "", "")).exit_code == 0
+    assert init(tmp_path, answers=("",) * 10).exit_code == 0
     made = load_target(str(tmp_path / "lab.yaml")).target
     assert (made.partition, made.expects.gpu, made.expects.gpus_per_node) == ("gpu", "H100", 8)
     assert made.scheduler.nodes == 1
+
+
+def test_a_gpu_model_that_is_none_is_asked_again_with_the_nearest(tmp_path: Path) -> None:
+    result = init(tmp_path, answers=("slurm", "opt-175b", "gpu", "", "", "", "", "", "A100-SMX4-40GB", "64", "", ""))
+    assert result.exit_code == 0, result.output
+    assert "'A100-SMX4-40GB' is no GPU model that envbuild knows; did you mean `A100-SXM4-40GB`?" in result.output
+    assert "'64' is no GPU model that envbuild knows; known: A100" in result.output
+    assert "profile: exact; for another, add `profile:` to the file: exact-" in result.output
 
 
 def test_facts_of_this_machine_become_a_target_that_is_here() -> None:

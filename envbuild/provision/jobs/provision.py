@@ -19,7 +19,7 @@ from envbuild.provision.fleet.multi_node_smoke import gpus_of, gpus_of_stamp, jo
 from envbuild.provision.fleet.sharing import not_built
 from envbuild.provision.jobs.answers import Asked, Requests, ask_in_job
 from envbuild.provision.jobs.node_local import ensure_step, is_local, published
-from envbuild.provision.jobs.site import JobSite
+from envbuild.provision.jobs.site import UNASKED, JobSite
 from envbuild.provision.jobs.survey import facts_file, login_facts, survey_jobs, write_facts
 from envbuild.provision.jobs.survey import stage as stage_on_login
 from envbuild.provision.run.context import Outcome, Question, Work
@@ -92,9 +92,15 @@ def _requests(builder: NodePlan, work: Work, folder: str) -> tuple[Requests, Req
     return planned, {"ensure": None, **tested}
 
 
-def job_script(plan: Plan, target: Target, text: str) -> str:
-    """The sbatch or qsub file that does with bash alone what the plan does; `text` is the script of its builder."""
-    site = JobSite.of(target)
+def job_script(plan: Plan, target: Target, text: str, recorded: Mapping[str, NodeFacts] | None = None) -> str:
+    """The sbatch or qsub file that does with bash alone what the plan does; `text` is the script of its builder.
+
+    `recorded`: the plan was made from these facts; then no scheduler is asked either.
+    """
+    if recorded is None:
+        site = JobSite.of(target)
+    else:
+        site, text = JobSite.unasked(target, recorded.values()), text.replace("\n", f"\n{UNASKED}", 1)
     job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit_of(plan, site), builder=pinned(plan))
     # One node builds; there is nothing to test without envbuild on the others.
     return site.scheduler.render_body(job.model_copy(update={"nodes": 1}), text)

@@ -6,7 +6,7 @@ import io
 import posixpath
 import re
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import mistakes
-from envbuild.model.target import Connection, Target, login_connection
+from envbuild.model.facts import NodeFacts
+from envbuild.model.target import Connection, QueueLimits, Target, login_connection
 from envbuild.node.redact import redact_text
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
 from envbuild.schedule.cluster import LIMIT, Here, Runner, Scheduler, submit_host
 from envbuild.schedule.job import Gres, Job, JobState, Pool, Share, Step, seconds_of
-from envbuild.schedule.pbs import Pbs
+from envbuild.schedule.pbs import Offer, Pbs, Queues
 from envbuild.schedule.script import log_name, status_name
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.wait import Limits, wait_for
@@ -30,6 +31,12 @@ PROBE_LIMIT = 600
 _SCHEDULERS: dict[str, type[Scheduler]] = {"slurm": Slurm, "pbs": Pbs}
 # What programs of a job need to get out of a compute node, under the names that they read.
 _PROXY = re.compile(r"\A(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
+
+# What a job's script says where nobody was asked.
+UNASKED = """\
+# Made from the target and recorded facts: the scheduler was not asked. Not known: whether partition or queue, account
+# and nodes are there, their limits, and the memory that nodes offer to jobs.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,11 +58,14 @@ class JobSite:
         return cls(target, runner, scheduler, scheduler.pool(target), connection)
 
     @classmethod
-    def unasked(cls, target: Target) -> JobSite:
-        """The same for what is only printed: no program runs, and the pool is as the target says."""
-        runner = submit_host(target)
-        pool = _UnaskedPool(target.partition or target.scheduler.queue)
-        return cls(target, runner, _SCHEDULERS[target.scheduler.kind](runner), pool, Connection(kind="local"))
+    def unasked(cls, target: Target, nodes: Iterable[NodeFacts] = ()) -> JobSite:
+        """The same for what is only printed: no program runs, and the pool is as the target and facts of nodes say."""
+        runner, wanted = submit_host(target), target.scheduler
+        offers = tuple(Offer(node.cpus or 0, len(node.gpus), 0) for node in nodes)
+        pool: Pool = _UnaskedPool(target.partition or wanted.queue, max((offer.gpus for offer in offers), default=0))
+        if wanted.kind == "pbs" and offers:
+            pool = Queues((QueueLimits(name=wanted.queue),) if wanted.queue else wanted.queues, offers)
+        return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, Connection(kind="local"))
 
     @property
     def login(self) -> str:

@@ -91,7 +91,8 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False, anew: 
             "nodes-unknown",
             f"envbuild knows nothing of the nodes of {site.pool.label}, and printing a script submits no job",
             why=f"no job of envbuild from {site.login} has probed them for {MAX_AGE / 86400:.0f} days",
-            hint="`envbuild provision --dry-run` with the same target probes the nodes in one short job",
+            hint="`envbuild provision --dry-run` with the same target probes the nodes in one short job; "
+            "`--facts FILE|NAME` prints the script from recorded facts",
         )
     if known:
         survey.facts = known

@@ -155,6 +155,57 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
     assert ask(*place).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("target", "submit"),
+    [("polaris", "#PBS -l select=1:ncpus=64:ngpus=4:system=polaris"), ("azure-nd96", "--gres=gpu:8")],
+)
+def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
+    target: str, submit: str, tmp_path: Path
+) -> None:
+    mine = write_file(tmp_path / "mine.yaml", f"name: mine\nextends: {target}\nscheduler: {{account: lab}}\n")
+    result = ask("provision", "--target", str(mine), "--facts", target, "--print-script")
+    assert (result.exit_code, submit in result.stdout) == (0, True), result.stderr
+    assert "the scheduler was not asked. Not known: " in result.stdout and "--hash=sha256:" in result.stdout
+
+
+def test_no_job_is_printed_for_a_template_and_no_scheduler_sends_to_facts() -> None:
+    result = ask("provision", "--target", "polaris", "--facts", "polaris", "--print-script")
+    assert (result.exit_code, "placeholder <your-account>" in result.stderr) == (2, True)
+    result = ask("provision", "--target", "azure-nd96", "--print-script")
+    assert "`envbuild plan --facts FILE|NAME` contacts no host" in result.stderr
+
+
+_LOAD = "`scheduler: {modules: {load: [conda/2023-10-04]}}` in the target; or `base_python: PATH` in the target"
+
+
+@pytest.mark.parametrize(
+    ("stack", "target", "facts", "hint"),
+    [
+        (
+            "opt-175b",
+            "{extends: azure-nd96, base: module}",
+            "azure-nd96",
+            "`--base none`, or `base: none` in the target",
+        ),
+        ("megatron-deepspeed-alcf", "{extends: azure-nd96, base: module}", "azure-nd96", _LOAD),
+        (
+            "megatron-deepspeed-alcf",
+            "{extends: polaris, scheduler: {account: me}, profile: exact}",
+            "polaris",
+            "if the site has it",
+        ),
+        ("megatron-deepspeed-alcf", "{extends: local}", "h200", "`base_python: PATH` in the target, the python3"),
+    ],
+)
+def test_a_base_that_is_not_there_is_told_with_what_the_target_needs_and_no_hint_contradicts_another(
+    stack: str, target: str, facts: str, hint: str, tmp_path: Path
+) -> None:
+    mine = write_file(tmp_path / "mine.yaml", target.replace("{", "{name: mine, ", 1))
+    [error] = errors(ask("plan", stack, "--target", str(mine), "--facts", facts, "--json"))
+    assert error["code"] in ("base-asked", "base-module") and hint in error["hint"]
+    assert "needs no module" not in error["hint"] and error["hint"].count("profile") == 1
+
+
 def test_a_disk_that_is_too_small_is_said_first_with_what_there_is_and_what_is_needed() -> None:
     facts = node_facts("cpu-laptop", more={"prefix": {"path": "/data/envbuild", "writable": True, "free_bytes": 1000}})
     row = {"id": "v", "python": "3.11", "packages": [package("six", "1.17.0", size=5_000_000)]}
