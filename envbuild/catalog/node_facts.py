@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,9 @@ from envbuild.text import did_you_mean, grouped, unsafe_at
 
 _HINT = "`envbuild doctor --target TARGET --facts-out FILE` writes the facts of nodes"
 
+# Bytes of JSON without these hold no text that is `unsafe`.
+_MAY_BE_UNSAFE = re.compile(rb"[^ -~\n\r\t]|\\")
+
 
 def list_facts() -> tuple[str, ...]:
     """Names of the shipped examples."""
@@ -37,8 +41,10 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
     path = _find(ref)
     try:
         known: dict[tuple[str, str], Any] = {}
-        data = json.loads(read_file(path), object_hook=_each_text_once())
-        place = unsafe_at(data)
+        text = read_file(path)
+        data = json.loads(text, object_hook=_each_text_once())
+        # A thousand nodes are a quarter of a million texts.
+        place = unsafe_at(data) if _MAY_BE_UNSAFE.search(text) else None
         found = [_node(name, plain, known) for name, plain in _nodes(data)] if place is None else []
     except ValidationError as error:
         raise _unreadable(path, first_mistake(error)) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Lock, Variant
@@ -20,12 +20,13 @@ from envbuild.resolve.variant_checks import bound_variant, platform_of, stamp_of
 from envbuild.text import few
 
 
-class Generations(NamedTuple):
+class Generations:
     """The environments of one lock on the nodes of a run; `again`: nodes that build theirs again."""
 
-    lock: Lock
-    facts: Mapping[str, NodeFacts]
-    again: Collection[str]
+    def __init__(self, lock: Lock, facts: Mapping[str, NodeFacts], again: Collection[str]) -> None:
+        """No digest is asked for yet."""
+        self._lock, self._facts, self._again = lock, facts, again
+        self._known: dict[str, tuple[int, int]] = {}
 
     def folder(self, facts: NodeFacts, digest: str, stamp: StampFacts | None) -> str:
         """The folder of a node's environment with that digest; `stamp`: the finished one that it has (`stamp_of`).
@@ -34,20 +35,25 @@ class Generations(NamedTuple):
         because they hand it on by its path. A node without one takes the generation of the others. Nothing is built in
         the folder that `current` points at.
         """
-        plain = environment_path(facts.prefix.path, self.lock.stack, self.lock.profile, digest)
-        if facts.node in self.again:
-            nodes = (self.facts[node] for node in self.again if node in self.facts)
-            stamps = (stamp for node in nodes for stamp in stamps_of(node, self.lock, digest))
-            number = 1 + max((stamp.generation for stamp in stamps), default=0)
-        elif stamp is not None:
+        plain = environment_path(facts.prefix.path, self._lock.stack, self._lock.profile, digest)
+        if facts.node not in self._again and stamp is not None:
             return generation(plain, stamp.generation)
-        else:
-            used = (stamp_of(node, self.lock, digest) for node in self.facts.values())
-            number = max((stamp.generation for stamp in used if stamp is not None), default=1)
+        usual, unused = self._numbers(digest)
+        number = unused if facts.node in self._again else usual
         in_use = {posixpath.basename(environment.path) for environment in facts.environments if environment.current}
         while posixpath.basename(generation(plain, number)) in in_use:
             number += 1
         return generation(plain, number)
+
+    def _numbers(self, digest: str) -> tuple[int, int]:
+        """The generation that the nodes have, and the first that no node has which builds again; found once for all."""
+        if digest not in self._known:
+            finished = (stamp_of(node, self._lock, digest) for node in self._facts.values())
+            usual = max((stamp.generation for stamp in finished if stamp is not None), default=1)
+            nodes = (self._facts[node] for node in self._again if node in self._facts)
+            stamps = (stamp for node in nodes for stamp in stamps_of(node, self._lock, digest))
+            self._known[digest] = usual, 1 + max((stamp.generation for stamp in stamps), default=0)
+        return self._known[digest]
 
 
 def make_plan(

@@ -14,6 +14,7 @@ from envbuild.resolve.arch import bound_arch_list, toolkit, with_own_compilers
 from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.estimate import Estimate, Supplied, Supply, estimate, fetch_words, supplied
+from envbuild.resolve.health import Health
 from envbuild.resolve.node_classes import borrow, signature
 from envbuild.resolve.request import (
     NOTHING,
@@ -189,7 +190,8 @@ class Resolver:
         """
         # A number stands for the signature: hashing it once a node is what makes large fleets quick.
         shared = self._signatures.setdefault(signature(facts), len(self._signatures))
-        judged = [self._judge(place, v, facts, shared, without) for place, v in enumerate(self.variants)]
+        state = health.health(facts)
+        judged = [self._judge(place, v, facts, state, shared, without) for place, v in enumerate(self.variants)]
         best = min((j for j in judged if j.fits), key=lambda j: j.rank, default=None)
         path = best.python.path if best is not None and best.python is not None else None
         nvcc, gcc = self._compilers_of(best, facts, shared) if best is not None else (None, None)
@@ -212,7 +214,9 @@ class Resolver:
             ),
         )
 
-    def _judge(self, place: int, variant: Variant, facts: NodeFacts, shared: int, without: frozenset[str]) -> _Judged:
+    def _judge(
+        self, place: int, variant: Variant, facts: NodeFacts, state: Health, shared: int, without: frozenset[str]
+    ) -> _Judged:
         fitting, bound = self._bound(variant, facts, shared)
         stamp = stamp_of(facts, self.lock, bound.digest)
         cost, platform = self._cost(variant, facts, shared)
@@ -236,13 +240,13 @@ class Resolver:
             *_tree_rule(variant, facts),
             *_name_rule(facts, self.lock.stack),
             *interface_rule({**variant.environment, **self.target.environment}, facts),
-            *_gpu_use(variant, facts, cost, self._unasked, expected=self._expects_gpus),
+            *_gpu_use(variant, facts, state, cost, self._unasked, expected=self._expects_gpus),
         )
         rank = (
             int(not (stamp is not None and stamp.current)),
             int(bool(found_at.missing)),
             int(variant.base.kind != "none"),
-            _flavour_rank(variant, facts),
+            _flavour_rank(variant, usable=state.usable),
             self._flavours[variant.flavour],
             self._pythons[variant.python],
             place,
@@ -336,17 +340,19 @@ def _first_places(values: Iterable[str | None]) -> dict[str | None, int]:
     return places
 
 
-def _flavour_rank(variant: Variant, facts: NodeFacts) -> int:
-    """0 is what the node's hardware wants."""
+def _flavour_rank(variant: Variant, *, usable: bool) -> int:
+    """0 is what the node's hardware wants; `usable`: it has a GPU that works."""
     is_cuda = variant.flavour is not None and variant.flavour != "cpu"
     if variant.flavour is None:
         return 0
-    if not health.usable(facts):
+    if not usable:
         return 2 if is_cuda else 0
     return 0 if is_cuda else 1
 
 
-def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate, unasked: str | None, *, expected: bool) -> Decisions:
+def _gpu_use(
+    variant: Variant, facts: NodeFacts, state: Health, cost: Estimate, unasked: str | None, *, expected: bool
+) -> Decisions:
     """`gpu-health`, `gpu-broken`, `gpu-unused`, `cuda-without-gpu`: what the node's GPUs are good for, and the flavour.
 
     A node with GPUs is built for the CPU only where somebody says so, or where its GPUs work and nothing else fits.
@@ -354,10 +360,10 @@ def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate, unasked: str | 
     """
     if variant.flavour is None:
         return NOTHING
-    broken = health.broken(facts)
+    broken = state.broken
     decisions = [
         decision("gpu-health", "warn", fault.what, (fault.what, "a node in good health"), OURS, fault.helps)
-        for fault in health.faults(facts)
+        for fault in state.faults
         if fault != broken
     ]
     is_cpu = variant.flavour == "cpu"
@@ -367,12 +373,12 @@ def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate, unasked: str | 
         decisions.append(decision("gpu-broken", "refuse", what, compared, OURS, f"{broken.helps}{unasked}"))
     elif is_cpu and (facts.gpus or facts.driver.problem or expected):
         what = "the CPU build does not use the node's GPUs"
-        if not health.usable(facts):
+        if not state.usable:
             what = f"{what}: {broken.what if broken else facts.driver.problem or 'no GPU can be seen'}"
         refuses = expected and unasked is not None
-        instead = "a CUDA variant" if health.usable(facts) else health.what_shows_gpus(facts)
+        instead = "a CUDA variant" if state.usable else health.what_shows_gpus(facts)
         decisions.append(decision("gpu-unused", "refuse" if refuses else "warn", what, compared, OURS, instead))
-    elif not is_cpu and not health.usable(facts):
+    elif not is_cpu and not state.usable:
         amount = fetch_words(cost.fetch_bytes, cost.unsized)
         why = broken.what if broken else facts.driver.problem
         what = (

@@ -206,17 +206,26 @@ def what_shows_gpus(facts: NodeFacts, count: int | None = None) -> str:
     return "read `nvidia-smi -L` and `dmesg | grep -i xid` on the node; a container has to be given all GPUs"
 
 
-def broken(facts: NodeFacts) -> Fault | None:
-    """Why no CUDA program can use the node's GPUs; None if one can, or if the node has no GPU."""
-    if not physical_gpus(facts) and not facts.gpus:
-        return None
-    stopping = next((fault for fault in faults(facts) if fault.stops), None)
-    return stopping or (None if facts.gpus else driver_fault(facts))
+class Health(NamedTuple):
+    """What the facts of a node say of its GPUs: its faults, why no CUDA program can use one, and whether one can."""
+
+    faults: tuple[Fault, ...]
+    broken: Fault | None
+    usable: bool
+
+
+def health(facts: NodeFacts) -> Health:
+    """Read once for all rules; nothing is `broken` on a node without a GPU."""
+    known, broken = faults(facts), None
+    if physical_gpus(facts) or facts.gpus:
+        stopping = next((fault for fault in known if fault.stops), None)
+        broken = stopping or (None if facts.gpus else driver_fault(facts))
+    return Health(known, broken, visible_gpus(facts) > 0 and broken is None)
 
 
 def usable(facts: NodeFacts) -> bool:
     """Whether a process on the node can use a GPU, as far as the facts say."""
-    return visible_gpus(facts) > 0 and broken(facts) is None
+    return health(facts).usable
 
 
 # What equal machines share
