@@ -11,6 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -166,13 +167,19 @@ class Collector:
         config = pip_config.read(os.environ)
         links = [Path(folder) for folder in pip_config.folders(config.find_links)]
         mirrors = [path for url in _indexes(config) if (path := pip_config.local_path(url)) is not None]
-        for package, file in chosen:
+
+        def local(pair: Pair, *, known: bool = True) -> Path | None:
+            package, file = pair
             own = [Path(mirror, canonicalize_name(package.name)) for mirror in mirrors]
             here = replace(self, folders=(*self.folders, *links, *own))
-            copy = _cached(file, self.cache) or here.local(f"{folder}/{file.file}", file.sha256)
+            return here.local(f"{folder}/{file.file}", file.sha256 if known else None)
+
+        with ThreadPoolExecutor() as pool:  # hashing takes longer than all else
+            copies = list(pool.map(lambda pair: _cached(pair[1], self.cache) or local(pair), chosen))
+        for (package, file), copy in zip(chosen, copies, strict=True):
             if copy is None and self.fetch:
                 self._say(f"{package.name} {package.version}")
-                other = here.local(f"{folder}/{file.file}")
+                other = local((package, file), known=False)
                 wrong = [_wrong_hash(file, f"{other} has another sha256 than the lock")] if other else []
                 copy = _downloaded(package, file, resources.artifact(file.sha256, file.file, self.cache), config, wrong)
             if copy is not None:
