@@ -48,7 +48,7 @@ from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import shown, template, write_new
 from envbuild.report.sections import Claim
 from envbuild.report.verdict import all_checks
-from envbuild.report.view import View, run_words
+from envbuild.report.view import View, python_version, run_words
 from envbuild.resources import own_source
 from envbuild.text import plural
 
@@ -123,7 +123,10 @@ def _contents(evidence: Evidence, run: Mapping[str, str]) -> Iterator[Row]:
         roots = ", ".join(dict.fromkeys(str(node.root)[:12] for node in rooted))
         levels = ", ".join(dict.fromkeys(str(node.root_level or "stamped") for node in rooted))
         here = sentence(evidence) or f"{plural(len(rooted), 'node')}, root {roots} ({levels})"
-        expected = f"exit code 0, and the root {roots} with the variant and interpreter version of the report"
+        of = ", ".join(
+            dict.fromkeys(f"Python {python_version(node)}, variant {str(node.variant_digest)[:12]}" for node in rooted)
+        )
+        expected = f"exit code 0. The root is {roots} with {of}, and another one with others"
         yield Row("the environment holds what the lock says", run["verify"], expected, here, "none")
 
 

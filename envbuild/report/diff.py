@@ -9,7 +9,7 @@ from typing import Any, Literal
 from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.report import equality, render
-from envbuild.report.equality import names
+from envbuild.report.equality import names, python_of
 from envbuild.report.sources import mapping
 from envbuild.report.tables import fact_rows
 from envbuild.report.verdict import GOOD, make_verdict, reason
@@ -86,9 +86,13 @@ def _node(one: NodeEvidence, other: NodeEvidence, *, same_lock: bool) -> Iterato
         kind: Kind = "changed" if other.status in GOOD else "worse"
         now = f"{other.status}: {reason(other)}" if other.error else other.status
         yield Change(kind, "node", "outcome", one.status, now)
+    pythons = [{"Python": version} if (version := python_of(node)) else {} for node in (one, other)]
     if one.root and other.root and one.root != other.root:
-        kind = "worse" if same_lock and one.variant_digest == other.variant_digest else "changed"
-        yield Change(kind, "contents", "Merkle root", one.root[:12], other.root[:12])
+        # The root covers the interpreter's full version: another one gives another root of the same lock.
+        same = same_lock and one.variant_digest == other.variant_digest and (pythons[0] == pythons[1] or {} in pythons)
+        yield Change("worse" if same else "changed", "contents", "Merkle root", one.root[:12], other.root[:12])
+    if all(pythons):
+        yield from _texts("contents", pythons[0], pythons[1])
     drifted = [item for item in other.drift if item not in one.drift]
     if drifted or other.drift_count > one.drift_count:
         files = "".join(f", {item.get('kind')} {item.get('path')}" for item in drifted[:_SHOWN])

@@ -41,7 +41,7 @@ def equality_of(
             if files_of is not None:
                 differs += (_files(files.get(usual.node), files.get(group[0].node)),)
             deviating.append(Deviation(nodes=_names(group), root=group[0].root, differs=differs))
-    return Equality(root=root, python=_python(equal[0]) or None, nodes=_names(equal), deviating=tuple(deviating))
+    return Equality(root=root, python=python_of(equal[0]) or None, nodes=_names(equal), deviating=tuple(deviating))
 
 
 def without_cause(nodes: Iterable[NodeEvidence], equality: Equality | None) -> list[NodeEvidence]:
@@ -54,7 +54,7 @@ def without_cause(nodes: Iterable[NodeEvidence], equality: Equality | None) -> l
     return [
         node
         for node in deviating
-        if (node.variant_digest, _python(node)) == (variant, equality.python) and node.root != equality.root
+        if (node.variant_digest, python_of(node)) == (variant, equality.python) and node.root != equality.root
     ]
 
 
@@ -83,7 +83,7 @@ def _differs(usual: NodeEvidence, other: NodeEvidence) -> tuple[str, ...]:
     lines = []
     if usual.variant_digest != other.variant_digest:
         lines.append(f"variant {_short(other.variant_digest)}, not {_short(usual.variant_digest)}")
-    elif (python := _python(other)) != (before := _python(usual)):
+    elif (python := python_of(other)) != (before := python_of(usual)):
         lines.append(f"Python {python or 'unknown'}, not {before or 'unknown'}")
     packages = [
         f"{name} {other.packages.get(name, 'absent')}, not {usual.packages.get(name, 'absent')}"
@@ -116,7 +116,7 @@ def _short(digest: str | None) -> str:
     return (digest or "unknown")[:12]
 
 
-def _python(node: NodeEvidence) -> str:
+def python_of(node: NodeEvidence) -> str:
     """The interpreter's full version, as the check of the stamp or the smoke test saw it."""
     versions = (check.details.get("python") for check in node.checks)
     return next((version for version in versions if isinstance(version, str)), "")

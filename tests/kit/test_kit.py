@@ -135,6 +135,8 @@ def test_every_command_of_a_kit_is_there_with_its_options(made: Path) -> None:
     assert install == "uv tool install --python '>=3.11' ./" + wheel_name(__version__)
     found = [*blocks, *(each[1] for each in COMMAND.finditer(text))]
     assert len(blocks) == 3
+    assert f"pip install ./{wheel_name(__version__)}`" in text, "a reviewer may have neither uv nor pipx"
+    assert "with Python 3." in text, "the root is of one version of Python"
     assert len(found) > 5
     for line in found:
         command, rest = walked(line.split()[1:])
@@ -450,7 +452,8 @@ def test_a_manifest_of_a_newer_schema_says_so(kit: Path) -> None:
 def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise(kit: Path) -> None:
     other_version(kit)
     swap(kit / "README.md", f"the envbuild {__version__} that".encode(), b"the envbuild 9.9 that")
-    swap(kit / "README.md", wheel_name(__version__).encode(), wheel_name("9.9").encode())
+    for _ in ("uv", "pip"):
+        swap(kit / "README.md", wheel_name(__version__).encode(), wheel_name("9.9").encode())
     relist(kit)
     assert problems(kit) == []
     assert "envbuild 9.9" not in unchecked(kit)

@@ -118,6 +118,17 @@ def test_a_check_that_fails_and_did_not_run_before_is_worse_on_a_node_that_had_f
     assert compare(after, before) == []
 
 
+def test_another_root_of_another_python_is_no_failure() -> None:
+    def on(python: str, root: str) -> dict[str, Any]:
+        stamp = {"name": "stamp", "status": "passed", "says": "x", "details": {"python": python}}
+        return node(root=root * 64, checks=[stamp])
+
+    before = evidence(on("3.11.7", "a"))
+    changes = compare(before, evidence(on("3.11.2", "b")))
+    assert {(change.kind, change.what) for change in changes} == {("changed", "Merkle root"), ("changed", "Python")}
+    assert [change.kind for change in compare(before, evidence(on("3.11.7", "b")))] == ["worse"]
+
+
 def test_other_contents_of_the_same_lock_and_a_check_that_fails_now_are_worse() -> None:
     broken = [{**check, "status": "failed"} for check in checks()[:1]]
     changes = compare(evidence(), evidence(node(root="ab" * 32, checks=broken, exit=1, status="failed"), exit=1))
