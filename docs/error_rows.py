@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -43,12 +43,13 @@ _NOUNS = {
 }  # fmt: skip
 _TWO = re.compile(r"(…|\b[A-Z][A-Z-]{2,})(?:…|(?<=…)[A-Z][A-Z-]{2,})+")
 # What makes a code -> its exit code where neither the code nor the call says it, and what its arguments are.
-_MAKERS = {
-    **dict.fromkeys(("EnvbuildError", "NodeError", "PatchError"), ("", ("code", "what"))),
+_ERRORS = dict.fromkeys(("EnvbuildError", "NodeError", "PatchError"), ("", ("code", "what")))
+_FINDINGS = {
     "problem": (f"{ExitCode.INTEGRITY:d}", ("code", "topic", "what")),
     "LockFinding": (f"{ExitCode.CHECK_FAILED:d}", ("code", "kind", "subject", "what", "exit_code")),
     "DraftFinding": ("none", ("code", "about", "statements", "what", "hint")),
 }
+_MAKERS = {**_ERRORS, **_FINDINGS}
 _SIGNS = ("%s", "%d", "%r", "%.12s", "%.1f", "%g")
 
 
@@ -289,16 +290,25 @@ def _asked_locally(function: Function, code: ast.expr) -> set[str]:
     return {name for node in assigned if wanted & _asked(node.targets[0]) for name in _asked(node.value)}
 
 
-def rows() -> set[Row]:
+def errors() -> set[Row]:
     """All of them; of a rule that refuses, whose name is the code, none."""
-    found: set[Row] = set()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for function in module(path).functions:
-            for call in _calls(function):
-                if _called(call) in _MAKERS and call.args:
-                    found.update(_of_call(path, function, call))
-    found |= {Row(code, str(EXITS[code]), means, "…", HINTS.get(code, "")) for _, code, means in CAUSES}
+    found = _made(_ERRORS) | {Row(code, str(EXITS[code]), means, "…", HINTS.get(code, "")) for _, code, means in CAUSES}
     jobs = {f"job-{each}": hint_for(each) for each in Failure} | dict.fromkeys(
         ("job-failed", "job-lost"), hint_for(None)
     )
     return found | {Row(code, str(EXITS[code]), "job … ended as …", "…", hint) for code, hint in jobs.items()}
+
+
+def findings() -> set[Row]:
+    """What commands list and do not raise."""
+    return _made(_FINDINGS)
+
+
+def _made(makers: Collection[str]) -> set[Row]:
+    found: set[Row] = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for function in module(path).functions:
+            for call in _calls(function):
+                if _called(call) in makers and call.args:
+                    found.update(_of_call(path, function, call))
+    return found

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from error_rows import rows as errors
+from error_rows import Row, errors, findings
 from make_schemas import schema_text
 
 from envbuild.catalog import loader
@@ -23,8 +23,14 @@ ERRORS = """# Error codes
 Every error says what happened, why, and what to do next; `--json` has it as `code`, `what`, `why`, `hint`.
 `envbuild help CODE` prints the rows of a code. Capitals and "…" stand for names, numbers and texts of the failure.
 A rule that refuses a node is an error by the name of the rule (exit 7): [rules](rules.md).
-A code with exit "none" is a finding of `envbuild init` or `up`: the message is what is true, the next step what the
-draft does. Findings of `envbuild explain`: [findings](findings.md).
+What commands list without stopping there has codes too: [findings](findings.md#findings-of-commands).
+
+"""
+FINDINGS = """
+## Findings of commands
+
+What `report verify` and `lock check` find, and with exit "none" what `init` and `up` find in a setup page: there the
+message is what is true, and the next step what the draft does. `envbuild help CODE` prints the rows of a code.
 
 """
 
@@ -43,10 +49,10 @@ def quoted(text: str) -> str:
     return "`".join(parts)
 
 
-def errors_page() -> str:
+def _codes(rows: Iterable[Row]) -> str:
     """One row a code and text, sorted by code."""
-    rows = ((f"`{code}`", number, *map(quoted, texts)) for code, number, *texts in sorted(errors()))
-    return ERRORS + table(("code", "exit", "message", "cause", "next step"), rows)
+    cells = ((f"`{code}`", number, *map(quoted, texts)) for code, number, *texts in sorted(rows))
+    return table(("code", "exit", "message", "cause", "next step"), cells)
 
 
 def _place(check: Check) -> str:
@@ -228,9 +234,9 @@ def main() -> None:
     """Write every page."""
     pages = {
         "commands": COMMANDS + settings_page(),
-        "errors": errors_page(),
+        "errors": ERRORS + _codes(errors()),
         "files": keys_page(),
-        "findings": findings_page() + patches_page(),
+        "findings": findings_page() + FINDINGS + _codes(findings()) + patches_page(),
         "rules": rules_page(),
     }
     for name, text in pages.items():

@@ -59,9 +59,12 @@ def containers() -> Path:
     return _shipped("containers")
 
 
-def error_table() -> Path:
-    """Every error code with its messages."""
-    return _shipped("docs/reference/errors.md")
+_CODE_TABLES = ("docs/reference/errors.md", "docs/reference/findings.md")
+
+
+def code_tables() -> tuple[Path, ...]:
+    """Every code of an error or a finding with its messages."""
+    return tuple(map(_shipped, _CODE_TABLES))
 
 
 def node_package() -> Path:
@@ -71,7 +74,7 @@ def node_package() -> Path:
 
 def shipped() -> dict[str, Path]:
     """What lies at the top of a checkout and under `_data/` in a wheel, by name."""
-    return {name: _shipped(name) for name in ("playbooks", "lockfiles", "containers", "docs/reference/errors.md")}
+    return {name: _shipped(name) for name in ("playbooks", "lockfiles", "containers", *_CODE_TABLES)}
 
 
 def own_source() -> dict[str, Any]:

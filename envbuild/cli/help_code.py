@@ -1,4 +1,4 @@
-"""What a code or status means: `envbuild help CODE`, from docs/reference/errors.md, the rules and the findings."""
+"""What a code or status means: `envbuild help CODE`, from the tables in docs/reference, the rules and the findings."""
 
 from __future__ import annotations
 
@@ -120,10 +120,12 @@ def _ending(numbers: set[str]) -> str:
 
 def _rows() -> list[list[str]]:
     """Code, exit code, what, why and hint of each row, without the escapes of Markdown."""
-    lines = read_text(resources.error_table()).splitlines()
-    rows = [re.split(r" (?<!\\)\| ", line.removeprefix("| ").removesuffix(" |")) for line in lines if line[:3] == "| `"]
+    lines = [line for page in resources.code_tables() for line in read_text(page).splitlines() if line[:3] == "| `"]
+    rows = [re.split(r" (?<!\\)\| ", line.removeprefix("| ").removesuffix(" |")) for line in lines]
     plain = [
-        [cell.strip().replace("\\|", "|").replace("\\[", "[").replace("&lt;", "<") for cell in row] for row in rows
+        [cell.strip().replace("\\|", "|").replace("\\[", "[").replace("&lt;", "<") for cell in row]
+        for row in rows
+        if len(row) == 5  # other tables of these pages have fewer
     ]
     return [[row[0].strip("`"), *row[1:]] for row in plain]
 
