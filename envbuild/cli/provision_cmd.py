@@ -358,9 +358,8 @@ def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
 @click.option(
     "--only", multiple=True, metavar="ITEM[/CHECK]", help="Run only this part, for example machine/gemm; repeatable."
 )
-@click.option("--full", is_flag=True, help="Also run torch.compile and a GPT of 125 M parameters, on a GPU.")
 @common_options
-def smoke(ui: Ui, /, *, only: tuple[str, ...], full: bool, **flags: Any) -> int:
+def smoke(ui: Ui, /, *, only: tuple[str, ...], **flags: Any) -> int:
     """Run the smoke tests in the environment in use.
 
     Exit 1 if one fails, 6 below a floor. Tests left out by --only are reported as not checked.
@@ -369,9 +368,8 @@ def smoke(ui: Ui, /, *, only: tuple[str, ...], full: bool, **flags: Any) -> int:
     from envbuild.provision import provision
 
     prepared, settings = _prepared(ui, flags, ahead=True)
-    settings = replace(settings, only=only, full=full)
     with RunProgress(ui) as progress:
-        return show_evidence(ui, *provision.smoke(prepared, settings, progress))
+        return show_evidence(ui, *provision.smoke(prepared, replace(settings, only=only), progress))
 
 
 def _prepared(ui: Ui, flags: dict[str, Any], *, ahead: bool) -> tuple[Prepared, Settings]:

@@ -83,7 +83,7 @@ _RUN = r"^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}$"
 _DETAILS: JsonValue = [
     "losses", "loss_first", "loss_last", "step_seconds", "first_step_seconds", "shape", "values", "python", "torch",
     "only", "only_floors", "open", "unimported", "read_at", "differed", "size", "cpu_size", "bytes", "gpu_names",
-    "gpu*_tflops", "*_gbps", "mfu_percent", "peak_tflops", "launch.model", "launch.nodes", "launch.gpus_per_node",
+    "gpu*_tflops", "*_gbps", "launch.model", "launch.nodes", "launch.gpus_per_node",
     "launch.degrees",
 ]  # fmt: skip
 _SOURCE: JsonValue = [

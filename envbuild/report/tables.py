@@ -133,7 +133,6 @@ _FIGURES = (
     (re.compile(r"copy_host_to_device_gbps"), "Copy from host to GPU"),
     (re.compile(r"copy_device_to_host_gbps"), "Copy from GPU to host"),
     (re.compile(r"copy_peer_gbps"), "Copy between GPUs"),
-    (re.compile(r"full_(eager|compiled)_tokens_per_second"), r"Training of 125 M parameters, \1"),
     (re.compile(r"multi_node_busbw_gbps"), "All-reduce over nodes, bus bandwidth"),
     (re.compile(r"training_tokens_per_second"), "Training speed"),
     (re.compile(r"bench"), "The stack's own run"),

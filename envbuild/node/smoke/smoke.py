@@ -3,7 +3,7 @@
 `sound`: every import comes from the locked place at the locked version, and what the code of the sources imports is
 there. `machine`: matrix products and an all-reduce against their expected results. `training`: a small GPT must learn.
 `extensions`: compiled extensions compute what plain torch computes. `step`: the stack's own training script takes a few
-steps. `full`: torch.compile and a larger model. A failing check is a result, not an error: the answer has `ok` false
+steps. A failing check is a result, not an error: the answer has `ok` false
 and `exit` 1, or 6 when only floors were missed. Nothing is written into the environment.
 """
 
@@ -27,10 +27,10 @@ from envbuild.node.smoke.runner import Scratch
 
 __all__ = ["Spec", "apply_floors", "run", "smoke_items", "summary"]
 
-_ITEMS = ("sound", "machine", "training", "extensions", "step", "full")
+_ITEMS = ("sound", "machine", "training", "extensions", "step")
 _IN_WORKERS = ("machine", "training", "extensions")
 _UNTIMED = ("sound", "extensions", "step")
-_TIMED = ("machine", "training", "full")
+_TIMED = ("machine", "training")
 
 
 def run(request: Json) -> tuple[bool, Json]:
@@ -124,7 +124,7 @@ def smoke_items(spec: Spec, items: list[Json], tmp: str | None, programs: dict[s
 
 def _item(spec: Spec, scratch: Scratch, item: Json) -> list[Json]:
     log(f"smoke: {item['name']}")
-    if item["name"] in ("step", "full") and not spec.cuda:
+    if item["name"] == "step" and not spec.cuda:
         return []  # said by `gaps`
     work = Work(spec, scratch, Clock(float(item.get("deadline", 600.0))))
     floors = {str(name): float(value) for name, value in (item.get("floors") or {}).items()}
@@ -266,30 +266,9 @@ def _training(work: Work) -> list[Part]:
     return [part.stop()]
 
 
-def _full(work: Work) -> list[Part]:
-    """In a process of its own: torch.compile starts others.
-
-    What this GPU cannot do is a gap: all of it, or the compiled half.
-    """
-    part = Part("smoke/full")
-    outcome = work.run("full", {"device": "cuda:0", "backend": "inductor", "peaks": work.spec.peaks}, alone=True)
-    part.take(outcome, work.clock, "the larger training program")
-    facts = outcome.facts()
-    part.skipped, eager = str(facts.get("not_run") or ""), str(facts.get("not_compiled") or "")
-    halves = ("full_eager_tokens_per_second", "full_compiled_tokens_per_second")
-    part.demand(outcome, *(() if part.skipped else halves[:1] if eager else halves))
-    mfu = f"; MFU {facts['mfu_percent']:.3g} %" if facts.get("mfu_percent") else ""
-    how = "eagerly" if eager else "compiled"
-    part.says = f"{facts.get('model')} trained {how} on {facts.get('device')}{mfu}"
-    if not eager:
-        return [part.stop()]
-    return [part.stop(), Part("smoke/full/compiled", skipped=eager).stop()]
-
-
 _RUNS: dict[str, Callable[[Work], list[Part]]] = {
     "sound": _sound,
     "machine": machine.run,
     "training": _training,
     "extensions": extensions.run,
-    "full": _full,
 }

@@ -185,7 +185,7 @@ class Settings:
     `check_rebuild`: build what is compiled twice and compare; `cancel_job`: an interrupt also ends the job that the run
     waits for; `script`: the plan is only printed, so no job may be submitted for it; `batches`: how many nodes at a
     time, and how many may fail; `only`: what of the smoke test is run (`ITEM`, `ITEM/CHECK`; nothing: all);
-    `full`: the smoke item `full` too; `bundle`: the file or folder that everything comes from.
+    `bundle`: the file or folder that everything comes from.
     """
 
     runs_root: Path
@@ -200,7 +200,6 @@ class Settings:
     batches: Batches = field(default_factory=Batches)
     script: bool = False
     only: tuple[str, ...] = ()
-    full: bool = False
     bundle: Path | None = None
     command: tuple[str, ...] = ()
     cancel: Callable[[], bool] = lambda: False

@@ -126,17 +126,13 @@ def _overrides(choice: Choice) -> dict[str, Any]:
     return {key: value for key, value in {**given, "hosts": list(choice.hosts) or None}.items() if value is not None}
 
 
-FULL = "full"
-_FULL_DEADLINE = 300.0
-
-
 def chosen(prepared: Prepared, settings: Settings) -> Prepared:
     """The same with no joint test where none is asked for. Raises EnvbuildError `smoke-unknown` (exit 2)."""
     from envbuild.node.smoke import only as names
 
     only = settings.only
     items = dict.fromkeys(item.name for variant in prepared.lock.variants for item in variant.smoke)
-    there = [*items, FULL, *(["nodes"] if "machine" in items else [])]
+    there = [*items, *(["nodes"] if "machine" in items else [])]
     if wrong := names.unknown(only, there):
         raise EnvbuildError(
             "smoke-unknown",
@@ -154,10 +150,8 @@ def as_asked(prepared: Prepared, settings: Settings, args: Mapping[str, Any]) ->
     from envbuild.provision.survey.ask import rules
 
     named = rules().named_gpus().items()
-    full = {"name": FULL, "deadline": _FULL_DEADLINE}  # the item that no stack lists
     return {
         **args,
-        "items": [*args["items"], *([full] if settings.full or FULL in settings.only else [])],
         "only": list(settings.only),
         "gpus": prepared.target.expects.gpus_per_node or 0,
         "peaks": {name: gpu.dense_tflops for name, gpu in named if gpu.dense_tflops and gpu.note.firm},

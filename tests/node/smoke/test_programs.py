@@ -193,23 +193,6 @@ def test_a_floor_of_a_size_that_gpus_have_no_memory_for_is_not_checked() -> None
     assert left["says"].endswith("all_reduce_2_mib_busbw_gbps was not measured: a GPU has memory for 1 MiB at most")
 
 
-def test_the_larger_model_trains_eagerly_and_compiled_and_tells_its_share_of_the_peak(tmp_path: Path) -> None:
-    """A small shape on the CPU, compiled without a compiler: what is proven is the program."""
-    shape = {"vocabulary": 64, "width": 32, "layers": 2, "heads": 2, "length": 16, "batch": 4}
-    request = {"device": "cpu", "backend": "eager", "shape": shape, "peaks": {"CPU": 0.5, "H200": 989.0}}
-    with Scratch(str(torch_environment()), {}, str(tmp_path)) as scratch:
-        outcome = run_programs(scratch, "full", [request], 400.0, alone=True)[0]
-    assert outcome.of("done"), outcome.stderr
-    assert outcome.of("failure") == []
-    facts = outcome.facts()
-    parameters = 2 * 64 * 32 + 16 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32
-    assert facts["flop_per_token"] == 6 * (parameters - (64 + 16) * 32) + 12 * 2 * 32 * 16
-    rates = {event["name"]: event["median"] for event in outcome.of("metric")}
-    assert set(rates) == {"full_eager_tokens_per_second", "full_compiled_tokens_per_second"}
-    share = 100 * rates["full_compiled_tokens_per_second"] * facts["flop_per_token"] / 0.5e12
-    assert facts["mfu_percent"] == pytest.approx(share, abs=0.051)  # of the same median, rounded
-
-
 def behind_stand_ins(program: str, *changes: tuple[str, str]) -> dict[str, str]:
     """The program as for two GPUs, which the processor stands in for, with smaller sizes."""
     text = (Path(smoke.__file__).parent / "programs" / f"{program}.py").read_text()

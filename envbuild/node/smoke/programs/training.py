@@ -42,28 +42,23 @@ class Block(nn.Module):  # type: ignore[misc]
         batch, length, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = self.mix(query, key, value).transpose(1, 2).reshape(batch, length, width)
-        x = x + self.out(mixed)
-        return x + self.mlp(self.norm2(x))
-
-    def mix(self, query: Any, key: Any, value: Any) -> Any:
-        """Causal attention: (batch, heads, length, part of the width) three times to the same shape."""
-        length = query.shape[2]
         scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.shape[3])
         weights = functional.softmax(scores.masked_fill(self.future[:length, :length], float("-inf")), dim=-1)
-        return torch.matmul(weights, value)
+        mixed = torch.matmul(weights, value).transpose(1, 2).reshape(batch, length, width)
+        x = x + self.out(mixed)
+        return x + self.mlp(self.norm2(x))
 
 
 class SmallGPT(nn.Module):  # type: ignore[misc]
     """Token and position embedding, blocks, a last layer norm and a head."""
 
-    def __init__(self, shape: Dict[str, int], block: Any = Block) -> None:
+    def __init__(self, shape: Dict[str, int]) -> None:
         """`shape` is like the tables of this module."""
         super().__init__()
         width = shape["width"]
         self.token = nn.Embedding(shape["vocabulary"], width)
         self.position = nn.Embedding(shape["length"], width)
-        blocks = [block(width, shape["heads"], shape["length"]) for _ in range(shape["layers"])]
+        blocks = [Block(width, shape["heads"], shape["length"]) for _ in range(shape["layers"])]
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, shape["vocabulary"], bias=False)
