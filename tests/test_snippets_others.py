@@ -69,7 +69,6 @@ ELSEWHERE = {
     r"python3 -c .*evidence\.dsse|\(printf 'DSSEv1|grep -q \$\(sha256sum": "report/test_sign.py",
     r"module (use|load) ": "test_snippets_others.py",
     r"docker build -t torch-smoke image$": "test_snippets_shipped.py",
-    r"chmod \+x prolog|srun --task-prolog": "slurm/test_node_local.py",
     r"ansible-playbook ": "provision/ansible/test_role.py",
     r"pip |python3 -m venv |export |for |git config": "e2e/test_packaging.py",
     r"uv (tool|python|build) |pipx |git clone |cd envbuild|\. \.venv|tool/bin/pip": "e2e/test_packaging.py",

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--print-script", is_flag=True, help="Print a bash file that does the same with uv and git, and stop.")
 @click.option(
-    "--print-prolog", is_flag=True, help="Print the prolog for later jobs (node-local environments), and stop."
-)
-@click.option(
     "--bundle",
     type=click.Path(path_type=Path, exists=True),
     metavar="FILE",
@@ -72,8 +69,6 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
         raise click.UsageError("--facts needs --dry-run or --print-script: recorded nodes cannot be changed")
     asks = facts is None
     prepared = prepared_of(ui, flags, config, locked=not flags["frozen"], recorded=not asks, jobs=asks, ahead=asks)
-    if flags["print_prolog"] and asks:
-        return _print_prolog(ui, prepared)
     _refuse_batches_of_jobs(prepared, flags)
     if script:
         from envbuild.catalog.loader import load_target, refuse_template
@@ -97,18 +92,6 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     if flags["dry_run"] or script:
         return _plan(ui, prepared, settings, facts)
     return show_built(ui, settings, *carry_out(ui, prepared, settings))
-
-
-def _print_prolog(ui: Ui, prepared: Prepared) -> int:
-    """One question to the login host, and no job: the text has its paths."""
-    from envbuild.provision.jobs.node_local import prolog_text, refuse_prolog
-    from envbuild.provision.jobs.survey import login_facts
-
-    refuse_prolog(prepared.target)
-    login = login_facts(prepared.target, prepared.stack.name)
-    text = prolog_text(prepared.target, prepared.stack.name, login)
-    ui.result({"prolog": text}, lambda: text, verbatim=True)
-    return 0
 
 
 def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:

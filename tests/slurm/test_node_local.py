@@ -6,7 +6,6 @@ import json
 import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ from tests.e2e.world import snapshot
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.support.programs import completed
-from tests.test_snippets import TOP
-from tests.test_snippets_others import CONSOLE
 
 pytestmark = pytest.mark.slow
 
@@ -49,11 +46,9 @@ class LocalWorld(JobWorld):
         """The prefix of a node, seen from here."""
         return self.cluster.disk(node) / "env build"
 
-    def submit(self, *command: str, prolog: Path | None = None) -> str:
+    def submit(self, *command: str) -> str:
         """What a job of somebody prints that runs `command` on gpu1; its exit code is checked."""
         options = ["--partition=gpu", "--nodelist=gpu1", f"--chdir={self.cluster.shared}"]
-        if prolog is not None:
-            options.append(f"--task-prolog={prolog}")
         done = completed(["srun", *options, *command], env=self.cluster.env, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -97,39 +92,30 @@ def test_all_nodes_install_from_one_bundle_and_every_later_job_finds_it(world: L
     assert {node["root"] for node in by_node(again).values()} == {root}
     assert (world.submitted(), again.json["steps_run"], snapshot(world.shared)) == ([], 0, before)
 
-    prolog = later_jobs_find_it_on_a_new_disk_too(world, root)
+    script = later_jobs_find_it_on_a_new_disk_too(world, root)
     the_login_host_reads_the_bundle(world, bundle)
     # What is not the bundle any more is nobody's environment.
     shutil.rmtree(world.disk("gpu1"))
     with pytest.raises(AssertionError, match="bundle-damaged"):
-        world.submit("python", "-c", "print(1)", prolog=prolog)
+        world.submit("/bin/sh", script)
     assert not (world.disk("gpu1") / "current").exists()
 
 
-def later_jobs_find_it_on_a_new_disk_too(world: LocalWorld, root: str) -> Path:
-    """Through a TaskProlog as the page has it, which is returned, and through the script alone."""
+def later_jobs_find_it_on_a_new_disk_too(world: LocalWorld, root: str) -> str:
+    """By the script that they begin with, as the page has it, which is returned."""
     for name in world.cluster.names:
         shutil.rmtree(world.disk(name), ignore_errors=True)
-    folder = world.cluster.shared / "a-user"
-    folder.mkdir()
-    shutil.copy(world.work / "cluster.yaml", folder / "my-cluster.yaml")
-    for name in ("tiny.yaml", "tiny.lock.toml"):
-        shutil.copy(world.work / name, folder)
-    code = "import alpha, os, sys\nprint(sys.prefix, os.environ['GREETING'], os.environ['ENVBUILD_STACK'])\n"
-    (folder / "train.py").write_text(code)
-    page = (TOP / "docs" / "slurm-and-pbs.md").read_text(encoding="utf-8")
-    (block,) = (each for each in CONSOLE.findall(page) if "prolog" in each)
-    env = {**world.env, "PATH": f"{Path(sys.executable).parent}:{world.env['PATH']}"}
-    lines = "\n".join(line.removeprefix("$ ") for line in block.splitlines())
-    done = completed(["bash", "-ec", lines], cwd=folder, env=env, timeout=120)
+    script, activate = world.shared / "ensure" / "tiny.sh", world.prefix / "current/tiny/.envbuild/activate.sh"
+    code = "import alpha, os, sys; print(sys.prefix, os.environ['GREETING'], os.environ['ENVBUILD_STACK'])"
+    lines = '/bin/sh "$0" > /dev/null\n. "$1"\npython -c "$2"'
+    said = world.submit("/bin/sh", "-ec", lines, str(script), str(activate), code)
     (found,) = (path for name in world.cluster.names for path in world.disk(name).glob("envs/*"))
-    assert done.stdout == f"{world.prefix}/envs/{found.name} it's $(id) here tiny\n", done.stderr
+    assert said == f"{world.prefix}/envs/{found.name} it's $(id) here tiny\n"
     assert json.loads((found / ".envbuild" / "stamp.json").read_text())["root"] == root
     shutil.rmtree(world.disk("gpu1"), ignore_errors=True)
-    script = world.shared / "ensure" / "tiny.sh"
     assert json.loads(world.submit("/bin/sh", str(script)))["result"]["root"] == root
     assert json.loads(world.submit("/bin/sh", str(script)))["changed"] is False
-    return (folder / "prolog.sh").rename(folder / "prolog of a user.sh")
+    return str(script)
 
 
 def the_login_host_reads_the_bundle(world: LocalWorld, bundle: Path) -> None:
@@ -204,10 +190,6 @@ def test_what_node_local_needs_is_told_before_anything(world: LocalWorld) -> Non
     world.target(shared=None)
     done = world.job()
     assert (done.rc, done.code) == (2, "shared-missing")
-    assert world.run("provision", "--target", "./cluster.yaml", "--print-prolog").rc == 2
-    world.target(placement="shared")
-    done = world.run("provision", "--target", "./cluster.yaml", "--print-prolog")
-    assert (done.rc, "prolog-not-needed" in done.err) == (2, True)
     world.target()
     done = world.run("provision", "--target", "./cluster.yaml", "--print-script")
     assert (done.rc, "script-impossible" in done.err) == (7, True)

@@ -28,7 +28,7 @@ from envbuild.provision.run.context import Run
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Job, JobState, JobStep, Phase, Step, job_error, seconds_of
-from envbuild.schedule.script import log_name
+from envbuild.schedule.script import ensure_file, log_name
 
 # Seconds of a job beside a run with a deadline: an environment may have to be unpacked on its nodes.
 _AROUND = 600
@@ -135,8 +135,7 @@ def make_jobs(
             steps[-1] = bounded(texts[-1], asked.deadline)
         if is_local(target) and not asked.environment:
             # A node may have lost its disk's contents since; this costs nothing where all is there.
-            ensure = posixpath.join(top, "ensure", f"{stack.name}.sh")
-            steps.insert(0, JobStep(argv=("/bin/sh", ensure)))
+            steps.insert(0, JobStep(argv=("/bin/sh", ensure_file(top, stack.name))))
         folder = posixpath.join(top, "jobs", name)
         return site.job(f"launch-{stack.name}"[:63], steps, folder, seconds), made
 

@@ -16,7 +16,7 @@ from envbuild.model.plan import NodePlan
 from envbuild.model.target import Target
 from envbuild.provision.run.context import Prepared, Survey, Work
 from envbuild.schedule.job import JobStep
-from envbuild.schedule.script import ensure_file, ensure_script, pbs_preamble, task_prolog
+from envbuild.schedule.script import ensure_file, ensure_script
 
 
 def is_local(target: Target) -> bool:
@@ -100,33 +100,5 @@ def refuse_script(target: Target) -> None:
             "script-impossible",
             "envbuild cannot print a script for node-local environments",
             why="every job begins with the node program, which installs what its node lacks",
-            hint="`--print-prolog` prints the first lines of your jobs; with `placement: shared` there is a script",
+            hint="begin your jobs with `/bin/sh SHARED/ensure/STACK.sh`; with `placement: shared` there is a script",
         )
-
-
-def refuse_prolog(target: Target) -> None:
-    """Raises EnvbuildError `prolog-not-needed` or `shared-missing` (exit 2) where later jobs need none."""
-    if not is_local(target):
-        raise EnvbuildError(
-            "prolog-not-needed",
-            f"jobs on {target.name} need no prolog",
-            why=f"its placement is {target.placement}, through {target.connection.kind}",
-            hint="`. PREFIX/current/STACK/.envbuild/activate.sh` sets the variables of an environment",
-        )
-    require_shared(target)
-
-
-def prolog_text(target: Target, stack: str, login: NodeFacts) -> str:
-    """What later jobs begin with: a TaskProlog of Slurm, the first lines of a PBS job. `login`: facts of that host.
-
-    Raises EnvbuildError `prefix-of-node-unknown` (exit 2).
-    """
-    prefix = login.filled(target.prefix)
-    if "{" in prefix:
-        raise EnvbuildError(
-            "prefix-of-node-unknown",
-            f"the prefix {target.prefix} is known on the nodes only",
-            hint="write it without `{data}`: it has to be one path on all nodes",
-        )
-    make = {"slurm": task_prolog, "pbs": pbs_preamble}
-    return make[target.scheduler.kind](login.prefix.path, prefix, stack)
