@@ -7,7 +7,7 @@ instead, with the same options and a step's tokens in parts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,7 @@ from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Launch, LaunchFile, ModelSize
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.rules.node import rows_like
+from envbuild.text import plural
 
 END = "done training in"
 # What the pinned scaled_upper_triang_masked_softmax.h takes: scores of a layer on a GPU, which it counts in 32 bits, of
@@ -27,8 +28,6 @@ _SCORES = 2**31
 _BLOCK = 4
 # Fewer sequences at a time than this leave a GPU idle: a choice, not measured.
 _FEW = 8
-# What a place may have.
-_MOST_NODES = 16384
 PORT = 29500
 # Processors that metaseq asks Slurm for with each GPU, and binds to as the nodes there have them.
 _OWN_CPUS = {"azure": 12, "aws": 12, "fair": 10}
@@ -235,7 +234,8 @@ def _submit(given: MetaseqParameters, place: Place) -> tuple[str, str]:
 
 
 def _step(order: Order, model: ModelSize, gpu_gb: int | None) -> _Step:
-    """How the step is shared. Refuses what cannot be, with the nearest place where it can."""
+    """How the step is shared. Refuses what cannot be, with the places where it can."""
+    memory = _gpu_gb(order, gpu_gb)
 
     def share(nodes: int, per_node: int) -> _Step:
         gpus = nodes * per_node
@@ -243,39 +243,36 @@ def _step(order: Order, model: ModelSize, gpu_gb: int | None) -> _Step:
         copies = gpus // parallel
         # As opt_baselines.py divides them.
         sequences = (model.batch_tokens or 0) // max(copies, 1) // (model.sequence or 1)
-        parts, least = _parts(model, parallel, sequences), _least_nodes(order, model, gpu_gb, per_node)
-        return _Step(model, nodes, per_node, parallel, copies, sequences, parts, least, _gpu_gb(order, gpu_gb))
+        parts, least = _parts(model, parallel, sequences), _least_nodes(order, model, memory, per_node)
+        return _Step(model, nodes, per_node, parallel, copies, sequences, parts, least, memory)
 
     step = share(order.place.nodes, order.place.gpus_per_node)
-    if any(_refusals(step)):
-        fit = _nearest(step, share, most=1 if order.place.direct else _MOST_NODES)
-        what, why = next(_refusals(step, fit))
-        require(False, what, why=why, hint=_words_for(fit, step, share))
+    if refusal := _refusal(step):
+        what, why = refusal
+        require(False, what, why=why, hint=_runs_on(step, share, direct=order.place.direct))
     return step
 
 
-def _refusals(step: _Step, fit: _Step | None = None) -> Iterator[tuple[str, str]]:
-    """What is wrong with these GPUs and this step, and why; `fit` is the nearest place where nothing is."""
+def _refusal(step: _Step) -> tuple[str, str] | None:
+    """What is wrong with these GPUs and this step, and why; None: nothing is."""
     model, gpus = step.model, step.nodes * step.per_node
     if step.per_node == 1 and step.nodes > 1:
-        yield "opt-baselines wants two GPUs a node at least", ""
+        return "opt-baselines wants two GPUs a node at least", ""
     if gpus % step.parallel:
-        yield f"{model.name} wants a multiple of {step.parallel} GPUs, and {gpus} are there", ""
+        return f"{model.name} wants a multiple of {step.parallel} GPUs, and {gpus} are there", ""
     if step.nodes < step.least:
-        softmax = f"; the pinned softmax wants {fit.nodes} (finding opt-few-gpus)" if fit else ""
-        needed = f"{fit.nodes} nodes of {fit.per_node}" if fit else f"{step.least} nodes of {step.per_node}"
-        yield (
-            f"{model.name} needs {needed} GPUs, and {step.nodes} of {step.per_node} are there",
-            f"the memory model of the stack wants {step.least} nodes (finding opt-175b-nodes) of GPUs with "
-            f"{step.gpu_gb:g} GB; arithmetic, not measured" + softmax,
+        return (
+            f"{model.name} is too large for {plural(step.nodes, 'node')} of {plural(step.per_node, 'GPU')}",
+            f"the memory model of the stack wants {step.least} nodes at least (finding opt-175b-nodes) of GPUs with "
+            f"{step.gpu_gb:g} GB; arithmetic, not measured",
         )
     # What opt_baselines.py lets become 0, and what the softmax takes: on one node in parts, on several in one.
     if not step.sequences:
-        yield (
+        return (
             f"{model.name} on {gpus} GPUs leaves each rank a batch of 0",
             f"{model.batch_tokens} tokens a step / {step.copies} copies / {model.sequence} tokens a sequence",
         )
-    elif not step.parts or (step.nodes > 1 and step.parts > 1):
+    if not step.parts or (step.nodes > 1 and step.parts > 1):
         heads = model.heads // step.parallel
         times = step.sequences * heads * (model.sequence or 1) ** 2 / _SCORES
         many = f"these are {times:.1f} times the scores that it counts in 32 bits"
@@ -283,40 +280,37 @@ def _refusals(step: _Step, fit: _Step | None = None) -> Iterator[tuple[str, str]
         taken = (
             "no part of which is one that the softmax takes" if step.nodes == 1 else "which the softmax does not take"
         )
-        yield (
+        return (
             f"{model.name} on {gpus} GPUs leaves each rank {step.sequences} sequences, {taken}",
             f"{many if times > 1 and step.nodes > 1 else odd} (finding opt-few-gpus)",
         )
+    return None
 
 
-def _nearest(asked: _Step, share: Callable[[int, int], _Step], most: int) -> _Step | None:
-    """The nearest place that is not refused: the next that is smaller, on one node as many of its GPUs as can be; only
-    where there is none, more nodes, `most` of them.
+def _runs_on(step: _Step, share: Callable[[int, int], _Step], *, direct: bool) -> str:
+    """Options for the nearest number of nodes that is not refused, and all of them, of as many of their GPUs as can be.
+
+    `direct`: one node. Fewer GPUs of a node are taken where else more nodes than asked for were needed.
     """
-    model, nodes = asked.model, asked.nodes
-    usable = _usable(asked)
-    most = min((model.batch_tokens or 0) // (model.sequence or 1) * (model.model_parallel or 1) // usable[0], most)
-    places = (
-        *((n, usable[0]) for n in range(min(nodes, most), 0, -1)),
-        *((1, n) for n in usable),
-        *((n, usable[0]) for n in range(nodes + 1, most + 1)),
-    )
-    return next((step for step in (share(*place) for place in places) if not any(_refusals(step))), None)
-
-
-def _usable(asked: _Step) -> range | tuple[int]:
-    """Numbers of a node's GPUs that share the model, the most first."""
-    gpus, parallel = asked.per_node, asked.model.model_parallel or 1
-    return range(gpus - gpus % parallel, 0, -parallel) if gpus >= parallel else (gpus,)
-
-
-def _words_for(fit: _Step | None, asked: _Step, share: Callable[[int, int], _Step]) -> str:
-    """Words of the command line for a place that fits."""
-    if fit is None:
+    model, parallel = step.model, step.model.model_parallel or 1
+    ranks = (model.batch_tokens or 0) // (model.sequence or 1) * parallel
+    places = []
+    for gpus in range(step.per_node - step.per_node % parallel or step.per_node, 0, -parallel):
+        most = 1 if direct else max(1, ranks // gpus)
+        if nodes := [number for number in range(1, most + 1) if not _refusal(share(number, gpus))]:
+            places.append((gpus, nodes))
+            if nodes[0] <= step.nodes:
+                break
+    if not places:
         return "nodes of more GPUs, or a smaller model"
-    smaller = ("a smaller model",) if share(1, _usable(asked)[0]).least > 1 else ()
-    changed = (("--nodes", fit.nodes, asked.nodes), ("--gpus-per-node", fit.per_node, asked.per_node))
-    return ", or ".join((" ".join(f"{name} {now}" for name, now, was in changed if now != was), *smaller))
+    gpus, nodes = min(places, key=lambda place: place[1][0] > step.nodes)
+    nearest = min(nodes, key=lambda number: abs(number - step.nodes))
+    changed = (("--nodes", nearest, step.nodes), ("--gpus-per-node", gpus, step.per_node))
+    options = " ".join(f"{name} {now}" for name, now, was in changed if now != was)
+    smaller = ", or a smaller model" if nearest > step.nodes else ""
+    numbers = ", ".join([*map(str, nodes[:8]), *(["..."] if len(nodes) > 8 else [])])
+    runs = f"by memory and softmax {model.name} runs with {plural(gpus, 'GPU')} a node on so many nodes: {numbers}"
+    return f"`{options}`{smaller}; {runs}"
 
 
 def _parts(model: ModelSize, parallel: int, sequences: int) -> int:
@@ -329,11 +323,11 @@ def _parts(model: ModelSize, parallel: int, sequences: int) -> int:
     return next((n for n in range(1, sequences + 1) if sequences % n == 0 and taken(sequences // n)), 0)
 
 
-def _least_nodes(order: Order, model: ModelSize, gpu_gb: int | None, per_node: int) -> int:
+def _least_nodes(order: Order, model: ModelSize, gpu_gb: float, per_node: int) -> int:
     memory = order.reference.memory
     if memory is None:
         return 1
-    node = _gpu_gb(order, gpu_gb) * memory.usable * per_node
+    node = gpu_gb * memory.usable * per_node
     return math.ceil(weights(model) * memory.bytes_per_parameter / 1e9 / node)
 
 

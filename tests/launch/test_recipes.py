@@ -292,12 +292,14 @@ def test_a_batch_that_is_offered_instead_is_accepted() -> None:
 
 def test_d86_one_rule_says_how_many_nodes_175b_needs() -> None:
     found = refusal(OPT, place(4), model_size="175b")
-    assert (found.exit_code, found.hint) == (ExitCode.REFUSED, "--nodes 24, or a smaller model")
-    assert "needs 24 nodes of 8 GPUs, and 4 of 8 are there" in found.what
-    assert "wants 5 nodes (finding opt-175b-nodes)" in found.why and "softmax wants 24" in found.why
+    assert found.exit_code == ExitCode.REFUSED
+    runs = "by memory and softmax 175b runs with 8 GPUs a node on so many nodes: 24, 25, 26, 27, 28, 29, 30, 31, ..."
+    assert found.hint == f"`--nodes 24`, or a smaller model; {runs}"
+    assert "is too large for 4 nodes of 8 GPUs" in found.what
+    assert "wants 5 nodes at least (finding opt-175b-nodes)" in found.why
     for nodes in range(1, 24):
         found = refusal(OPT, place(nodes), model_size="175b")
-        assert (found.exit_code, found.hint) == (ExitCode.REFUSED, "--nodes 24, or a smaller model")
+        assert (found.exit_code, found.hint[:12]) == (ExitCode.REFUSED, "`--nodes 24`")
     assert "3.0 times the scores" in refusal(OPT, place(8), model_size="175b").why
     assert started(OPT, place(24), model_size="175b").degrees["data"] == 24
     assert "softmax" in refusal(OPT, place(3), model_size="175b", gpu_gb="141").what
@@ -306,9 +308,9 @@ def test_d86_one_rule_says_how_many_nodes_175b_needs() -> None:
 @pytest.mark.parametrize(
     ("where", "model", "needs"),
     [
-        (place(1, 8), "66b", "1 of 8 are there; wants 2 nodes; of GPUs with 80 GB"),
-        (place(1, 8, gpu="V100-SXM2-16GB"), "13b", "1 of 8 are there; wants 2 nodes; of GPUs with 16 GB"),
-        (place(1, 1), "13b", "1 of 1 are there; wants 3 nodes; of GPUs with 80 GB"),
+        (place(1, 8), "66b", "too large for 1 node of 8 GPUs; wants 2 nodes; of GPUs with 80 GB"),
+        (place(1, 8, gpu="V100-SXM2-16GB"), "13b", "too large for 1 node of 8 GPUs; wants 2 nodes; of GPUs with 16 GB"),
+        (place(1, 1), "13b", "too large for 1 node of 1 GPU; wants 3 nodes; of GPUs with 80 GB"),
         (place(1, 8, gpu="H200"), "66b", ""),  # 8 x 141 GB
         (place(1, 8), "13b", ""),
     ],
@@ -495,7 +497,12 @@ def test_opt_is_opt_baselines_itself_where_its_batch_is_one_that_the_softmax_tak
     [
         (6, {}, "leaves each rank 85 sequences, no part of which", "--gpus-per-node 4"),
         (6, {"model_size": "8m"}, "leaves each rank 21 sequences", "--gpus-per-node 4"),
-        (1, {"model_size": "175b"}, "needs 33 nodes of 1 GPUs", "nodes of more GPUs, or a smaller model"),
+        (
+            1,
+            {"model_size": "175b"},
+            "is too large for 1 node of 1 GPU",
+            "nodes of more GPUs, or a smaller model",
+        ),
         (2, {"submit": "sbatch"}, "submit, trials, where and cpus_per_gpu are opt-baselines' own", "leave out submit"),
         (1, {"trials": "2"}, "submit, trials, where and cpus_per_gpu are opt-baselines' own", "leave out trials"),
         (2, {"where": "aws", "trials": "2"}, "submit, trials, where and cpus_per_gpu", "leave out trials and where"),
@@ -513,7 +520,7 @@ MODELS = [row.name for row in stack(OPT).reference.models]  # type: ignore[union
 
 def followed(hint: str, where: Place, /, **values: str) -> Launch:
     """What starts where the words of a hint are added to the command that was refused."""
-    words = hint.partition(",")[0].split()
+    words = hint.split("`")[1].split()
     options = dict(zip(words[::2], words[1::2], strict=True))
     assert options and options.keys() <= {"--nodes", "--gpus-per-node"}, hint
     nodes = int(options.get("--nodes", where.nodes))
@@ -533,27 +540,33 @@ def test_a_hint_of_opt_leads_to_what_starts_and_does_not_crash(model: str, gpus:
 
 
 @pytest.mark.parametrize(
-    ("where", "model", "hint"),
+    ("where", "model", "options", "numbers"),
     [
-        (place(1, 3), "125m", "--gpus-per-node 2"),
-        (place(1, 7), "125m", "--gpus-per-node 4"),  # not 6: no part of 85 sequences x 6 heads
-        (place(1, 9), "125m", "--gpus-per-node 8"),
-        (place(1, 2), "2.7b", "--nodes 16"),  # fewer leave a rank more sequences than the softmax takes
-        (place(1, 4), "66b", "--nodes 36, or a smaller model"),
-        (place(1, 9), "175b", "--nodes 24 --gpus-per-node 8, or a smaller model"),
-        (place(128), "125m", "--nodes 32"),
-        (place(3, 1), "125m", "--nodes 1"),
-        (place(3, 3), "125m", "--nodes 1 --gpus-per-node 2"),
+        (place(1, 3), "125m", "--gpus-per-node 2", "1, 4, 6, 7, "),
+        (place(1, 7), "125m", "--gpus-per-node 4", "1, 2, 3, 4, "),  # not 6: no part of 85 sequences x 6 heads
+        (place(1, 9), "125m", "--gpus-per-node 8", "1, 2, 4, "),
+        (place(1, 2), "2.7b", "--nodes 16", "16, 18, "),  # fewer leave a rank more sequences than the softmax takes
+        (place(1, 4), "66b", "--nodes 36", "36, 42, 46, 50, "),
+        (place(1, 9), "175b", "--nodes 24 --gpus-per-node 8", "24, 25, "),
+        (place(128), "125m", "--nodes 32", "1, 2, 4, "),
+        (place(3), "1.3b", "--nodes 4", "1, 4, "),
+        (place(3, 1), "125m", "--nodes 1", "1"),
+        (place(3, 3), "125m", "--nodes 4 --gpus-per-node 2", "1, 4, "),
         # Without Slurm it names one node.
-        (place(1, 7, direct=True), "1.3b", "--gpus-per-node 6"),
-        (place(3, 7, direct=True), "1.3b", "--nodes 1 --gpus-per-node 6"),
-        (place(1, 8, direct=True), "175b", "nodes of more GPUs, or a smaller model"),
+        (place(1, 7, direct=True), "1.3b", "--gpus-per-node 6", "1"),
+        (place(3, 7, direct=True), "1.3b", "--nodes 1 --gpus-per-node 6", "1"),
+        (place(1, 8, direct=True), "175b", "", ""),
     ],
 )
-def test_a_hint_of_opt_is_the_nearest_place_that_the_softmax_takes(where: Place, model: str, hint: str) -> None:
-    assert refusal(OPT, where, model_size=model).hint == hint
-    if hint.startswith("--"):
-        assert followed(hint, where, model_size=model)
+def test_a_hint_of_opt_is_the_nearest_place_that_the_softmax_takes_and_names_all(
+    where: Place, model: str, options: str, numbers: str
+) -> None:
+    hint = refusal(OPT, where, model_size=model).hint
+    if not options:
+        assert hint == "nodes of more GPUs, or a smaller model"
+        return
+    assert hint.startswith(f"`{options}`") and f" a node on so many nodes: {numbers}" in hint, hint
+    assert followed(hint, where, model_size=model)
 
 
 def test_few_gpus_say_that_a_run_goes_on_from_the_checkpoint_of_its_folder() -> None:
