@@ -34,7 +34,7 @@ _DIFF_LINES = 60
 
 
 def texts(recipe: ImageRecipe) -> dict[str, str]:
-    """File name -> text of all of it. Raises EnvbuildError `dockerfile-value` (exit 2)."""
+    """File name -> text of all of it."""
     allowed = sorted({name.partition("/")[0] for name in recipe.files})
     ignored = "*\n" + "".join(f"!{name}\n" for name in allowed)
     return {DOCKERFILE: render(recipe), ".dockerignore": ignored, **recipe.files}

@@ -10,7 +10,7 @@ from packaging.version import Version
 from envbuild.container.base_images import Place, SystemPackages
 from envbuild.container.fetch_stages import SECRETS, UV_TOML, WHEELHOUSE, WHEELHOUSE_MOUNT
 from envbuild.container.inside import Inside
-from envbuild.container.instructions import Comment, Copy, Env, Instruction, Run
+from envbuild.container.instructions import comment, copy, env, prepend_path, run
 from envbuild.export import steps
 from envbuild.model.lock import LockedPackage, LockedSource, Variant
 
@@ -45,7 +45,7 @@ def requirements(inside: Inside) -> dict[str, tuple[LockedPackage, ...]]:
     return lists
 
 
-def for_building(place: Place) -> Iterator[Instruction]:
+def for_building(place: Place) -> Iterator[str]:
     """What the build image lacks of its distribution."""
     lacks = "".join(f"The image lacks {name}: {why}. " for name, why in place.lacks.items())
     if place.system is not None:
@@ -54,7 +54,7 @@ def for_building(place: Place) -> Iterator[Instruction]:
     return _of_today(tuple(place.lacks), f"{lacks}The version is not pinned: apt installs what the archive has today.")
 
 
-def for_running(place: Place) -> Iterator[Instruction]:
+def for_running(place: Place) -> Iterator[str]:
     """What the runtime image lacks of its distribution."""
     network, system = place.network, place.system
     if network is None:
@@ -69,18 +69,18 @@ def for_running(place: Place) -> Iterator[Instruction]:
     )
 
 
-def _of_today(packages: Sequence[str], why: str) -> Iterator[Instruction]:
-    yield Comment(f"{why} {_KEY}")
-    yield _apt("", "", packages)
+def _of_today(packages: Sequence[str], why: str) -> Iterator[str]:
+    yield from comment(f"{why} {_KEY}")
+    yield from _apt("", "", packages)
 
 
-def _system(system: SystemPackages, why: str) -> Iterator[Instruction]:
-    yield Comment(f"{why}The versions are those of the archive's snapshot of that day. {_KEY}")
+def _system(system: SystemPackages, why: str) -> Iterator[str]:
+    yield from comment(f"{why}The versions are those of the archive's snapshot of that day. {_KEY}")
     marked = "sed -i 's/^deb /deb [snapshot=yes] /' /etc/apt/sources.list"
-    yield _apt(marked, f" --snapshot {system.snapshot}", system.packages)
+    yield from _apt(marked, f" --snapshot {system.snapshot}", system.packages)
 
 
-def _apt(marked: str, snapshot: str, packages: Sequence[str]) -> Run:
+def _apt(marked: str, snapshot: str, packages: Sequence[str]) -> list[str]:
     commands = (
         "rm -f /etc/apt/sources.list.d/cuda*.list",
         *([marked] if marked else []),
@@ -88,44 +88,44 @@ def _apt(marked: str, snapshot: str, packages: Sequence[str]) -> Run:
         f"apt-get install -y --no-install-recommends{snapshot} {' '.join(packages)}",
         "rm -rf /var/lib/apt/lists/*",
     )
-    return Run(commands, ignore=("DL3008",))
+    return run(commands, ignore=("DL3008",))
 
 
-def packages(inside: Inside) -> Iterator[Instruction]:
+def packages(inside: Inside) -> Iterator[str]:
     """uv installs every list into a new environment."""
     lists = requirements(inside)
-    yield Copy(("/usr/local/bin/uv",), "/usr/local/bin/uv", "tools")
+    yield from copy(("/usr/local/bin/uv",), "/usr/local/bin/uv", "tools")
     if inside.python_folder:
-        yield Copy((inside.python_folder,), inside.python_folder, "tools")
+        yield from copy((inside.python_folder,), inside.python_folder, "tools")
     if lists:
-        yield Copy(tuple(lists), "/requirements/")
-    yield Comment("uv copies files instead of linking them and downloads no Python; Python writes no byte code.")
-    yield Env(_VARIABLES)
+        yield from copy(tuple(lists), "/requirements/")
+    yield from comment("uv copies files instead of linking them and downloads no Python; Python writes no byte code.")
+    yield from env(_VARIABLES)
     python = shlex.quote(inside.python)
     if inside.on_base:
-        yield Comment(
+        yield from comment(
             "Packages of the base stay as they are, above all its torch. These lines remove them from the requirements."
         )
-        yield Run((f'{python} -c "{_OF_BASE}" > /base.sed', "sed -i -f /base.sed /requirements/*.txt"))
-    yield Comment(
+        yield from run((f'{python} -c "{_OF_BASE}" > /base.sed', "sed -i -f /base.sed /requirements/*.txt"))
+    yield from comment(
         "The environment. The folder name has a hash of its packages. `python` below is the environment's own."
     )
-    yield Env({"VIRTUAL_ENV": inside.environment})
-    yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
+    yield from env({"VIRTUAL_ENV": inside.environment})
+    yield from prepend_path("bin")
     site_packages = " --system-site-packages" if inside.on_base else ""
-    yield Run((f"uv venv --no-project --python {python} {HERE}{site_packages}",))
+    yield from run((f"uv venv --no-project --python {python} {HERE}{site_packages}",))
     every = tuple(_installed(inside, name, packages) for name, packages in lists.items())
     if every:
-        yield Comment(
+        yield from comment(
             "The lists are complete, so uv resolves no dependencies. If the wheelhouse has all files of a list, uv "
             "installs from it and contacts no index."
         )
     if len(every) > 1 and ARCHIVES in lists:
-        yield Comment("Wheels come first. Source archives come last, because the installed packages build them.")
+        yield from comment("Wheels come first. Source archives come last, because the installed packages build them.")
     if any("--torch-backend" in instruction for instruction in every):
-        yield Comment(f"--torch-backend selects PyTorch's own index of wheels for {inside.variant.flavour}.")
+        yield from comment(f"--torch-backend selects PyTorch's own index of wheels for {inside.variant.flavour}.")
     if every:
-        yield Run(every, (WHEELHOUSE_MOUNT, _CACHE, UV_TOML, *SECRETS))
+        yield from run(every, (WHEELHOUSE_MOUNT, _CACHE, UV_TOML, *SECRETS))
 
 
 def _installed(inside: Inside, name: str, packages: tuple[LockedPackage, ...]) -> str:
@@ -144,7 +144,7 @@ def _installed(inside: Inside, name: str, packages: tuple[LockedPackage, ...]) -
     return f"{{ {begun} --no-index {listed} 2> /dev/null || {begun}{where} {listed}; }}"
 
 
-def build(inside: Inside) -> Iterator[Instruction]:
+def build(inside: Inside) -> Iterator[str]:
     """Every source, by its own build."""
     site = _site(inside)
     if inside.variant.sources:
@@ -153,36 +153,36 @@ def build(inside: Inside) -> Iterator[Instruction]:
             " TORCH_CUDA_ARCH_LIST lists the compute capabilities that kernels are compiled for. A setup.py may add "
             "others; Apex's does for a few kernels."
         )
-        yield Comment(
+        yield from comment(
             "Each source is built by its own setup.py or pyproject.toml against the packages above, without build "
             "isolation. Then its compiled modules are imported. A fixed date (1980-01-01) and hash seed make builds "
             "repeatable." + gpus * ("TORCH_CUDA_ARCH_LIST" in seen)
         )
-        yield Env(seen)
+        yield from env(seen)
         if "CUDA_HOME" in seen:
-            yield Env({"PATH": f"bin:{seen['CUDA_HOME']}/bin"}, prepend=True, within="VIRTUAL_ENV")
+            yield from prepend_path(f"bin:{seen['CUDA_HOME']}/bin")
     for source in inside.variant.sources:
         yield from _built(inside, source)
     last = (f"sed -i '/uv_cache.json,/d' {site}/*.dist-info/RECORD",
             f"rm -f {site}/*.dist-info/uv_cache.json")  # fmt: skip
-    yield Comment("uv_cache.json holds the time of the installation, so two builds would differ.")
-    yield Run(last, ignore=("DL3059",) if inside.variant.sources else ())
+    yield from comment("uv_cache.json holds the time of the installation, so two builds would differ.")
+    yield from run(last, ignore=("DL3059",) if inside.variant.sources else ())
 
 
-def _built(inside: Inside, source: LockedSource) -> Iterator[Instruction]:
+def _built(inside: Inside, source: LockedSource) -> Iterator[str]:
     if source.install == "editable" and _old(inside.variant):
-        yield Comment(
+        yield from comment(
             f"{source.name} is installed editable, so its files are in the environment. `develop` is used because "
             f"setuptools before {_EDITABLE_WHEELS} cannot make the wheel that `pip install -e` needs."
         )
     elif source.install != "wheel":
         word = "installed editable" if source.install == "editable" else "put on Python's path"
-        yield Comment(f"{source.name} is {word}, so its files are in the environment.")
+        yield from comment(f"{source.name} is {word}, so its files are in the environment.")
     if modules := ", ".join(steps.kernels(source)):
-        yield Comment(f"{modules}: compiled at the first start. The runtime image therefore has compilers.")
+        yield from comment(f"{modules}: compiled at the first start. The runtime image therefore has compilers.")
     below = "" if source.install == "wheel" else "$VIRTUAL_ENV"
-    yield Copy((f"/src/{source.name}",), f"{below}/src/{source.name}", "sources")
-    yield Run(tuple(command for step in steps.source_steps(source) for command in _commands(inside, source, step)))
+    yield from copy((f"/src/{source.name}",), f"{below}/src/{source.name}", "sources")
+    yield from run(tuple(command for step in steps.source_steps(source) for command in _commands(inside, source, step)))
 
 
 def _commands(inside: Inside, source: LockedSource, step: steps.SourceStep) -> Iterator[str]:

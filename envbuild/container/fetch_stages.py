@@ -14,7 +14,7 @@ from envbuild import resources
 from envbuild.catalog.patches import load_patch, patches_of_variant
 from envbuild.container.base_images import Place
 from envbuild.container.inside import Inside
-from envbuild.container.instructions import Comment, Copy, Folder, Instruction, Run
+from envbuild.container.instructions import comment, copy, run, workdir
 from envbuild.export import steps
 from envbuild.model.lock import LockedSource, Variant
 from envbuild.plan.source_builds import bundle_name, bundles, patch_specs, python_name
@@ -35,33 +35,33 @@ _PATCHES = "patches"
 _PROGRAM = "patch.py"
 
 
-def wheelhouse() -> Iterator[Instruction]:
+def wheelhouse() -> Iterator[str]:
     """The folders of a bundle that pip and uv look into, which they want to be there."""
-    yield Folder("/tools")
-    yield Folder("/wheels")
+    yield from workdir("/tools")
+    yield from workdir("/wheels")
 
 
-def tools(inside: Inside, *, archives: bool) -> Iterator[Instruction]:
+def tools(inside: Inside, *, archives: bool) -> Iterator[str]:
     """uv, and a Python where the images lack it; `archives`: source archives are among the packages."""
-    yield Comment(f"uv creates the environment and installs packages. {UV} has its version and sha256.")
-    yield Copy((UV,), "/")
+    yield from comment(f"uv creates the environment and installs packages. {UV} has its version and sha256.")
+    yield from copy((UV,), "/")
     gitconfig = ", gitconfig for git" * bool(inside.variant.sources)
     seen = " While uv builds a source archive (sdist), its setup.py can read them." * archives
-    yield Comment(
+    yield from comment(
         f"Optional secrets, here and below (`--secret id=netrc,src=FILE`): pip.conf and uv.toml for index "
         f"mirrors{gitconfig}, netrc for credentials, certificates for a company's network. No layer keeps them.{seen}"
     )
     words = f"pip install --no-cache-dir --no-deps --require-hashes --find-links /{WHEELHOUSE}/tools"
-    yield Run((f"{words} -r /{UV}",), (WHEELHOUSE_MOUNT, _PIP, *SECRETS))
+    yield from run((f"{words} -r /{UV}",), (WHEELHOUSE_MOUNT, _PIP, *SECRETS))
     folder, build = inside.python_folder, inside.python_build
     if folder is None or build is None:
         return
-    yield Comment(
+    yield from comment(
         f"The images below lack Python {inside.variant.python}. This is CPython of python-build-standalone. The folder "
         "name has the first digits of its sha256."
     )
     here = f"/{WHEELHOUSE}/tools/{shlex.quote(python_name(build.name, build.sha256))}"
-    yield Run(
+    yield from run(
         (
             f"{{ cp {here} /python.tar.gz 2> /dev/null || curl -fsSL -o /python.tar.gz {shlex.quote(build.url)}; }}",
             f"echo '{build.sha256}  /python.tar.gz' > /python.sha256",
@@ -74,30 +74,30 @@ def tools(inside: Inside, *, archives: bool) -> Iterator[Instruction]:
     )
 
 
-def sources(inside: Inside, place: Place) -> Iterator[Instruction]:
+def sources(inside: Inside, place: Place) -> Iterator[str]:
     """Each source, edited where it is."""
-    yield Comment(
+    yield from comment(
         "Each source is one commit, fetched from its repository or from a git bundle in the wheelhouse. `test` "
         "compares its tree (git's hash over all files) with the locked one, and again after the edits. .git is "
         "removed, because two fetches differ in it."
     )
     if any(source.patches for source in inside.variant.sources):
-        yield Comment(f"The program in {_PATCHES} makes the edits that are described below.")
-        yield Copy((_PATCHES,), f"/{_PATCHES}")
+        yield from comment(f"The program in {_PATCHES} makes the edits that are described below.")
+        yield from copy((_PATCHES,), f"/{_PATCHES}")
     for source in inside.variant.sources:
         yield from _source(source, inside, place)
 
 
-def _source(source: LockedSource, inside: Inside, place: Place) -> Iterator[Instruction]:
+def _source(source: LockedSource, inside: Inside, place: Place) -> Iterator[str]:
     top, mounts = f"/src/{source.name}", (WHEELHOUSE_MOUNT, _GITCONFIG, *SECRETS)
     after, names = source.patched_tree, bundles(inside.variant)
     for tree in steps.trees(source):
         branch = f" (branch or tag {source.ref})" if source.ref else ""
         below = f"{tree.path.rpartition('/')[2]}, a submodule within {source.name}"
-        yield Comment(below if tree.path else f"{source.name}{branch}")
+        yield from comment(below if tree.path else f"{source.name}{branch}")
         if source.patches and not tree.path:
             yield from _about_patches(source, place.same_cuda)
-        yield Folder(f"{top}/{tree.path}" if tree.path else top)
+        yield from workdir(f"{top}/{tree.path}" if tree.path else top)
         bundle = f"/{WHEELHOUSE}/sources/{shlex.quote(bundle_name(tree.name, names[tree.name]))}"
         commands = [
             "git init --quiet",
@@ -109,22 +109,22 @@ def _source(source: LockedSource, inside: Inside, place: Place) -> Iterator[Inst
         ]
         if after and not tree.path:
             commands += [_edit_command(source), "git add --update", f'test "$(git write-tree)" = {after}']
-        yield Run((*commands, "rm -rf .git"), mounts)
+        yield from run((*commands, "rm -rf .git"), mounts)
     if source.patches and not after:
-        yield Comment("The tree after the edits is not recorded, so it is not compared.")
+        yield from comment("The tree after the edits is not recorded, so it is not compared.")
         if source.submodules:
-            yield Folder(top)
-        yield Run((_edit_command(source),))
+            yield from workdir(top)
+        yield from run((_edit_command(source),))
 
 
-def _about_patches(source: LockedSource, same: str | None) -> Iterator[Instruction]:
+def _about_patches(source: LockedSource, same: str | None) -> Iterator[str]:
     """What the edits of a source are for, and where the data say so that one changes nothing in this image."""
     for name in source.patches:
         patch = load_patch(name)
         files = ", ".join(patch.files)
         idle = f" In this image nvcc and torch both have CUDA {same}, so the edit has no effect."
         changes_nothing = same is not None and patch.idle == "same-cuda"
-        yield Comment(f"Edit {name}, in {files}: {patch.summary}. {patch.why}{idle * changes_nothing}")
+        yield from comment(f"Edit {name}, in {files}: {patch.summary}. {patch.why}{idle * changes_nothing}")
 
 
 def _edit_command(source: LockedSource) -> str:

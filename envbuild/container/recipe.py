@@ -1,4 +1,4 @@
-"""What an image is made of, as typed instructions in stages: uv, git, curl and the sources' own builds. Pure.
+"""What an image is made of, as lines of a Dockerfile in stages: uv, git, curl and the sources' own builds. Pure.
 
     wheelhouse             empty folders, or the folder of a bundle that is given to a build
     tools      sources     have a network and get everything by hash; nothing of them stays
@@ -20,7 +20,7 @@ from envbuild.catalog.toolchain import load_toolchain
 from envbuild.container import build_stages, fetch_stages
 from envbuild.container.base_images import AskedDigest
 from envbuild.container.inside import ImageInputs, Inside, look_inside
-from envbuild.container.instructions import Instruction, Stage
+from envbuild.container.instructions import Stage
 from envbuild.container.runtime_stage import runtime
 from envbuild.errors import EnvbuildError
 from envbuild.export import steps
@@ -78,7 +78,7 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
     """The recipe of one variant.
 
     Raises EnvbuildError: `hash-unrecorded` (exit 5), `script-impossible`, those of `look_inside` (7),
-    `image-stage-clash`, `version-unusable` (2).
+    `image-stage-clash`, `version-unusable`, `dockerfile-value` (2).
     """
     steps.refuse_conda(given.variant)
     maker = _Maker(given, look_inside(given), digests)
@@ -182,11 +182,11 @@ class _Maker:
         # What compiles when it starts runs where it was built.
         compiles = any(steps.kernels(source) for source in self.variant.sources)
         last = place.build if compiles else place.runtime
-        instructions = runtime(self.given, self.inside, *self._pinned(last))
-        yield self._stage("runtime", last, instructions, above=compilers if compiles else libraries)
+        lines = runtime(self.given, self.inside, *self._pinned(last))
+        yield self._stage("runtime", last, lines, above=compilers if compiles else libraries)
 
-    def _stage(self, name: str, image: str, instructions: Iterator[Instruction], above: str | None = None) -> Stage:
-        return Stage(name, *self._pinned(image), tuple(instructions), above)
+    def _stage(self, name: str, image: str, lines: Iterator[str], above: str | None = None) -> Stage:
+        return Stage(name, *self._pinned(image), tuple(lines), above)
 
     def _pinned(self, image: str) -> tuple[str, str | None]:
         """The image by its tag, and the digest that it names, that the lock has, or that its registry said."""

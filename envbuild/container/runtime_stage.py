@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from envbuild.container.build_stages import HERE
 from envbuild.container.inside import ImageInputs, Inside
-from envbuild.container.instructions import Arg, Comment, Copy, Env, Instruction, Labels, Run, Start
+from envbuild.container.instructions import comment, copy, env, labels, prepend_path, run
 from envbuild.model.lock import Variant
 from envbuild.model.target import Target
 
@@ -21,17 +21,17 @@ _WHO = (
 )
 
 
-def runtime(given: ImageInputs, inside: Inside, image: str, digest: str | None) -> Iterator[Instruction]:
+def runtime(given: ImageInputs, inside: Inside, image: str, digest: str | None) -> Iterator[str]:
     """What is done on `image`."""
     prefix, variant = given.prefix, inside.variant
     if inside.python_folder:
-        yield Comment("Python itself (the environment has only a symlink to it) and the finished environment.")
-        yield Copy((inside.python_folder,), inside.python_folder, "packages")
+        yield from comment("Python itself (the environment has only a symlink to it) and the finished environment.")
+        yield from copy((inside.python_folder,), inside.python_folder, "packages")
     else:
-        yield Comment("The finished environment. Its Python is the one of this image, as in `packages`.")
-    yield Copy((f"{prefix}/envs",), f"{prefix}/envs", "build")
-    yield Comment(_WHO)
-    yield Run(
+        yield from comment("The finished environment. Its Python is the one of this image, as in `packages`.")
+    yield from copy((f"{prefix}/envs",), f"{prefix}/envs", "build")
+    yield from comment(_WHO)
+    yield from run(
         (
             f"echo 'envbuild:x:{USER}:{USER}::{HOME}:/bin/sh' >> /etc/passwd",
             f"echo 'envbuild:x:{USER}:' >> /etc/group",
@@ -41,29 +41,28 @@ def runtime(given: ImageInputs, inside: Inside, image: str, digest: str | None) 
         )
     )
     yield from _environment(given, inside)
-    yield Comment(_GIVEN)
-    yield Arg("CREATED", "1980-01-01T00:00:00Z")
-    yield Arg("SOURCE")
-    yield Arg("REVISION")
-    yield _labels(given, inside, image, digest)
-    yield Start(USER, HOME, ("python",))
+    yield from comment(_GIVEN)
+    # buildah warns of an argument without a default.
+    yield from ('ARG CREATED="1980-01-01T00:00:00Z"', 'ARG SOURCE=""', 'ARG REVISION=""')
+    yield from _labels(given, inside, image, digest)
+    yield from (f"USER {USER}:{USER}", f"WORKDIR {HOME}", 'CMD ["python"]')
     if variant.imports:
-        yield Comment(
+        yield from comment(
             "The test runs in the runtime image, as its user. It imports the modules of the stack. It runs no kernel, "
             "needs no GPU and leaves no file behind."
         )
         # No mount of a tmpfs: buildah 1.28 removes every file of the stage when that ends.
         home = "HOME=/tmp/test TMPDIR=/tmp/test PYTHONDONTWRITEBYTECODE=1"
         names = ", ".join(variant.imports)
-        yield Run(("mkdir /tmp/test", f'{home} python -c "import {names}"', "rm -rf /tmp/test"))
+        yield from run(("mkdir /tmp/test", f'{home} python -c "import {names}"', "rm -rf /tmp/test"))
 
 
-def _environment(given: ImageInputs, inside: Inside) -> Iterator[Instruction]:
+def _environment(given: ImageInputs, inside: Inside) -> Iterator[str]:
     """The variables, and what runs may write."""
     for name, value in inside.variables.items():
         if not isinstance(value, str):
             path = value["path"]
-            yield Comment(
+            yield from comment(
                 f"{name} is not set here. On a host that has {path}, run with `-v {path}:{path}:ro -e {name}={path}`."
             )
     values = {name: value for name, value in inside.variables.items() if isinstance(value, str)}
@@ -74,17 +73,17 @@ def _environment(given: ImageInputs, inside: Inside) -> Iterator[Instruction]:
     if given.place.cuda is not None or inside.variant.flavour not in (None, "cpu"):
         mine |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     every = {**mine, **values, "VIRTUAL_ENV": inside.environment}
-    yield Comment(_about(every, given.target))
-    yield Env(every)
-    yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
+    yield from comment(_about(every, given.target))
+    yield from env(every)
+    yield from prepend_path("bin")
     yield from owned(_written(inside.variant))
 
 
-def _labels(given: ImageInputs, inside: Inside, image: str, digest: str | None) -> Labels:
+def _labels(given: ImageInputs, inside: Inside, image: str, digest: str | None) -> list[str]:
     base = {"org.opencontainers.image.base.name": image}
     if digest:
         base["org.opencontainers.image.base.digest"] = f"sha256:{digest}"
-    return Labels(
+    return labels(
         {
             "org.opencontainers.image.title": given.lock.stack,
             **base,
@@ -136,10 +135,10 @@ def _written(variant: Variant) -> list[tuple[str, str]]:
     return paths
 
 
-def owned(paths: Sequence[tuple[str, str]]) -> tuple[Instruction, ...]:
+def owned(paths: Sequence[tuple[str, str]]) -> list[str]:
     """What makes `paths` the user's, their folders too, for new files; and what is there already."""
     if not paths:
-        return ()
+        return []
     folders = set()
     for name, path in paths:
         above = itertools.takewhile(lambda part: not set(part) & set("*?["), path.split("/")[:-1])
@@ -148,13 +147,13 @@ def owned(paths: Sequence[tuple[str, str]]) -> tuple[Instruction, ...]:
     sources = " ".join(f"{HERE}/src/{shlex.quote(name)}" for name in dict.fromkeys(name for name, _ in paths))
     generated = " -o ".join(f"-path {HERE}/{shlex.quote(f'src/{name}/{path}')}" for name, path in paths)
     names = ", ".join(f"{name}/{path}" for name, path in paths)
-    return (
-        Comment(
+    return [
+        *comment(
             f"Sources write these files when they are built in place or started: {names}. The files and their folders "
             "belong to the user of the image, and other users may write them too. Elsewhere only the home and /tmp "
             "can be written."
         ),
-        Run(
+        *run(
             (
                 f"mkdir -p {every}",
                 f"chown {USER}:{USER} {every}",
@@ -163,4 +162,4 @@ def owned(paths: Sequence[tuple[str, str]]) -> tuple[Instruction, ...]:
                 " ! -type l -exec chmod a+rwX {} +",
             )
         ),
-    )
+    ]

@@ -16,7 +16,7 @@ from envbuild.cli.verbs import cli
 from envbuild.container.base_images import Place
 from envbuild.container.dockerfile import render as dockerfile
 from envbuild.container.inside import ImageInputs
-from envbuild.container.instructions import Run, Stage
+from envbuild.container.instructions import Stage, run
 from envbuild.container.recipe import ImageRecipe, make_recipe
 from envbuild.container.select import Choice, locked_stack, recipe_for
 from envbuild.errors import EnvbuildError
@@ -140,6 +140,6 @@ def test_d66_an_image_of_a_target_is_a_reference(field: str, value: str) -> None
 
 @pytest.mark.parametrize("value", ["x && touch CANARY", "a\\", "it's", '"', "$HOME"])
 def test_a_command_of_a_dockerfile_is_one_line_whatever_is_quoted_in_it(plain: ImageRecipe, value: str) -> None:
-    stage = Stage("s", "localhost/b", None, (Run((f"true {shlex.quote(value)}", "false")),))
+    stage = Stage("s", "localhost/b", None, tuple(run((f"true {shlex.quote(value)}", "false"))))
     text = dockerfile(replace(plain, stages=(stage,))).rpartition("AS s\n")[2]
     assert shlex.split(text.replace("\\\n", " ")) == ["RUN", "true", value, "&&", "false"]
