@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -10,8 +9,8 @@ import time
 import uuid
 from collections.abc import Callable
 
-from envbuild.node import hashing, identity, lease, paths, protocol, redact
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node import hashing, identity, lease, paths, protocol
+from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.wheels.build_key import build_key
 from envbuild.node.wheels.store import Entry, Store
 
@@ -27,9 +26,8 @@ def obtain(
     `owner` says who asks (`run`, and `what` is built, in words). `build(folder)` puts one wheel into the folder and
     returns facts about the build. `tmp` is a private folder: the Entry's wheel lies below it, checked, and stays there.
     While another builds the same wheel this waits for it, at most `wait` seconds (default three hours). A dead builder
-    is taken over; one that fails gives its lease back, and those who waited for it fail with it. A store that cannot be
-    written is read; then, or when the disk has filled up during the build, the wheel is used and not stored, which
-    `store.notes` say.
+    is taken over; one that fails gives its lease back, and the next one tries. A store that cannot be written is read;
+    then, or when the disk has filled up during the build, the wheel is used and not stored, which `store.notes` say.
 
     Raises NodeError `build-busy` (75), `disk-full` (75, before anything is built), `build-failed` (4).
     """
@@ -40,7 +38,7 @@ def obtain(
     if store.use != "read-write":
         return _build(store, inputs, owner, build, tmp), True
     mine = dict(identity.here(), **owner, token=uuid.uuid4().hex)
-    held, entry, since = _wait(store, key, mine, tmp, time.monotonic() + (WAIT if wait is None else wait))
+    held, entry = _wait(store, key, mine, tmp, time.monotonic() + (WAIT if wait is None else wait))
     if held is None:
         assert entry is not None
         return entry, False
@@ -49,51 +47,10 @@ def obtain(
             entry = _private(store, key, tmp)
             if entry is not None:
                 return entry, False
-            _fail_with(_failure(store, key), since)
             store.sweep(key)
-            try:
-                entry = _build(store, inputs, owner, build, tmp)
-            except NodeError as error:
-                if error.exit_code == Exit.BUILD_FAILED:
-                    _tell_failure(_failure(store, key), error, mine)
-                raise
-            with contextlib.suppress(OSError):  # another user's; it is older than whoever waits from now on
-                os.unlink(_failure(store, key))
-            return entry, True
+            return _build(store, inputs, owner, build, tmp), True
     finally:
         held.release()
-
-
-def _failure(store: Store, key: str) -> str:
-    """Where the last failed build of `key` is told to those who wait for it."""
-    return store.place("leases", key + ".failed.json")
-
-
-def _tell_failure(path: str, error: NodeError, mine: Json) -> None:
-    try:
-        report = redact.redact_data(dict(error.as_dict(), by=lease.describe(mine)))
-        paths.write_json(path, report, 0o600)  # the end of a build's output is for its owner, as the log is
-        lease.touch(path)
-    except (OSError, NodeError) as other:
-        log(f"the failure is not told to others: {other}")
-
-
-def _fail_with(path: str, since: float | None) -> None:
-    """Raise the failure of the builder that we waited for: many nodes would each try the same for many minutes."""
-    report = paths.read_json(path) if since is not None else None
-    try:
-        if report is None or since is None or os.stat(path).st_mtime < since:
-            return
-    except OSError:
-        return
-    raise NodeError(
-        str(report.get("code", "build-failed")),
-        str(report.get("what", "")),
-        why=f"{report.get('why', '?')}; so it ended for {report.get('by', '?')}, and this node waited for it",
-        hint=report.get("hint", "see that node's log") + "; the same command tries the build here",
-        exit_code=Exit.BUILD_FAILED,
-        changed=True,
-    )
 
 
 def _private(store: Store, key: str, tmp: str) -> Entry | None:
@@ -106,24 +63,19 @@ def _private(store: Store, key: str, tmp: str) -> Entry | None:
     return entry
 
 
-def _wait(
-    store: Store, key: str, mine: Json, tmp: str, deadline: float
-) -> tuple[lease.Lease | None, Entry | None, float | None]:
-    """The lease of `key`, or the entry that another builder finished meanwhile; and when the waiting for one began."""
+def _wait(store: Store, key: str, mine: Json, tmp: str, deadline: float) -> tuple[lease.Lease | None, Entry | None]:
+    """The lease of `key`, or the entry that another builder finished meanwhile."""
     shown, pause = "", 0.1
-    since: float | None = None
     while True:
         try:
             held, other = lease.attempt(store.place("leases", key + ".json"), mine)
-            if held is None and since is None:
-                since = store.now()
         except OSError as error:
             raise paths.no_room(error, store.path) or error from error
         if held is not None:
-            return held, None, since
+            return held, None
         entry = _private(store, key, tmp)
         if entry is not None:
-            return None, entry, since
+            return None, entry
         other = other or {}
         who = f"{lease.describe(other)}, which builds {other.get('what', key[:12])}"
         if time.monotonic() >= deadline:

@@ -3,7 +3,6 @@
     <store>/<key>/{<wheel>.whl, build.json}     complete from the rename that makes it; never changed afterwards
     <store>/<key>/proven.json                   who imported its extensions first; until then who cannot rejects it
     <store>/leases/<key>.json                   who builds it now (see lease.py); it only saves double work
-    <store>/leases/<key>.failed.json            how its last build failed, for those who waited for it
     <store>/tmp/<key>.<random>/                 an entry that is being written
     <store>/quarantine/<key>.<random>/          a damaged entry, and beside it a `.json` that says why
 

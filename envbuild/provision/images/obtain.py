@@ -50,7 +50,6 @@ class Obtained:
     """An image that can go to nodes: as a file, or by a reference with a digest."""
 
     id: str
-    builder: str | None = None
     archive: Path | None = None
     sha256: str | None = None
     pull: str | None = None
@@ -166,7 +165,7 @@ def obtain(
         # Docker's id of an image in containerd's store is that of its manifest; ours is that of its configuration.
         keep(_memory(image.key), {**record, "carried": known})
     sha256 = sha256_of(path) if path else None
-    return Obtained(known, builder.name, path, sha256, pull)
+    return Obtained(known, path, sha256, pull)
 
 
 def _push(builder: Builder, image: Wanted, settings: ContainerSettings) -> tuple[str, str]:

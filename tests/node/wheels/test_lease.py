@@ -123,28 +123,14 @@ def test_of_many_at_once_exactly_one_builds(tmp_path: Path, start: Start) -> Non
     intact(tmp_path / "store")
 
 
-def test_those_who_waited_for_a_build_that_failed_fail_with_it_and_the_next_tries_again(
-    tmp_path: Path, start: Start
-) -> None:
-    one = start("one", building="go", fails=4)
-    waiting = [start(f"n{number}", waits=True) for number in range(3)]
-    (tmp_path / "go").touch()
-    assert one.end()["code"] == "build-failed"
-    for process in waiting:
-        result = process.end()
-        assert (result["code"], result["what"], result["exit"]) == ("build-failed", "no compiler", 4)
-        assert "for the test; so it ended for run one on" in result["why"]
-        assert not process.builds()
-    assert start("later").end()["built"] is True
-    intact(tmp_path / "store")
-
-
-def test_a_builder_that_ran_out_of_something_does_not_stop_those_who_wait(tmp_path: Path, start: Start) -> None:
-    one = start("one", building="go", fails=75)
+@pytest.mark.parametrize("fails", [4, 75])
+def test_a_builder_that_fails_does_not_stop_those_who_wait(tmp_path: Path, start: Start, fails: int) -> None:
+    one = start("one", building="go", fails=fails)
     two = start("two", waits=True)
     (tmp_path / "go").touch()
-    assert one.end()["exit"] == 75
+    assert one.end()["exit"] == fails
     assert two.end()["built"] is True
+    intact(tmp_path / "store")
 
 
 def test_a_deadline_ends_the_waiting_with_try_again(tmp_path: Path, start: Start) -> None:
