@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 
 from envbuild.node import identity, paths
+from envbuild.node.logs import progress
 from envbuild.node.protocol import Json, NodeError, has_fields, log
 
 BEAT = 5.0
@@ -276,6 +277,7 @@ def acquire(prefix: str, run: str, controller: "Json | None", wait: float) -> "L
             )
         if not waiting:
             log("waiting for %s" % describe(owner))
+            progress("waiting for another run of envbuild", describe(owner))
             waiting = True
         time.sleep(min(_POLL, max(0.01, deadline - time.monotonic())))
 

@@ -83,13 +83,18 @@ def test_d41_a_lost_reply_to_a_rename_is_no_failure(tmp_path: Path, monkeypatch:
     assert entering_again == [lease.of_prefix(str(tmp_path))]
 
 
-def test_a_waiting_run_gets_the_lease_when_it_is_released(tmp_path: Path) -> None:
+def test_a_waiting_run_says_for_whom_and_gets_the_lease_when_it_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, str]] = []
+    monkeypatch.setattr(lease, "progress", lambda phase, what: shown.append((phase, what)))
     held = lease.acquire(str(tmp_path), "one", None, 0)
     begun = time.monotonic()
     threading.Timer(0.3, held.release).start()
     second = lease.acquire(str(tmp_path), "two", None, 2 * PATIENCE)
     assert 0.2 < time.monotonic() - begun < PATIENCE
     assert second.held()
+    assert shown == [("waiting for another run of envbuild", lease.describe(held.owner))]
 
 
 def test_a_later_step_of_the_same_run_enters_again_and_keeps_who_provisions(tmp_path: Path) -> None:
