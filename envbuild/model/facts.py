@@ -181,13 +181,13 @@ class StampFacts(_Fact):
 class NodeFacts(_Fact):
     """Everything that a probe read on one node, at one time (`probed_at`, UTC, RFC 3339).
 
-    `files_found`: wanted file name -> path in a find-links folder of the node's pip configuration. `reachable`: name of
-    an index, or address of a git source -> a TCP connection to its host (or to the proxy) succeeded. `trees`: the state
-    of each source that is a working tree. `busy`: the lease of the process that changes the prefix. `product`: the
-    machine's name from its firmware, if known. `brief`: the probe read a part only, so a missing value means nothing.
-    `shared`: the folder that the node shares with the login node if the prefix is on the node's own disk; it comes from
-    the target. `limits`: limits of a process of the session (`node/probe/system.py`), and `clock` if it is not this
-    machine's.
+    `files_found`: wanted file name -> path in a find-links folder of the node's pip configuration. `system_packages`:
+    wanted package of Debian -> whether dpkg has it, empty without dpkg. `reachable`: name of an index, or address of a
+    git source -> a TCP connection to its host (or to the proxy) succeeded. `trees`: the state of each source that is a
+    working tree. `busy`: the lease of the process that changes the prefix. `product`: the machine's name from its
+    firmware, if known. `brief`: the probe read a part only, so a missing value means nothing. `shared`: the folder that
+    the node shares with the login node if the prefix is on the node's own disk; it comes from the target. `limits`:
+    limits of a process of the session (`node/probe/system.py`), and `clock` if it is not this machine's.
     """
 
     @classmethod
@@ -228,6 +228,7 @@ class NodeFacts(_Fact):
     environments: tuple[StampFacts, ...] = ()
     toolchain: tuple[str, ...] = ()
     files_found: dict[str, str] = {}
+    system_packages: dict[str, bool] = {}
     reachable: dict[str, bool] = {}
     trees: dict[str, TreeFacts] = {}
     busy: dict[str, Any] | None = None

@@ -27,8 +27,8 @@ def run(request: Json) -> "tuple[bool, Json]":
         return False, _brief(args, prefix, folders, environments)
     from envbuild.node.probe import programs
 
-    lists = ("files", "interpreters", "repositories")
-    files, interpreters, repositories = (argument(args, name, "a list of text", []) for name in lists)
+    lists = ("files", "interpreters", "repositories", "system_packages")
+    files, interpreters, repositories, packages = (argument(args, name, "a list of text", []) for name in lists)
     reach = dict(argument(args, "reach", "an object of text", {}))
     if pip_config.NORMAL_INDEX in reach:
         reach[pip_config.NORMAL_INDEX] = probe_prefix.configured_index(reach[pip_config.NORMAL_INDEX])
@@ -48,6 +48,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     answers, warnings = _together(asked)
     quota = answers.pop("quota") or {}
     facts = _quick(args, prefix, folders, environments)
+    facts["system_packages"] = system.debian_packages(packages)
     facts.update(modules=modules, files_found=probe_prefix.files_found(files), **(answers.pop("gpu") or {}))
     facts.update({name: answer for name, answer in answers.items() if answer is not None})
     facts["prefix"] = _prefix(prefix, quota)

@@ -20,7 +20,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.node import facts as probe
 from envbuild.node.probe import gpus, prefix
 from envbuild.node.probe.programs import python_facts
-from envbuild.node.probe.system import scheduler_facts
+from envbuild.node.probe.system import debian_packages, scheduler_facts
 from envbuild.node_program import call_here, node_pyz
 from tests.node.env_support import MINOR, PYTHON
 from tests.node.pythons import require_python
@@ -369,6 +369,14 @@ def test_environments_links_and_lease_under_the_prefix(node: Node) -> None:
 def test_half_written_lease_still_says_busy(node: Node) -> None:
     write_file(node.prefix / "lease.json", "{")
     assert node.probe().busy == {}
+
+
+def test_packages_of_debian_are_looked_up_where_dpkg_is(tmp_path: Path) -> None:
+    wanted = ["libaio-dev", "cmake", "libgeos-dev"]
+    assert debian_packages(wanted, str(tmp_path)) == {}
+    for name in ("libaio-dev:amd64.list", "cmake.list", "cmake.md5sums", "libgeos-dev.md5sums"):
+        write_file(tmp_path / "var/lib/dpkg/info" / name, "")
+    assert debian_packages(wanted, str(tmp_path)) == {"libaio-dev": True, "cmake": True, "libgeos-dev": False}
 
 
 def test_wanted_files_are_found_in_pips_find_links(node: Node, tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def glibc() -> str:
         return ""
 
 
+def debian_packages(wanted: "list[str]", root: str = "/") -> "dict[str, bool]":
+    """Wanted package of Debian -> whether dpkg has it; empty where there is no dpkg."""
+    files = names(os.path.join(root, "var/lib/dpkg/info"))
+    have = {name[:-5].partition(":")[0] for name in files if name.endswith(".list")}
+    return {name: name in have for name in wanted} if have else {}
+
+
 def libc_facts(folders: "list[str]") -> "dict[str, str]":
     """`LibcFacts`; `ldd` decides where confstr is mute (a Python built against musl, or a musl node)."""
     kind, _, version = glibc().partition(" ")

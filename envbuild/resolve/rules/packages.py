@@ -187,19 +187,24 @@ def homonym(name: str, compat: Compat) -> Decision:
     return decision("package-homonym", "refuse", what, compared, compat.homonym_note, f"{meant}, if that was meant")
 
 
-def system_packages(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+def system_packages(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`system-packages`: what a source distribution is compiled against is named before anything is built."""
     built = [name for name in request.packages if f"{name}{_FROM_SOURCE}" in request.traits]
     out = []
     for name in (name for name in built if name in compat.system):
         needs = compat.system[name]
-        what = f"{name} is compiled where it is installed, against packages of the system"
+        missing = [need for need in needs if not facts.system_packages.get(need)]
+        if not missing:
+            continue
+        known = "the node lacks" if facts.system_packages else "not checked, because the node has no dpkg:"
+        what = f"{name} is compiled where it is installed, against packages of the system; {known} {', '.join(missing)}"
         compared = (f"{name} {request.packages[name]} as a source distribution", f"it needs {', '.join(needs)}")
-        install = f"`apt-get install {' '.join(needs)}` there first, or what another system calls these"
+        install = f"`apt-get install {' '.join(missing)}` there first, or what another system calls these"
         out.append(decision("system-packages", "warn", what, compared, compat.system_note, install))
     if built and not out:
-        compared = (f"source distributions: {', '.join(built)}", "none is known to need packages of the system")
-        out.append(decision("system-packages", "allow", "they are built of themselves", compared, compat.system_note))
+        compared = (f"source distributions: {', '.join(built)}", "none is known to need packages that are missing")
+        what = "what they are compiled against is there, as far as it is known"
+        out.append(decision("system-packages", "allow", what, compared, compat.system_note))
     return tuple(out)
 
 
@@ -261,6 +266,12 @@ def from_source(packages: Iterable[LockedPackage]) -> frozenset[str]:
     """The trait `<name>-from-source` of every package that is locked as a source distribution."""
     sdists = (p for p in packages if not any(file.file.endswith(".whl") for file in p.files))
     return frozenset(f"{canonicalize_name(package.name)}{_FROM_SOURCE}" for package in sdists)
+
+
+def system_needs(packages: Iterable[LockedPackage], compat: Compat) -> set[str]:
+    """Packages of the system that source distributions among `packages` are compiled against."""
+    built = from_source(packages)
+    return {need for name, needs in compat.system.items() if f"{name}{_FROM_SOURCE}" in built for need in needs}
 
 
 def scanned(sources: Iterable[LockedSource], compat: Compat) -> tuple[frozenset[str], dict[str, str]]:
