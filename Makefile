@@ -4,11 +4,11 @@ SHELL := /bin/sh
 # torch each. Neighbours stay in one process, which makes their fixtures once. Modules that pytest has rewritten are kept for
 # the next run, whatever the shell says of byte code. A test that hangs ends after 10 minutes. Every skipped test is listed
 # with its reason, every failed one by its name.
-test: WORKERS ?= 5
+test test-all: WORKERS ?= 5
 test-slow: WORKERS ?= 4
 PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal --timeout=600 --durations=25 -rfEs
 
-.PHONY: provision test test-slow fuzz lint lint-style lint-types lint-playbooks generated containers docs bench locks clean
+.PHONY: provision test test-slow test-all fuzz lint lint-style lint-types lint-playbooks generated containers docs bench locks clean
 
 provision: .venv/.ready  ## build torch-smoke on this machine
 	.venv/bin/envbuild provision --target local
@@ -18,6 +18,9 @@ test: .venv/.ready system-packages  ## the fast tests (some minutes on 2 cores)
 
 test-slow: .venv/.ready system-packages  ## real torch environments, real nodes, kill -9 everywhere
 	$(PYTEST) -m slow
+
+test-all: .venv/.ready system-packages  ## both in one run: they are collected once, and fast ones fill what slow ones wait
+	$(PYTEST)
 
 fuzz: .venv/.ready  ## hostile input for every parser, two minutes at low priority
 	.venv/bin/python -m tests.fuzz

@@ -68,9 +68,17 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long tests begin first, in as many processes as there are."""
+    """Long tests begin first, then slow ones, in as many processes as there are."""
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
-    items[:] = dealt(items, lambda item: item.nodeid.partition("::")[0], processes)
+    items[:] = dealt(items, _module, _slow, processes)
+
+
+def _module(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture

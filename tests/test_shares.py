@@ -18,7 +18,7 @@ def test_an_example_may_take_as_long_as_a_busy_machine_needs() -> None:
 def test_each_process_begins_with_a_long_module_and_nothing_is_lost() -> None:
     short = [f"tests/e2e/test_{name}.py::test_{number}" for name in "abcd" for number in range(10)]
     long = [f"{module}::test_{number}" for module in LONG[:5] for number in range(2)]
-    found = dealt([*short[:20], *long, *short[20:]], module_of, 4)
+    found = dealt([*short[:20], *long, *short[20:]], module_of, slow, 4)
     assert sorted(found) == sorted([*short, *long])
     assert [module_of(found[at]) for at in (0, 12, 24, 37)] == [*LONG[:4]]
     assert [module_of(each) for each in found[2:4]] == [LONG[4]] * 2, "the fifth is second where the first began"
@@ -27,9 +27,17 @@ def test_each_process_begins_with_a_long_module_and_nothing_is_lost() -> None:
 
 def test_without_a_long_module_or_in_one_process_modules_keep_their_order() -> None:
     short = [f"tests/e2e/test_{name}.py::test_{number}" for name in "abc" for number in range(3)]
-    assert dealt(short, module_of, 4) == short
-    assert dealt([*short, f"{LONG[0]}::test"], module_of, 1) == [f"{LONG[0]}::test", *short]
-    assert dealt([], module_of, 4) == []
+    assert dealt(short, module_of, slow, 4) == short
+    assert dealt([*short, f"{LONG[0]}::test"], module_of, slow, 1) == [f"{LONG[0]}::test", *short]
+    assert dealt([], module_of, slow, 4) == []
+
+
+def test_slow_items_begin_before_fast_ones_in_every_process() -> None:
+    fast = [f"tests/e2e/test_{name}.py::test_{number}" for name in "abc" for number in range(8)]
+    items = [*fast[:11], *(f"tests/fleet/test_a.py::test_slow_{number}" for number in range(4)), *fast[11:]]
+    found = dealt(items, module_of, slow, 2)
+    assert [slow(each) for each in found] == ([True] * 2 + [False] * 12) * 2
+    assert [each for each in found if not slow(each)] == fast
 
 
 def test_the_long_modules_are_there() -> None:
@@ -38,3 +46,7 @@ def test_the_long_modules_are_there() -> None:
 
 def module_of(item: str) -> str:
     return item.partition("::")[0]
+
+
+def slow(item: str) -> bool:
+    return "::test_slow" in item

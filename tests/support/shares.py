@@ -23,10 +23,11 @@ LONG = (
 )
 
 
-def dealt(items: Sequence[T], module_of: Callable[[T], str], processes: int) -> list[T]:
+def dealt(items: Sequence[T], module_of: Callable[[T], str], slow: Callable[[T], bool], processes: int) -> list[T]:
     """`items` so that each of `processes` equal parts, as xdist cuts them, begins with its share of the long modules.
 
-    Modules stay together as far as the parts' lengths allow; without a long one nothing moves.
+    Its share of the other slow items follows. Modules stay together as far as the parts' lengths allow; without a long
+    one, of items that are all slow or all fast nothing moves.
     """
     shares: list[list[T]] = [[] for _ in range(processes)]
     long: dict[str, list[T]] = {module: [] for module in LONG}
@@ -35,11 +36,13 @@ def dealt(items: Sequence[T], module_of: Callable[[T], str], processes: int) -> 
         long.get(module_of(item), rest).append(item)
     for module in LONG:
         min(shares, key=len).extend(long[module])
-    left = len(items)
-    for number, share in enumerate(shares):
-        length = left // (processes - number)
-        left -= length
-        count = max(0, length - len(share))
-        share += rest[:count]
-        del rest[:count]
-    return [item for share in shares for item in share] + rest
+    for kind in (True, False):
+        some = [item for item in rest if slow(item) is kind]
+        left = sum(map(len, shares)) + len(some)
+        for number, share in enumerate(shares):
+            length = left // (processes - number)
+            left -= length
+            count = max(0, length - len(share))
+            share += some[:count]
+            del some[:count]
+    return [item for share in shares for item in share]
