@@ -21,11 +21,12 @@ from tests.fleet.faults import wait_for, working
 from tests.fleet.fleet_world import by_node, checks
 from tests.fleet.nodes import Fleet, Node, StartNodes
 from tests.support.patience import PATIENCE, answers, until
-from tests.support.torch_stack import torch_stack
+from tests.support.torch_stack import LIGHT, torch_stack
 from tests.test_snippets import of, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(1200)]
 PREFIX = "/opt/envbuild"
+JOINT = "smoke/nodes/all-reduce"
 LONG = 400.0
 # What an administrator of such a node has set: its kernel has cgroups of version 1, and nobody may raise limits.
 _CONTAINERS = """\
@@ -63,8 +64,14 @@ def world(tmp_path: Path, storage: Storage) -> World:
     world.env |= storage.env
     storage.house(tmp_path)
     world.wheel("alpha", "1.0")
-    world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"HF_GREETING": "hello $(id) 'you'"}))
+    _stack(world, "hello")
     return world
+
+
+def _stack(world: World, greeting: str) -> dict[Path, str]:
+    """Stack file and lock, which are written, with their texts."""
+    stack = world.stack(python=[PYTHON], imports=["alpha"], environment={"HF_GREETING": greeting})
+    return {path: path.read_text() for path in (stack, world.lock(stack))}
 
 
 def _target(world: World, nodes: list[Node], more: dict[str, Any] | None = None, **container: Any) -> None:
@@ -102,11 +109,23 @@ def _ids(done: Done) -> set[str]:
     return {node["image"]["id"] for node in done.json["nodes"]}
 
 
-def test_one_image_runs_on_two_nodes_and_comes_back_where_it_was_lost(fleet: StartNodes, world: World) -> None:
+def _joint(done: Done) -> list[dict[str, Any]]:
+    """The check of the joint test of each node that has one."""
+    return [check for node in by_node(done).values() for check in node["checks"] if check["name"] == JOINT]
+
+
+def _containers(node: Node) -> list[str]:
+    return node.run(["podman", "ps", "--quiet"]).stdout.split()
+
+
+def test_nodes_meet_inside_one_image_which_comes_back_where_it_was_lost(fleet: StartNodes, world: World) -> None:
     nodes = fleet(2, kind="podman")
     _ready(nodes)
     first, second = nodes
-    _target(world, nodes)
+    other = _stack(world, "good morning")
+    torch_stack(world, light=True, python=[PYTHON], environment={"HF_GREETING": "hello $(id) 'you'"})
+    floors = {"multi_node_busbw_gbps": 0.0001}
+    _target(world, nodes, {"floors": floors})
     done = _run(world, "provision")
     found = by_node(done)
     assert done.rc == 0, (done.err, found)
@@ -118,13 +137,19 @@ def test_one_image_runs_on_two_nodes_and_comes_back_where_it_was_lost(fleet: Sta
         assert {"image/id", "smoke/sound"} <= set(checks(found[node.address]))
         assert set(checks(found[node.address]).values()) == {"passed"}
         assert node.run(["podman", "images", "-q", "--no-trunc"]).stdout.split() == [f"sha256:{image}"]
-        code = "import alpha, os; print(alpha.VERSION, os.getuid(), os.environ['HF_GREETING'])"
+        code = "import torch, os; print(torch.__version__, os.getuid(), os.environ['HF_GREETING'])"
         said = node.run([f"{PREFIX}/bin/tiny", "python", "-c", code]).stdout
-        assert said == "1.0 10001 hello $(id) 'you'\n"
+        assert said == f"{LIGHT}+cpu 10001 hello $(id) 'you'\n"
         assert node.run(["ls", f"{PREFIX}/images"]).stdout == "tiny.json\n", "the file that came is gone"
+    met = _joint(done)
+    assert {check["status"] for check in met} == {"passed"} and len(met) == 2
+    assert (met[0]["details"]["ranks"], met[0]["details"]["interface"]) == (4, "eth0")
+    assert met[0]["details"]["address"] == first.address
+    assert met[0]["metrics"] == met[1]["metrics"] and met[0]["metrics"][0]["name"] in floors
 
     _nothing_to_do(world)
-    image = _changed(world, nodes, image)
+    _cannot_meet(world, nodes)
+    image = _changed(world, nodes, image, other)
     _lost(world, first, second, image)
     _launcher_changed(world, first)
     _tampered(world, first, second, image)
@@ -132,21 +157,55 @@ def test_one_image_runs_on_two_nodes_and_comes_back_where_it_was_lost(fleet: Sta
 
 def _nothing_to_do(world: World) -> None:
     again = _run(world, "provision")
-    assert (again.rc, again.json["steps_run"]) == (0, 0), again.err
+    assert (again.rc, again.json["steps_run"], _joint(again)) == (0, 0, []), again.err
     assert {node["status"] for node in again.json["nodes"]} == {"unchanged"}
     assert len(_ids(again)) == 1
     assert "nothing to do" in again.err
     ((_, command, code),) = of("nodes")
     documented = run(world, command, T="./nodes.yaml")
     assert (documented.rc, "was already in place on 2 nodes" in documented.out) == (code, True), documented
-    smoked = _run(world, "smoke")
+    smoked = _run(world, "smoke", "--only", "sound")
     assert smoked.rc == 0, smoked.err
     assert all("smoke/sound" in checks(node) for node in smoked.json["nodes"])
 
 
-def _changed(world: World, nodes: list[Node], before: str) -> str:
+def _cannot_meet(world: World, nodes: list[Node]) -> None:
+    """Asked for, the joint test runs again, alone; the way to the first node is closed for the other one."""
+    first, second = nodes
+    closed = ["blackhole", f"{first.address}/32"]
+    second.run(["ip", "route", "add", *closed])
+    _killed(world, nodes)
+    done = _run(world, "smoke", "--only", "nodes")
+    second.run(["ip", "route", "del", *closed])
+    found = by_node(done)
+    assert done.rc == 8, (done.err, found)
+    error = found[second.address]["error"]
+    assert error["code"] == "nodes-cannot-meet" and first.address in error["why"]
+    assert found[second.address]["image"]["id"] == found[first.address]["image"]["id"]
+    (left,) = _joint(done)
+    assert (left["status"], second.address in left["says"]) == ("not-run", True)
+    assert found[first.address]["status"] == "ok"
+    assert "not measured: multi_node_busbw_gbps" in str(done.json["warnings"])
+    assert [_containers(node) for node in nodes] == [[], []]
+
+
+def _killed(world: World, nodes: list[Node]) -> None:
+    """While nodes wait for each other, for 60 s, envbuild is killed: the containers end at once."""
+    process = world.start("smoke", "--target", "./nodes.yaml", "--only", "nodes", "--json")
+    inside = r"^ *\d+ \S+/bin/python -I -S -c .* meet$"
+    # Podman forwards no signal to a container before it calls it running.
+    wait_for("the joint test", lambda: all(working(node, inside) and _containers(node) for node in nodes), process)
+    process.kill()
+    killed = time.monotonic()
+    process.communicate(timeout=PATIENCE)
+    wait_for("the end of the containers", lambda: not any(_containers(node) for node in nodes))
+    assert time.monotonic() - killed < 40
+
+
+def _changed(world: World, nodes: list[Node], before: str, stack: dict[Path, str]) -> str:
     """Another lock gives another image, one node at a time; the one before stays where it is."""
-    world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"HF_GREETING": "good morning"}))
+    for path, text in stack.items():
+        path.write_text(text)
     done = _run(world, "provision", "--batch", "1")
     assert done.rc == 0, done.err
     assert [event["data"]["nodes"] for event in world.events() if event["kind"] == "wave-started"] == [
@@ -253,65 +312,8 @@ def test_nodes_pull_by_digest_what_was_pushed_and_a_node_without_a_runtime_is_re
         assert pulled.rc == 0, pulled.err
         assert by_node(pulled)[node.address]["image"]["id"] == image["id"]
         assert "building" not in pulled.err
-        world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"HF_GREETING": "another"}))
+        _stack(world, "another")
         wrong = _run(world, "provision")
         assert (wrong.rc, wrong.code) == (7, "image-of-another-lock")
     gone = _run(world, "provision")
     assert (gone.rc, gone.code) == (75, "registry-unreachable")
-
-
-JOINT = "smoke/nodes/all-reduce"
-
-
-def _joint(done: Done) -> list[dict[str, Any]]:
-    """The check of the joint test of each node that has one."""
-    return [check for node in by_node(done).values() for check in node["checks"] if check["name"] == JOINT]
-
-
-def _containers(node: Node) -> list[str]:
-    return node.run(["podman", "ps", "--quiet"]).stdout.split()
-
-
-def test_nodes_meet_inside_their_images_and_a_node_that_cannot_is_named(fleet: StartNodes, world: World) -> None:
-    nodes = fleet(2, kind="podman")
-    _ready(nodes)
-    torch_stack(world, light=True, python=[PYTHON])
-    floor = {"multi_node_busbw_gbps": 0.0001}
-    _target(world, nodes, {"floors": floor})
-    done = _run(world, "provision")
-    assert done.rc == 0, (done.err, by_node(done))
-    first, second = _joint(done)
-    assert {first["status"], second["status"]} == {"passed"}
-    assert (first["details"]["ranks"], first["details"]["interface"]) == (4, "eth0")
-    assert first["details"]["address"] == nodes[0].address
-    assert first["metrics"] == second["metrics"] and first["metrics"][0]["name"] in floor
-    again = _run(world, "provision")
-    assert (again.rc, _joint(again)) == (0, []), "nothing was changed, nothing is tried again"
-
-    # Asked for, it runs again, alone; now the way to the first node is closed for one of them.
-    nodes[1].run(["ip", "route", "add", "blackhole", f"{nodes[0].address}/32"])
-    _killed(world, nodes)
-    done = _run(world, "smoke", "--only", "nodes")
-    found = by_node(done)
-    assert done.rc == 8, (done.err, found)
-    error = found[nodes[1].address]["error"]
-    assert error["code"] == "nodes-cannot-meet" and nodes[0].address in error["why"]
-    assert found[nodes[1].address]["image"]["id"] == found[nodes[0].address]["image"]["id"]
-    (left,) = _joint(done)
-    assert (left["status"], nodes[1].address in left["says"]) == ("not-run", True)
-    assert found[nodes[0].address]["status"] == "ok"
-    assert "not measured: multi_node_busbw_gbps" in str(done.json["warnings"])
-    assert [_containers(node) for node in nodes] == [[], []]
-
-
-def _killed(world: World, nodes: list[Node]) -> None:
-    """While nodes wait for each other, for 60 s, envbuild is killed: the containers end at once."""
-    process = world.start("smoke", "--target", "./nodes.yaml", "--only", "nodes", "--json")
-    inside = r"^ *\d+ \S+/bin/python -I -S -c .* meet$"
-    # Podman forwards no signal to a container before it calls it running.
-    wait_for("the joint test", lambda: all(working(node, inside) and _containers(node) for node in nodes), process)
-    process.kill()
-    killed = time.monotonic()
-    process.communicate(timeout=PATIENCE)
-    wait_for("the end of the containers", lambda: not any(_containers(node) for node in nodes))
-    assert time.monotonic() - killed < 40

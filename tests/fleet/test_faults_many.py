@@ -45,6 +45,8 @@ def test_of_eight_nodes_seven_then_four_then_one_fail(
         expected = {node.address: "unchanged" if node in good else "ok" for node in nodes if node not in failing}
         expected |= {node.address: "unreachable" for node in silent} | {node.address: "failed" for node in full}
         assert statuses(done) == expected
+        for node in silent:
+            assert (found[node.address]["exit"], found[node.address]["error"]["code"]) == (3, "node-unreachable")
         for node in full:
             assert (found[node.address]["exit"], "full" in str(found[node.address]["error"])) == (75, True)
             assert f"{node.address}: toolchain failed" in done.err, "told by phase"

@@ -1,15 +1,14 @@
-"""Several real SSH nodes: equal environments, partial success, refused host keys, and secrets that stay at home."""
+"""Several real SSH nodes: equal environments, refused host keys, and secrets that stay at home."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.fleet.faults import wait_for
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node, listing
-from tests.fleet.nodes import Fleet, Node, StartNodes
+from tests.fleet.nodes import StartNodes
 from tests.node.forge import FILES
 from tests.support.canary import BACKEND, CANARY, forms, holding
 from tests.support.programs import completed
@@ -20,16 +19,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 @pytest.fixture
 def nodes_world(tmp_path: Path, standalone_python: Path) -> FleetWorld:
     return FleetWorld(tmp_path, standalone_python)
-
-
-def _cable(network: Fleet, node: Node, state: str) -> None:
-    """Plug a node in (`up`) or out (`down`)."""
-    name = f"ebv{network.number}x{node.name.removeprefix('node')}"
-    subprocess.run(["ip", "link", "set", name, state], check=True)
-
-
-def _without_giving(paths: str) -> list[str]:
-    return [line for line in paths.splitlines() if "/store" not in line and "/__pycache__" not in line]
 
 
 def test_different_nodes_get_equal_environments_and_drift_is_named_by_node_and_file(
@@ -67,30 +56,6 @@ def test_different_nodes_get_equal_environments_and_drift_is_named_by_node_and_f
     assert repaired.rc == 0, repaired.err
     assert by_node(repaired)[bad.address]["root"] == evidence[good.address]["root"]
     assert nodes_world.fleet("verify").rc == 0
-
-
-def test_a_node_that_is_down_costs_the_others_nothing_and_is_caught_up_later(
-    fleet: StartNodes, fleet_network: Fleet, nodes_world: FleetWorld
-) -> None:
-    good, down = fleet(2, kind="bare", tools=True)
-    nodes_world.target([good, down])
-    _cable(fleet_network, down, "down")
-    done = nodes_world.fleet("provision")
-    assert done.rc == 8, done.err
-    found = by_node(done)
-    assert (found[good.address]["status"], found[down.address]["status"]) == ("ok", "unreachable")
-    assert found[down.address]["exit"] == 3
-    assert found[down.address]["error"]["code"] == "node-unreachable"
-    before = listing(good)
-    _cable(fleet_network, down, "up")
-    again = nodes_world.fleet("provision")
-    assert again.rc == 0, again.err
-    found = by_node(again)
-    assert (found[good.address]["status"], found[down.address]["status"]) == ("unchanged", "ok")
-    assert found[good.address]["root"] == found[down.address]["root"]
-    assert {event["node"] for event in nodes_world.events() if event["kind"] == "step-started"} == {down.address}
-    # It has given what it had: the folder for packs tells of it, and what its own Python had to compile for that.
-    assert _without_giving(listing(good)) == _without_giving(before)
 
 
 def test_an_unknown_host_key_is_refused_with_its_fingerprint(

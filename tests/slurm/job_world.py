@@ -17,6 +17,8 @@ from tests.support.often import OFTEN
 from tests.support.programs import executable
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
+JOINT = "smoke/nodes/all-reduce"
+
 
 class JobWorld(World):
     """`work/cluster.yaml` is the target; its prefix is `shared/envbuild` of the cluster."""
@@ -83,6 +85,11 @@ def by_node(done: Done) -> dict[str, dict[str, Any]]:
     """Evidence by node; a run that ended strangely shows what it said."""
     assert done.out.startswith("{"), f"exit {done.rc}\n{done.out[-2000:]}\n{done.err[-4000:]}"
     return {node["node"]: node for node in done.json["nodes"]}
+
+
+def joint(done: Done) -> dict[str, dict[str, Any]]:
+    """The check of the joint test by node."""
+    return {name: check for name, node in by_node(done).items() for check in node["checks"] if check["name"] == JOINT}
 
 
 @contextmanager
