@@ -12,7 +12,6 @@ LONG = (
     "tests/fleet/test_containers.py",
     "tests/fleet/test_build_once.py",
     "tests/slurm/test_bench.py",
-    "tests/slurm/test_image_build_job.py",
     "tests/container/test_images.py",
     "tests/slurm/test_together.py",
     "tests/e2e/test_packaging.py",
