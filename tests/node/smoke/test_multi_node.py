@@ -252,7 +252,7 @@ def test_a_rank_that_hangs_ends_at_the_deadline_with_its_stack(ports: list[int],
         told, details = f"hung past its deadline of {deadline}", checks[1]["details"]
         return any(told in failure for failure in details["failures"]) and "allreduce_nodes.py" in details["output"]
 
-    deadline, checks = with_deadline(lambda deadline: part_of(hung, ports, deadline, tmp_path), 15, late)
+    deadline, checks = with_deadline(lambda deadline: part_of(hung, ports, deadline, tmp_path), 30, late)
     assert [check["status"] for check in checks] == ["failed", "failed"]
     assert late(checks, f"{deadline} s"), checks[1]
     left = [entry for entry in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _read(entry)]
