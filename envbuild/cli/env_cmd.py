@@ -20,6 +20,7 @@ from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest, sort_out
 from envbuild.node import paths
 from envbuild.node.env.activation_files import csh_quote
+from envbuild.text import few
 
 if TYPE_CHECKING:
     from envbuild.model.target import Target
@@ -59,7 +60,7 @@ def status(ui: Ui, /, stack: str | None, every: bool, **flags: Any) -> int:
     def human() -> str:
         table = [_table(rows, many=len(good) + len(errors) > 1)] if rows else []
         notes = [none] if lacking and not (every and rows) else []
-        return "\n".join([*table, *notes, *_outputs(rows), *failures(errors)])
+        return "\n".join([*table, *notes, *_tested(rows), *_outputs(rows), *failures(errors)])
 
     ui.result({"environments": [{"node": node, **item} for node, item in rows], "errors": as_dicts(errors)}, human)
     return gravest([ui.exit_of(errors), ExitCode.CHECK_FAILED if lacking and not every else ExitCode.OK])
@@ -68,6 +69,18 @@ def status(ui: Ui, /, stack: str | None, every: bool, **flags: Any) -> int:
 @click.group("env", cls=Group)
 def env() -> None:
     """Environments: use them in a shell, switch, remove."""
+
+
+def _tested(rows: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """What the last smoke test of each stack missed, and which code was changed after it."""
+    texts = dict[str, None]()
+    for _, item in rows:
+        tested, stack = item.get("tested") or {}, item["stack"]
+        if names := sorted(tested.get("open") or {}):
+            texts[f"! {stack}: nothing brings {few(names)}, which its code imports"] = None
+        for name, files in (tested.get("changed") or {}).items():
+            texts[f"! {stack}: {few(files)} of the source {name} changed after the smoke test of {tested['at']}"] = None
+    return list(texts)
 
 
 def _outputs(rows: list[tuple[str, dict[str, Any]]]) -> list[str]:

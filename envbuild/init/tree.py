@@ -13,7 +13,7 @@ from envbuild.init.draft import Origin
 from envbuild.init.readers.requirement import git_address
 from envbuild.lock.readers.git import GitReader, commit_day, resolve_ref, run_git
 from envbuild.lock.sources import absolute_url
-from envbuild.node.smoke.programs.closure import PASSED
+from envbuild.node.git_source import PASSED
 from envbuild.regular_file import read_file
 
 MOST_FILES = 100_000

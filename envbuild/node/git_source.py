@@ -4,11 +4,12 @@ Git's own configuration is honoured (insteadOf, proxies, credential helpers); ho
 submodule recursion are switched off, because what a repository says must never run before its tree is checked.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
 
-from envbuild.node import paths, proc
+from envbuild.node import hashing, paths, proc
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 from envbuild.node.redact import redact_text
 
@@ -43,6 +44,13 @@ _TRANSPORT = re.compile(
 )
 # What git says, on its own or for the other side, of a repository that lost objects.
 _LOST = re.compile(r"(?:unable to read|Could not read|missing (?:blob|tree|commit)(?: object)?) '?([0-9a-f]{40})")
+# Folders that are no code of a tree's own.
+PASSED = frozenset(
+    (".git", ".hg", ".svn", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache", ".venv", "venv", ".tox",
+     "site-packages", "dist", "build", "_build", ".eggs", ".ipynb_checkpoints", "wandb")
+)  # fmt: skip
+_CODE = (".py", ".pyi", ".pyx", ".so")
+_COMPILED = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 _COUNT = re.compile(r"[0-9]{1,4}\Z")
 _HEX = re.compile(r"\A[0-9a-f]{40}\Z")
 
@@ -225,6 +233,33 @@ def tree_state(place: str) -> Json:
         no_git = "not a git repository" in done.err
         return dict(state, unknown="no git repository" if no_git else "git: %s" % (text or ["no answer"])[0][:200])
     return dict(state, **_status(done.out.split("\0")))
+
+
+def code_files(top: str, environment: str, suffixes: "tuple[str, ...]" = _CODE) -> "list[str]":
+    """The files of a tree's own code by relative path; the prefix of the `environment` may lie in the tree."""
+    prefix = os.path.realpath(os.path.dirname(os.path.dirname(environment)))
+    files = []  # type: list[str]
+    for folder, folders, names in os.walk(top):
+        own = (name for name in set(folders) - PASSED if os.path.realpath(os.path.join(folder, name)) != prefix)
+        folders[:] = sorted(own)
+        files += (os.path.relpath(os.path.join(folder, name), top) for name in names if name.endswith(suffixes))
+    return files
+
+
+def code_digests(top: str, environment: str, before: "Json | None" = None) -> Json:
+    """By path [size, time of the last change, sha256] of what the user writes in a tree.
+
+    A file that is as `before` by size and time is not read again.
+    """
+    known, digests = before or {}, {}  # type: Json, Json
+    for path in code_files(top, environment, (".py", ".pyi", ".pyx") + _COMPILED):
+        with contextlib.suppress(OSError):
+            full = os.path.join(top, path)
+            facts = os.stat(full)
+            row = known.get(path) or [None, None, None]
+            same = row[:2] == [facts.st_size, facts.st_mtime_ns]
+            digests[path] = [facts.st_size, facts.st_mtime_ns, row[2] if same else hashing.digest_of(full)]
+    return digests
 
 
 def _disarmed(place: str) -> "dict[str, str]":

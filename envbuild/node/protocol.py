@@ -17,7 +17,7 @@ from envbuild.node import redact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any, Dict, NoReturn
 
     Json = Dict[str, Any]
@@ -151,6 +151,11 @@ class NodeError(Exception):
 def plural(count: int, noun: str) -> str:
     """`1 file`, `2 files`."""
     return "%d %s%s" % (count, noun, "" if count == 1 else "s")
+
+
+def few(names: "Sequence[str]", most: int = 3) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (" and %d more" % (len(names) - most) if len(names) > most else "")
 
 
 def plain(value: float, beside: "float | None" = None) -> str:

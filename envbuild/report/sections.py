@@ -16,7 +16,16 @@ from envbuild.report.claimed import SAME
 from envbuild.report.pictures import rates
 from envbuild.report.sources import built_names
 from envbuild.report.tables import NodeClass, below_floor, figure, largest
-from envbuild.report.verdict import GOOD, all_checks, far_above, node_checks, of_logs
+from envbuild.report.verdict import (
+    GOOD,
+    all_checks,
+    code_changed,
+    computed,
+    far_above,
+    missing_modules,
+    node_checks,
+    of_logs,
+)
 from envbuild.resolve.artifacts import same_version
 from envbuild.text import few, grouped, number, percent, plural
 
@@ -98,7 +107,14 @@ def _functional(evidence: Evidence) -> Badge:
     bad = failed or good < len(evidence.nodes)
     if of_logs(evidence) and not bad:
         return Badge("Functional", "amber", ("nothing ran here: a log was read",))
-    return Badge("Functional", "red" if bad else "green" if passed else "amber", tuple(says))
+    # Green says that the code works, so something must have run, and all that it imports be there.
+    ran = sum(check.status == "passed" and computed(check) for check in checks)
+    missing, changed = missing_modules(evidence), code_changed(evidence)
+    says.append(f"{ran} of them ran the environment" if ran else "no smoke test and no benchmark ran")
+    says += [f"missing: {few(missing)}"] if missing else []
+    says += [f"{plural(changed, 'file')} of code changed after the smoke test"] if changed else []
+    green = ran and not missing and not changed
+    return Badge("Functional", "red" if bad else "green" if green else "amber", tuple(says))
 
 
 def _reproduced(rows: tuple[Claim, ...]) -> Badge:

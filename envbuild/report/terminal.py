@@ -11,7 +11,7 @@ from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report import equality
 from envbuild.report.render import shown
 from envbuild.report.tables import headline, image_rows, seconds
-from envbuild.report.verdict import GOOD, reason
+from envbuild.report.verdict import GOOD, code_changed, reason
 from envbuild.report.view import NODE_MARKS, View, mark
 from envbuild.text import COPIED, grouped, plural
 
@@ -112,7 +112,7 @@ def _next(view: View) -> list[tuple[str, str]]:
     script = posixpath.join(prefix, "current", evidence.stack, ".envbuild", "activate.sh")
     differed = any(check.details.get("differed") for check in node.checks)
     again = view.commands[1]
-    if differed:
+    if differed or code_changed(evidence):
         again = f"{again.replace(' verify', ' provision', 1)} --repair"
     return [("use", f". {shlex.quote(script)}"), ("next", again)]
 

@@ -53,7 +53,8 @@ def make_verdict(evidence: Evidence) -> Verdict:
             or (evidence.verb == "smoke" and any(map(_none_passed, evidence.nodes)))
             or of_logs(evidence)
             or any(map(far_above, all_checks(evidence)))
-            or _missing_modules(evidence)
+            or missing_modules(evidence)
+            or code_changed(evidence)
             or any(check.details.get("differed") for check in all_checks(evidence))
         )
         good: Tone = "partial" if asked else "good"
@@ -123,6 +124,11 @@ def of_logs(evidence: Evidence) -> list[Check]:
     return [check for check in all_checks(evidence) if check.name == "bench" and check.level == "not-checked"]
 
 
+def computed(check: Check) -> bool:
+    """Whether the check is of a program that ran in the environment: a smoke test, or the stack's own run."""
+    return check.name.startswith("smoke/") or check.name.split()[0] in ("bench", "trial")
+
+
 def far_above(check: Check) -> bool:
     """Whether a figure is too far above its claim to come from the same work."""
     lower = any(metric.lower_is_better for metric in check.metrics)
@@ -164,16 +170,23 @@ def _taken_for_granted(evidence: Evidence) -> list[str]:
     unchecked = [check.says for check in all_checks(evidence) if check.level == "not-checked"]
     elsewhere = {check.says for check in (*_unread(evidence), *of_logs(evidence))}
     rest = [text for text in dict.fromkeys(unchecked) if text not in elsewhere]
-    missing = _missing_modules(evidence)
+    missing, changed = missing_modules(evidence), code_changed(evidence)
     open_ = [f"Missing: {plural(len(missing), 'module')} that its code imports, {few(missing, 4)}."] if missing else []
     if any(check.details.get("unimported") for check in all_checks(evidence)):
         open_.append("None of its code was imported.")
+    open_ += [f"Changed after the smoke test: {plural(changed, 'file')} of code."] if changed else []
     return open_ + ([f"Not checked: {'; '.join(rest)}."] if rest else [])
 
 
-def _missing_modules(evidence: Evidence) -> list[str]:
+def missing_modules(evidence: Evidence) -> list[str]:
     """The modules that the code of the sources imports, and nothing brings."""
     return sorted({str(name) for check in all_checks(evidence) for name in check.details.get("open") or ()})
+
+
+def code_changed(evidence: Evidence) -> int:
+    """How many files of working trees are not as the last smoke test has read them, on the node with the most."""
+    counts = ([int(check.details.get("code_changed") or 0) for check in node.checks] for node in evidence.nodes)
+    return max(map(sum, counts), default=0)
 
 
 def _reason(node: NodeEvidence, count: int) -> str:

@@ -55,10 +55,18 @@ def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(co
     assert done.rc == 0 and done.out.startswith("! ")
     assert "Missing: 1 module that its code imports, nowhere. None of its code was imported." in done.out
     assert "missing: nowhere (own/own/__init__.py:1); none of the code was imported: name what brings them" in done.out
+    again = code.run("up", "./own", "-t", "local")
+    assert again.rc == 0 and again.out.startswith("! own (exact) was already in place"), again.out
+    assert "Missing: 1 module that its code imports, nowhere. None of its code was imported." in again.out
+    assert "nowhere (own/own/__init__.py:1)" in code.good("verify", "./own.yaml", "-t", "local").out
+    assert "! own: nothing brings nowhere, which its code imports" in code.good("status", "-t", "local").out
     stack = code.work / "own.yaml"
     stack.write_text(stack.read_text().replace("    runs: imports", "    imports: [alpha]\n    runs: imports"))
     kept = code.run("up", "./own.yaml", "-t", "local", "--yes")
     assert kept.rc == 0 and "None of its code" not in kept.out
+    (code.work / "own" / "own" / "__init__.py").write_text("import alpha\n")
+    code.good("smoke", "./own.yaml", "-t", "local")
+    assert "Missing" not in code.good("verify", "./own.yaml", "-t", "local").out, "the last smoke test has all"
 
 
 def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) -> None:

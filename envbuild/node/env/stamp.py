@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import re
 
-from envbuild.node import paths
+from envbuild.node import git_source, paths
 from envbuild.node.conda import meta
 from envbuild.node.packages import installed
 from envbuild.node.probe import inventory
-from envbuild.node.protocol import Json, NodeError, log
+from envbuild.node.protocol import Json, NodeError, has_fields, log
 from envbuild.node.read_text import read as read_text
 
 STAMP = inventory.STAMP
@@ -24,6 +24,7 @@ MADE = "made.json"  # sha256 of what builds and tests had made of `generated:` b
 INSTALLED = "installed.json"
 SCAN = "scan.json"
 READ = "read.json"  # when the contents were last read; not part of the root
+TESTED = "tested.json"  # what the last smoke test missed, and the code of working trees then; not part of the root
 
 
 read = inventory.read_stamp
@@ -65,6 +66,24 @@ def last_read(environment: str, stamp: Json) -> tuple[str | None, int]:
     if noted is None or noted.get("run") != stamp.get("run"):
         noted = {"at": stamp.get("stamped_at")}
     return noted.get("at"), int(noted.get("differed") or 0)
+
+
+def last_test(environment: str, stamp: Json) -> Json:
+    """What the last smoke test knew: `at`, the modules `open`, and what has `changed` since (source -> paths of code).
+
+    Empty where no test has read the code.
+    """
+    noted = paths.read_json(paths.meta(environment, TESTED))
+    if not has_fields(noted or {}, at=str, open=dict, code=dict):
+        return {}
+    changed = {}
+    for tree in stamp.get("trees") or ():
+        before = noted["code"].get(tree["name"], {})
+        now = git_source.code_digests(tree["at"], environment, before)
+        differs = [path for path in {**before, **now} if before.get(path, [None])[-1] != now.get(path, [None])[-1]]
+        if differs:
+            changed[tree["name"]] = sorted(differs)
+    return {"at": noted["at"], "open": noted["open"], "unimported": noted.get("unimported"), "changed": changed}
 
 
 def is_current(prefix: str, stack: str, environment: str) -> bool:

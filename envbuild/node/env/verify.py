@@ -13,7 +13,7 @@ from collections.abc import Callable
 from envbuild.node import logs, paths
 from envbuild.node.conda import meta
 from envbuild.node.env import stamp
-from envbuild.node.protocol import Json, NodeError, plural, utc_time
+from envbuild.node.protocol import Json, NodeError, few, plural, utc_time
 
 _CODE = (".py", ".pyc", ".so", ".pth")
 _NAMED = 3
@@ -97,7 +97,9 @@ class _Look:
         if stamped is None:
             return None
         self._packages(stamped)
-        self._trees(stamped)
+        tested = stamp.last_test(self.environment, stamped)
+        self._trees(stamped, tested.get("changed") or {})
+        self._missing(tested)
         self._link(str(self.args["stack"]))
         if self.args.get("deep"):
             self._contents(stamped)
@@ -126,8 +128,19 @@ class _Look:
         good = f"{plural(len(stamped['packages']), 'package')} as {origin}, by name and version"
         self._add("packages", problems, good, "stamped")
 
-    def _trees(self, stamped: Json) -> None:
-        """A deviation for each working tree: at which commit it is now. Its files are the user's, never compared."""
+    def _missing(self, tested: Json) -> None:
+        """A deviation: the modules that the last smoke test missed, for nothing has brought them since."""
+        if tested.get("open"):
+            modules = [f"{name} ({place})" for name, place in sorted(tested["open"].items())]
+            says = f"the code imports {few(modules)}, and nothing brings it: the smoke test of {tested['at']} says so"
+            details = {"deviation": "imports-open", "open": tested["open"], "unimported": tested["unimported"]}
+            self._add("imports", [], says, "stamped", details=details)
+
+    def _trees(self, stamped: Json, changed: "dict[str, list[str]]") -> None:
+        """A deviation for each working tree: at which commit it is now, and what of its code `changed` since the test.
+
+        Its files are the user's, so no change is drift.
+        """
         for tree in stamped.get("trees") or ():
             from envbuild.node import git_source
 
@@ -139,7 +152,12 @@ class _Look:
                 problems.append(f"{link} does not lead to {place}")
             words = git_source.state_words(state)
             good = f"source {name} is a working tree, {words}, not part of the digest"
-            self._add("working-tree", problems, good, details={"deviation": "working-tree", "name": name, **state})
+            details = {"deviation": "working-tree", "name": name, **state}
+            if name in changed:
+                good += f"; {few(changed[name])} changed after the smoke test: `envbuild smoke` tests the code as it "
+                good += "is now, `envbuild provision --repair` also builds it"
+                details["code_changed"] = len(changed[name])
+            self._add("working-tree", problems, good, details=details)
 
     def _link(self, stack: str) -> None:
         if stamp.is_current(self.prefix, stack, self.environment):

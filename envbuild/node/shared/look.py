@@ -59,7 +59,8 @@ def envs(request: Json) -> tuple[bool, Json]:
     """StampFacts of every environment under the prefix; half-built ones have no stamp.
 
     In a folder that nodes share these are the environments that every node gets. With `args.detailed` also when the
-    contents were last `read`, how many files `differed` then, and the `processes` of this node that run from there.
+    contents were last `read`, how many files `differed` then, `tested` (`stamp.last_test`), and the `processes` of this
+    node that run from there.
     """
     prefix = request["prefix"]
     environments = inventory.facts(prefix)
@@ -68,8 +69,8 @@ def envs(request: Json) -> tuple[bool, Json]:
         for environment in environments:
             environment["processes"] = running[environment["path"]]
             if environment["stamp"] is not None:
-                environment["read"], environment["differed"] = stamp.last_read(
-                    environment["path"], environment["stamp"]
-                )
+                place = environment["path"], environment["stamp"]
+                environment["read"], environment["differed"] = stamp.last_read(*place)
+                environment["tested"] = stamp.last_test(*place)
     published_ = [row for stack in published.stacks(prefix) for row in published.facts(prefix, stack)]
     return False, {"environments": environments + published_}

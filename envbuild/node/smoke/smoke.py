@@ -3,8 +3,9 @@
 `sound`: every import comes from the locked place at the locked version, and what the code of the sources imports is
 there. `machine`: matrix products and an all-reduce against their expected results. `training`: a small GPT must learn.
 `extensions`: compiled extensions compute what plain torch computes. `step`: the stack's own training script takes a few
-steps. A failing check is a result, not an error: the answer has `ok` false
-and `exit` 1, or 6 when only floors were missed. Nothing is written into the environment.
+steps. A failing check is a result, not an error: the answer has `ok` false and `exit` 1, or 6 when only floors were
+missed. Nothing that the root covers is written into the environment; beside the stamp is noted which modules are
+missing, and which code was tested.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import os
 from collections.abc import Callable
 from concurrent import futures
 
-from envbuild.node import lease, paths, proc
+from envbuild.node import git_source, lease, paths, proc
 from envbuild.node.env import stamp
 from envbuild.node.packages import installed
 from envbuild.node.probe import system
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, few, log, utc_time
 from envbuild.node.smoke import extensions, gpu_state, machine, step
 from envbuild.node.smoke.check import Clock, Part, Spec, Work, plain, plural
 from envbuild.node.smoke.only import chosen, gaps, known, unknown
@@ -50,7 +51,12 @@ def run(request: Json) -> tuple[bool, Json]:
             links=dict(args.get("links") or {}),
             image=bool(args.get("image")),
         )
-        return summary(smoke_items(spec, list(args.get("items") or []), args.get("tmp")))
+        trees = {} if spec.image else {tree["name"]: tree["at"] for tree in spec.variant.get("trees") or []}
+        code = {name: git_source.code_digests(place, environment) for name, place in trees.items()}
+        checks = smoke_items(spec, list(args.get("items") or []), args.get("tmp"))
+        if not spec.image:
+            _note(prefix, environment, code, checks)
+        return summary(checks)
 
     prefix, name = str(request.get("prefix") or ""), request.get("run")
     owner = lease.read(prefix) if prefix and name else None
@@ -60,6 +66,17 @@ def run(request: Json) -> tuple[bool, Json]:
         return False, dict(work(), addresses=own)
     environment = paths.checked_environment(prefix, environment)
     return False, _under_lease(lease.acquire(prefix, str(name), None, 0), work)
+
+
+def _note(prefix: str, environment: str, code: Json, checks: list[Json]) -> None:
+    """Note for those who test nothing what a test has read: which code, and which modules it imports in vain."""
+    for check in checks:
+        if check["name"] == "smoke/sound/closure" and check["status"] == "passed":
+            found = {"open": check["details"]["open"], "unimported": bool(check["details"].get("unimported"))}
+            # Who may only read the environment leaves no note.
+            with contextlib.suppress(OSError, NodeError):
+                paths.set_umask(prefix)
+                paths.write_json(paths.meta(environment, stamp.TESTED), {"at": utc_time(), "code": code, **found})
 
 
 def check_there(environment: str) -> None:
@@ -193,7 +210,9 @@ def _closure(work: Work, trees: dict[str, str]) -> Part:
     if not trees:
         part.skipped = "no source lies in this environment as code"
         return part.stop()
-    outcome = work.run("closure", {"environment": work.spec.environment, "trees": trees}, alone=True)
+    files = {name: git_source.code_files(place, work.spec.environment) for name, place in trees.items()}
+    request = {"environment": work.spec.environment, "trees": trees, "files": files}
+    outcome = work.run("closure", request, alone=True)
     part.take(outcome, work.clock, "python")
     part.details.update(outcome.facts())
     lost, absent = dict(part.details.get("open") or {}), dict(part.details.get("optional") or {})
@@ -201,18 +220,14 @@ def _closure(work: Work, trees: dict[str, str]) -> Part:
     part.says = f"{good} of {good + len(lost)} modules that the code imports are there"
     if lost:
         part.details["deviation"] = "imports-open"
-        part.says += f"; missing: {_few([f'{name} ({place})' for name, place in sorted(lost.items())])}"
+        part.says += f"; missing: {few([f'{name} ({place})' for name, place in sorted(lost.items())])}"
     if absent:
-        part.says += f"; {plural(len(absent), 'optional one')} missing: {_few(sorted(absent))}"
+        part.says += f"; {plural(len(absent), 'optional one')} missing: {few(sorted(absent))}"
     if lost and {*work.spec.variant.get("imports", ())} <= {"torch"}:
         part.details["unimported"] = True
         part.says += "; none of the code was imported: name what brings them under `packages:` of the stack file, or "
         part.says += "under `imports:` the modules that work without"
     return part.stop()
-
-
-def _few(names: list[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _imports(work: Work) -> Part:

@@ -11,7 +11,7 @@ from envbuild.errors import EnvbuildError, ExitCode, gravest
 from envbuild.model.evidence import Check, NodeEvidence, NodeLog, checks_exit
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Resolution
-from envbuild.report.verdict import GPU_WARNINGS
+from envbuild.report.verdict import GPU_WARNINGS, computed
 from envbuild.report.view import place_words
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.rules.packages import advice, install_words
@@ -107,7 +107,6 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
     again = shlex.join([*words, *(["--host", node.node] if several and "--host" not in command else [])])
     known = _advice(*(f"{check.says} {check.details.get('output', '')}" for check in failed))
     repeat = known + _log(first) + _missing_library(first.says) + (f"again: {again}" if command else "")
-    measured = smoke or first.name.split()[0] in ("bench", "trial")
     error = EnvbuildError(
         ("below-floor" if node.exit == ExitCode.BELOW_FLOOR else "smoke-failed")
         if smoke
@@ -115,7 +114,7 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
         if node.drift_count
         else "check-failed",
         f"{node.node}: {first.name}: {first.says}{more}",
-        hint=repeat if measured else _what_to_do(node, command),
+        hint=repeat if computed(first) else _what_to_do(node, command),
         exit_code=ExitCode(node.exit or ExitCode.CHECK_FAILED),
     )
     return node.model_copy(update={"error": error.as_dict()})
@@ -265,6 +264,8 @@ def _checks(responses: Responses) -> Iterable[Check]:
     for verb in ("ensure", "smoke", "verify", "meet"):
         for data in _result(responses, verb).get("checks", ()):
             check = Check.from_plain(data)
+            if check.name == "imports" and "smoke" in responses:
+                continue  # a note of what `smoke/sound/closure` of this run says
             if check.name == "files" and check.level == "not-checked" and stamped.get("level") == "measured":
                 # The fast check reads nothing; what it would say was true until this run hashed every file.
                 says = f"every file hashed for the stamp, root {str(stamped['root'])[:12]} measured"

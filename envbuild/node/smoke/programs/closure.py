@@ -17,10 +17,6 @@ from .imports import Places
 
 # required: its own code needs it; guarded: in `try`, or for type checkers; aside: in tests, examples, documents.
 ORDER = ("required", "guarded", "aside")
-PASSED = frozenset(
-    (".git", ".hg", ".svn", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache", ".venv", "venv", ".tox",
-     "site-packages", "dist", "build", "_build", ".eggs", ".ipynb_checkpoints", "wandb")
-)  # fmt: skip
 _CODE = (".py", ".pyi", ".so", ".pyx")
 _LARGEST = 2000000  # bytes
 _LINE = re.compile(
@@ -160,16 +156,6 @@ def run_on_import(text: str, package: str) -> Iterator[Tuple[str, bool]]:
             pending = list(node.body) + pending
 
 
-def _files(top: str, prefix: str) -> List[str]:
-    """The paths of a tree, without links and what is no code of its own; the folder of environments may lie in it."""
-    paths: List[str] = []
-    for folder, folders, names in os.walk(top):
-        own = (name for name in set(folders) - PASSED if os.path.realpath(os.path.join(folder, name)) != prefix)
-        folders[:] = sorted(own)
-        paths += (os.path.relpath(os.path.join(folder, name), top) for name in names if name.endswith(_CODE))
-    return paths
-
-
 def _read(path: str) -> Optional[str]:
     try:
         if os.path.islink(path) or os.path.getsize(path) > _LARGEST:
@@ -201,13 +187,13 @@ class _Resolver:
         return self.missing[name]
 
 
-def _closure(channel: Channel, trees: Dict[str, str], places: Places, prefix: str) -> None:
+def _closure(channel: Channel, trees: Dict[str, str], files: Dict[str, List[str]], places: Places) -> None:
     resolver = _Resolver(places)
     third: Set[str] = set()
     lost: Dict[str, Dict[str, str]] = {firmness: {} for firmness in ORDER}
     for name, top in sorted(trees.items()):
         channel.stage("reading the code of %s" % name)
-        for imported in imports_of(_files(top, prefix), lambda path, top=top: _read(os.path.join(top, path))):  # type: ignore[misc]
+        for imported in imports_of(files[name], lambda path, top=top: _read(os.path.join(top, path))):  # type: ignore[misc]
             if resolver.is_missing(imported.module):
                 lost[imported.firmness].setdefault(imported.module, "%s/%s:%d" % (name, imported.path, imported.line))
             elif imported.module not in resolver.standard:
@@ -219,11 +205,11 @@ def _closure(channel: Channel, trees: Dict[str, str], places: Places, prefix: st
 
 
 def main() -> None:
-    """Read the trees that the request names."""
+    """Read the `files` of the `trees` that the request names."""
     args, channel = begin()
     sys.path.pop(0)  # the programs' own folder; it must not serve an import
-    prefix = os.path.realpath(os.path.dirname(os.path.dirname(args["environment"])))
-    _closure(channel, args["trees"], Places(args["environment"], "none", {}, list(args["trees"].values())), prefix)
+    trees = args["trees"]
+    _closure(channel, trees, args["files"], Places(args["environment"], "none", {}, list(trees.values())))
     channel.done()
 
 
