@@ -100,7 +100,7 @@ OF_NODE = {
     "conda-virtual": "the node has what the conda packages need of its system.",
     "prefix-usable": "the folder for environments can be written, allows programs, and has room.",
     "files-out-of-reach": "the index or repository can be reached from where the files are fetched; else it warns.",
-    "stack-name-shared": "the environment in use of this name is not from another folder; else it warns.",
+    "stack-name-shared": "the environment in use of this name is of the same folders or repositories; else it warns.",
     "gpu-broken": "the node's GPUs can be used at all; else a build for the CPU must be asked for.",
     "gpu-health": "the GPUs report nothing that makes them slow or wrong; else it warns.",
     "gpu-unused": "a node with GPUs does not get a build for the CPU unnoticed.",
@@ -238,7 +238,7 @@ class Resolver:
         decisions += (
             *_reach_rule(found_at),
             *_tree_rule(variant, facts),
-            *_name_rule(facts, self.lock.stack),
+            *_name_rule(variant, facts, self.lock.stack),
             *interface_rule({**variant.environment, **self.target.environment}, facts),
             *_gpu_use(variant, facts, state, cost, self._unasked, expected=self._expects_gpus),
         )
@@ -415,16 +415,22 @@ def _tree_rule(variant: Variant, facts: NodeFacts) -> Decisions:
     return tuple(out)
 
 
-def _name_rule(facts: NodeFacts, stack: str) -> Decisions:
-    """`stack-name-shared`: a warning, because the link `current` of the stack leaves another project."""
-    used = (item.stamp or {} for item in facts.environments if item.current and item.stack == stack)
-    for tree in (tree for stamp in used for tree in stamp.get("trees") or ()):
-        own = facts.trees.get(tree["name"])
-        if own and own.path != tree["at"]:
-            what = f"current/{stack} belongs to {tree['at']}; it will point at the environment of {own.path} instead"
-            instead = "another `name:` in one of the two stack files"
-            return (decision("stack-name-shared", "warn", what, (own.path, tree["at"]), OURS, instead),)
-    return NOTHING
+def _name_rule(variant: Variant, facts: NodeFacts, stack: str) -> Decisions:
+    """`stack-name-shared`: a warning, because the link `current` of the stack leaves another project.
+
+    A project is the folders and repositories that its code is from: of one project, at least one stays.
+    """
+    used = next((item.stamp or {} for item in facts.environments if item.current and item.stack == stack), None)
+    trees = [facts.trees[tree.name].path for tree in variant.trees if tree.name in facts.trees]
+    own = dict.fromkeys([*trees, *(source.git for source in variant.sources)])
+    before = dict.fromkeys(tree["at"] for tree in (used or {}).get("trees") or ())
+    before |= dict.fromkeys(str(source.get("git")) for source in (used or {}).get("sources") or ())
+    if used is None or own.keys() & before.keys() or not (own or before):
+        return NOTHING
+    was, now = (few(list(places)) or "a stack without sources" for places in (before, own))
+    what = f"current/{stack} belongs to {was}; it will point at the environment of {now} instead"
+    instead = "another `name:` in one of the two stack files, or `--prefix DIR`, which keeps both in use"
+    return (decision("stack-name-shared", "warn", what, (now, was), OURS, instead),)
 
 
 def _why_not_cuda(best: _Judged, judged: list[_Judged]) -> Decisions:

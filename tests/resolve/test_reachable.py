@@ -96,6 +96,29 @@ def told(command: Command, capsys: pytest.CaptureFixture[str], *arguments: str) 
     return list(shown["decisions"] if command is explain else shown["plan"]["nodes"][0]["resolution"]["decisions"])
 
 
+@pytest.mark.parametrize(
+    ("stamp", "warned"),
+    [
+        ({"sources": [{"name": "lab", "git": "https://git.example.org/lab/my"}]}, ["https://git.example.org/lab/my"]),
+        ({"trees": [{"name": "mine", "at": "/b/mine"}]}, ["/b/mine"]),
+        ({}, ["a stack without sources"]),
+        ({"trees": [{"name": "mine", "at": "/a/mine"}]}, []),
+        (None, []),
+    ],
+)
+def test_a_link_that_leaves_another_project_of_the_same_name_is_said(
+    stamp: dict[str, Any] | None, warned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = {"path": "/p/envs/my-exact-0123456789ab", "stack": "my", "current": True, "stamp": stamp}
+    more = {"trees": {"mine": {"path": "/a/mine"}}, "environments": [] if stamp is None else [used]}
+    own = {"profile": {"sources": [{"name": "mine", "path": "./"}]}, "variant": {"trees": [{"name": "mine"}]}}
+    stack, target, facts = write_files({"node": "cpu-laptop", "facts": {"more": more}, **own}, tmp_path)
+    rows = told(explain, capsys, str(stack), "--target", str(target), "--facts", str(facts))
+    rest = "; it will point at the environment of /a/mine instead"
+    says = [row["what"] for row in rows if row["rule"] == "stack-name-shared"]
+    assert says == [f"current/my belongs to {place}{rest}" for place in warned]
+
+
 def test_d13_every_rule_has_a_case_of_each_verdict_that_it_can_give() -> None:
     # A refusal by data that are not verified is a warning (`decision`); those of this rule are all of that kind.
     assert set(given()) - set(REACHED) == {("driver-knows-gpu", "refuse")}
