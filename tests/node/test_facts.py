@@ -28,6 +28,7 @@ from tests.support.fails import fails
 from tests.support.files import write_file
 from tests.support.patience import PATIENCE
 from tests.support.programs import executable
+from tests.support.repositories import make_repository
 
 DATA = Path(__file__).parent / "data"
 
@@ -421,6 +422,7 @@ def test_reachable_by_tcp_or_through_the_proxy(node: Node, tmp_path: Path) -> No
 
 def test_d06_a_repository_is_looked_for_where_git_would_look(node: Node, tmp_path: Path) -> None:
     (tmp_path / "mirror" / "one").mkdir(parents=True)
+    make_repository(tmp_path / "mirror" / "three.git", {"a": "1"})
     config = tmp_path / "gitconfig"
     node.env.update(GIT_CONFIG_GLOBAL=str(config), GIT_CONFIG_NOSYSTEM="1", no_proxy="*")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -434,6 +436,7 @@ def test_d06_a_repository_is_looked_for_where_git_would_look(node: Node, tmp_pat
         wanted = {
             "https://git.example.org/one": True,
             "https://git.example.org/two": False,
+            "https://git.example.org/three": True,
             "https://up.invalid/x": True,
             "https://down.invalid/x": False,
             "https://plain.invalid/one": True,

@@ -79,13 +79,21 @@ def configured_index(default: str) -> str:
 
 
 def _git_connects(address: str, deadline: float) -> bool:
-    """Whether the host that git would ask for a repository takes connections; without git, the one that is named."""
+    """Whether the host that git would ask for a repository takes connections; without git, the one that is named.
+
+    Where it does not, git itself has the last word: its configuration may know a proxy, or `where` lack its `.git`.
+    """
     answer = proc.run(["git", "ls-remote", "--get-url", "--", address], timeout=deadline)
     where = answer.out.strip() if answer.ok else address
-    if "://" in where:
-        return _connects(where, deadline)
     host = _SCP.match(where)
-    return _connects("ssh://" + host.group(1), deadline) if host else os.path.exists(where)
+    if "://" in where or host:
+        reached = _connects("ssh://" + host.group(1) if host and "://" not in where else where, deadline)
+    else:
+        reached = os.path.exists(where)
+    if reached or not answer.ok:
+        return reached
+    words = ["git", "-c", "protocol.ext.allow=never", "ls-remote", "--", address, "HEAD"]
+    return proc.run(words, timeout=deadline, env=proc.clean_env({"GIT_TERMINAL_PROMPT": "0"})).ok
 
 
 def _connects(url: str, deadline: float) -> bool:
