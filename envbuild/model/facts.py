@@ -146,13 +146,14 @@ class SchedulerFacts(_Fact):
 class TreeFacts(_Fact):
     """A working tree of the user on the node: `problem` says why it is unusable, `unknown` why git reports nothing.
 
-    `changed`: files that differ from the commit or are not in git.
+    `changed`: files that differ from the commit; `untracked`: those that are not in git.
     """
 
     path: str
     commit: str | None = None
     branch: str | None = None
     changed: int | None = None
+    untracked: int | None = None
     problem: str = ""
     unknown: str = ""
 

@@ -215,10 +215,11 @@ def _unreachable(done: "proc.Finished", name: str, origin: str, folder: str) -> 
 def tree_state(place: str) -> Json:
     """The state of the user's working tree `place`, which is only read, in the shape of `TreeFacts`.
 
-    `changed`: how many files differ from the commit or are not in git (a new folder counts as one). `problem` says why
-    the folder cannot be used; `unknown` why git says nothing of it.
+    `changed`: how many files differ from the commit; `untracked`: how many are not in git (a new folder counts as one).
+    `problem` says why the folder cannot be used; `unknown` why git says nothing of it.
     """
-    state: Json = {"path": place, "commit": None, "branch": None, "changed": None, "problem": "", "unknown": ""}
+    state: Json = {"path": place, "commit": None, "branch": None, "changed": None, "untracked": None}
+    state.update(problem="", unknown="")
     if not os.path.isdir(place):
         return dict(state, problem="is no folder" if os.path.lexists(place) else "is not there")
     if not os.access(place, os.R_OK | os.X_OK):
@@ -294,7 +295,7 @@ def tree_unusable(name: str, place: str, problem: str) -> "NodeError":
 def _status(rows: "list[str]") -> Json:
     """What the rows of `git status --porcelain=v2 --branch -z` say; a renamed file has a second row, its old name."""
     head: Json = {}
-    changed, renamed = 0, False
+    changed, untracked, renamed = 0, 0, False
     for row in rows:
         if renamed or not row:
             renamed = False
@@ -303,13 +304,16 @@ def _status(rows: "list[str]") -> Json:
         if kind == "#":
             _hash, name, value = (row.split(" ", 2) + [""])[:3]
             head[name] = value
+        elif kind == "?":
+            untracked += 1
         else:
             changed += 1
             renamed = kind == "2"
     commit = head.get("branch.oid", "")
     branch = head.get("branch.head", "")
     named = None if branch == "(detached)" else branch
-    return {"commit": commit if _HEX.match(commit) else None, "branch": named, "changed": changed}
+    commits = {"commit": commit if _HEX.match(commit) else None, "branch": named}
+    return dict(commits, changed=changed, untracked=untracked)
 
 
 def state_words(state: Json) -> str:
@@ -319,7 +323,8 @@ def state_words(state: Json) -> str:
     commit = "commit %.12s" % state["commit"] if state["commit"] else "no commit yet"
     where = "on %s" % state["branch"] if state["branch"] else "on no branch"
     changed = "%s changed" % plural(state["changed"], "file") if state["changed"] else "no changes"
-    return "%s %s, %s" % (commit, where, changed)
+    beside = ", %d not in git" % state["untracked"] if state["untracked"] else ""
+    return "%s %s, %s%s" % (commit, where, changed, beside)
 
 
 def lost_object(output: str) -> str:

@@ -44,14 +44,14 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     plan = world.good("plan", "--target", "local", "--stack", "./tiny.yaml", "--json").out
     node = world.built()
     check = told(node)
-    state = f"commit {commit[:12]} on {branch}, 4 files changed"
+    state = f"commit {commit[:12]} on {branch}, 1 file changed, 3 not in git"
     says = f"source nano is a working tree, {state}, not part of the digest"
     assert check["says"] == says
     assert node["facts"]["trees"]["nano"]["commit"] == commit
     assert node["variant_digest"] in plan
     stamp = json.loads((world.current / ".envbuild" / "stamp.json").read_text())
     (tree,) = stamp["trees"]
-    assert (tree["at"], tree["state"]["commit"], tree["state"]["changed"]) == (str(clone), commit, 4)
+    assert (tree["at"], tree["state"]["commit"], tree["state"]["changed"]) == (str(clone), commit, 1)
     assert world.python(IMPORT) == "2"
     assert drift(world) == (0, {})
     report = world.good("report", "show", "last", "--format", "md").out
@@ -67,6 +67,7 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     assert "the folder of the source nano is not in the kit" in made.err and "`commit:`" in made.err
     there = world.run("provision", str(world.top / "kit" / "tiny.yaml"), "--target", "local")
     assert (there.rc, there.code) == (7, "source-unreachable") and "ask the authors for the folder" in there.err
+    assert "attachments/stack.yaml" not in made.err and (world.top / "kit" / "tiny.yaml").is_file()
     assert "a folder of the authors, which is not in this kit" in (world.top / "kit" / "README.md").read_text()
     assert drift(world) == (0, {}), "what is in the tree is no drift"
     assert world.python(IMPORT) == "3"

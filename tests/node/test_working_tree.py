@@ -27,7 +27,9 @@ def test_the_state_counts_what_differs_from_the_commit(tmp_path: Path) -> None:
     git(tmp_path, "mv", "c.py", "renamed.py")
     write_file(tmp_path / "data" / "x", "")
     (tmp_path / "data" / "y").write_text("")
-    assert git_source.tree_state(str(tmp_path))["changed"] == 4, "a new folder counts as one"
+    state = git_source.tree_state(str(tmp_path))
+    assert (state["changed"], state["untracked"]) == (3, 1), "a new folder counts as one"
+    assert git_source.state_words(state).endswith(", 3 files changed, 1 not in git")
     assert git_source.tree_state(str(tmp_path / "sub"))["changed"] == 0, "only what is in the folder"
     git(tmp_path, "checkout", "--quiet", "--detach")
     assert "on no branch" in git_source.state_words(git_source.tree_state(str(tmp_path)))

@@ -73,8 +73,8 @@ def last_test(environment: str, stamp: Json) -> Json:
 
     Empty where no test has read the code.
     """
-    noted = paths.read_json(paths.meta(environment, TESTED))
-    if not has_fields(noted or {}, at=str, open=dict, code=dict):
+    noted = paths.read_json(paths.meta(environment, TESTED)) or {}
+    if not has_fields(noted, at=str, open=dict, code=dict):
         return {}
     changed = {}
     for tree in stamp.get("trees") or ():
