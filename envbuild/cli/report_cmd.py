@@ -179,8 +179,8 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
     newest = path = _place(run)
     if run == "last":
         path = computed_run([each.path for each in list_runs(load_config().runs_root)])
-        why = "" if path == newest else f" that computed; {newest.name}, which is newer, did not"
-        ui.note(f"the last run: {path.name}{why}")
+        newer = "" if path == newest else f" that ran a test or a benchmark; the newer run {newest.name} ran none"
+        ui.note(f"kit of {path.name}, the last run{newer}")
     output = output or Path(default_name(path))
     files, left = make_kit(path, output, publish=publish, stack=stack, key=key)
     if publish and key is not None:

@@ -200,7 +200,7 @@ def make_kit(
     require_holding(path)
     with tempfile.TemporaryDirectory(prefix="envbuild-kit-") as scratch:
         folder = Path(scratch) / REPORT
-        _, left = copy_report(path, folder, publish=publish)
+        _, left = copy_report(path, folder, publish=publish, beside=("stack",))
         if key is not None:
             sign_report(folder, key)
         paths = [each for each in folder.rglob("*") if each.is_file()]

@@ -6,7 +6,7 @@ not mark reads `not published`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -112,10 +112,13 @@ def _keys(value: Any, keys: Iterable[str]) -> Any:
     return kept
 
 
-def copy_report(path: Path, output: Path, *, publish: bool = False) -> tuple[list[Path], list[str]]:
+def copy_report(
+    path: Path, output: Path, *, publish: bool = False, beside: Collection[str] = ()
+) -> tuple[list[Path], list[str]]:
     """Evidence, signature and attachments as they are, pages made anew; what was written, and texts of what was left.
 
-    `publish`: only what is public, so without the signature, which is over all of the evidence.
+    `publish`: only what is public, so without the signature, which is over all of the evidence. `beside`: kinds of
+    attachments that the caller has put beside the report.
     Raises EnvbuildError as `open_report` does, and `output-unwritable`.
     """
     report = open_report(path)
@@ -123,7 +126,8 @@ def copy_report(path: Path, output: Path, *, publish: bool = False) -> tuple[lis
     if publish:
         evidence = published(evidence)
         text, envelope = render_json(evidence).encode(), None
-    held = [item.path for item in report.evidence.attachments if publish and not item.is_public]
+    private = [item for item in report.evidence.attachments if publish and not item.is_public]
+    held = [item.path for item in private if item.kind not in beside]
     left = [f"{path} is left out: it is not public" for path in held]
     files = report_files(evidence, text, envelope)
     files |= {name: render(evidence).encode() for name, render in FORMATS.values()}

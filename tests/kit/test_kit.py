@@ -629,7 +629,8 @@ def test_d114_the_kit_is_of_the_run_that_computed_and_a_failed_run_is_said(
     monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
     command.main(["kit", "--output", str(tmp_path / "kit")], standalone_mode=False)
     says = capsys.readouterr().err
-    assert f"the last run: {runs[0].folder.name} that computed; {runs[1].folder.name}, which is newer, did not" in says
+    newer = f"that ran a test or a benchmark; the newer run {runs[1].folder.name} ran none"
+    assert f"kit of {runs[0].folder.name}, the last run {newer}" in says
     assert "failed" not in says
     runs[0].forge(lambda data: data.update(exit=1))
     assert computed_run([run.folder for run in reversed(runs)]) == runs[1].folder

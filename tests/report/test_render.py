@@ -402,6 +402,22 @@ def test_a_figure_below_its_floor_never_reads_as_the_floor() -> None:
     assert told(500.0, 600.0) == ("500", "600", "83 %", "below the floor")
 
 
+@pytest.mark.parametrize(
+    ("checks", "tone", "says"),
+    [
+        ([{"name": "stamp"}], "amber", "no smoke test and no benchmark ran"),
+        ([{"name": "stamp"}, {"name": "smoke/sound"}], "green", "1 of them ran the environment"),
+        ([{"name": "smoke/sound", "details": {"open": {"x": "a.py:1"}}}], "amber", "missing: x"),
+        ([{"name": "smoke/sound", "details": {"code_changed": 2}}], "amber", "2 files of code changed"),
+        ([{"name": "smoke/sound", "status": "failed"}], "red", "0 checks passed, 1 failed"),
+    ],
+)
+def test_functional_is_what_ran_whole(checks: list[dict[str, Any]], tone: str, says: str) -> None:
+    run = evidence(node(checks=[{"status": "passed", "says": "well", **check} for check in checks]))
+    badge = View(run).badges[1]
+    assert (badge.name, badge.tone, says in "; ".join(badge.says)) == ("Functional", tone, True), badge.says
+
+
 def test_a_log_that_was_read_is_no_run_in_badges_gaps_and_claims() -> None:
     told = View(evidence(node(checks=[LOG], facts=None), verb="bench"))
     [functional] = [badge for badge in told.badges if badge.name == "Functional"]
