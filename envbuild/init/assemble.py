@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.indexes import distributions
 from envbuild.init.closure import SOURCE_ALONE, Closed, blocked, close
-from envbuild.init.collect import Collected, together
+from envbuild.init.collect import Collected, digest, together
 from envbuild.init.draft import Draft, DraftSource, Wanted, make_draft, newest_torch, pypi_flavour, same_repository
 from envbuild.init.findings import DraftFinding, find
 from envbuild.init.imports import Roots, roots, scan
@@ -77,6 +77,11 @@ class Result:
         """Statements that a rule understands, and all."""
         every = self.draft.statements
         return sum(statement.kind != "unknown" for statement in every), len(every)
+
+    @property
+    def imports(self) -> str:
+        """A digest of what the code imports beyond itself."""
+        return digest("\n".join(f"{closing.imported.module} {closing.imported.firmness}" for closing in self.closed))
 
     def optional(self) -> tuple[Closed, ...]:
         """Imports that are not required and that a package provides."""

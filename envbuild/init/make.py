@@ -19,11 +19,12 @@ from envbuild.init.input import opened
 from envbuild.init.known import load_known
 from envbuild.init.pins import pinned
 from envbuild.init.tree import Tree
-from envbuild.init.write import AS_ASKED, head, text
+from envbuild.init.write import AS_ASKED, IMPORTS, head, text
 from envbuild.regular_file import read_file
 
 # As `write` names the files that a draft was made of.
 _READ = re.compile(r"^# read: (.+) \([^()]*\), sha256 ([0-9a-f]{12})$", re.MULTILINE)
+_IMPORTS = re.compile(rf"^{IMPORTS} .*, sha256 ([0-9a-f]+)$", re.MULTILINE)
 
 
 def reference(path: Path) -> str:
@@ -32,18 +33,26 @@ def reference(path: Path) -> str:
 
 
 def drafted_before(source: str) -> tuple[str, list[str]]:
-    """The stack file here that was drafted from this input (empty: none), and the files that have changed.
+    """The stack file here that was drafted from this input (empty: none), and what has changed of that input.
 
     Raises EnvbuildError as `opened`.
     """
     with opened(source) as tree:
         path = Path(f"{_name(tree)}.yaml")
         begins = head(tree.origin, any_commit=tree.folder is not None)
-        written = read_file(path).decode("utf-8", "replace") if path.is_file() else ""
+        written = _written(path)
         if not written.startswith(begins):
             return "", []
+        imports = _IMPORTS.search(written)
+        now = assemble(tree, load_known()).imports if imports else ""
+        changed = [f"what {tree.origin.name} imports"] if imports and imports[1] != now else []
         texts = {name: (tree.text(name), was) for name, was in _READ.findall(written)}
-        return reference(path), [name for name, (text, was) in texts.items() if text is None or digest(text) != was]
+        changed += [name for name, (text, was) in texts.items() if text is None or digest(text) != was]
+        return reference(path), changed
+
+
+def _written(path: Path) -> str:
+    return read_file(path).decode("utf-8", "replace") if path.is_file() else ""
 
 
 def _name(tree: Tree) -> str:
@@ -119,10 +128,15 @@ def _refuse(path: Path, tree: Tree, result: Result, source: str) -> None:
         raise EnvbuildError("usage", f"a stack file ends in .yaml: {path}.yaml")
     if path.exists():
         other = path.with_name(f"{path.stem}-stack.yaml")
+        why = "a file of that name is there"
         hint = f"name another file: `envbuild init {shlex.quote(str(other))} --from {shlex.quote(source)}`"
-        raise EnvbuildError(
-            "output-unwritable", f"{path} was not written", why="a file of that name is there", hint=hint
-        )
+        begins, first = head(tree.origin, any_commit=True), _written(path).partition("\n")[0]
+        if tree.folder is None and first.startswith(f"{begins} at "):
+            drafted = first.removeprefix(f"{begins} at ").strip().rstrip(".")
+            why = f"it is the draft of commit {drafted}, and this command would draft {str(tree.origin.commit)[:12]}"
+            new = f"`mv {path} {path}.old`, and the same command again, makes a new one"
+            hint = f"`envbuild up {reference(path)}` builds that draft; {new}"
+        raise EnvbuildError("output-unwritable", f"{path} was not written", why=why, hint=hint)
     if result.draft.installs or result.projects:
         return
     elsewhere = next((finding for finding in result.findings if finding.rule == "env-elsewhere"), None)

@@ -20,7 +20,7 @@ from envbuild.model.common import settable
 from envbuild.model.finding import Severity
 from envbuild.node.redact import looks_secret, redact_text
 from envbuild.node.variables import is_of_stacks
-from envbuild.text import visible
+from envbuild.text import plural, visible
 
 _SEVERITY: Mapping[str, Severity] = {
     "unpinned": "unpinned", "git-unpinned": "unpinned", "git-branch": "unpinned", "torch-floating": "unpinned",
@@ -40,6 +40,7 @@ _GUESS = re.compile(r'^( +)- "([A-Za-z0-9._-]+)[^"]*"  # from imports: ([^\n]*)$
 _REQUIREMENT = re.compile(r'^ +- "([^"]+)"  # ([^\n;]*)', re.MULTILINE)
 AS_ASKED = "as it was asked for"
 _HEAD = "# Drafted by `envbuild init` from"
+IMPORTS = "# imports:"
 _MOST_PLACES = 2
 _MOST_EQUAL = 100  # as many as `nth` takes
 _FULL = 40
@@ -113,6 +114,8 @@ def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iter
     yield f"# {known} of {every} statements understood."
     for path, noun in result.collected.used.items():
         yield f"# read: {_safe(path)} ({noun}), sha256 {result.collected.contents[path]}"
+    if folder is not None:
+        yield f"{IMPORTS} {plural(len(result.closed), 'module')}, sha256 {result.imports}"
     for path in result.collected.choices:
         yield f"# offered, not taken as a whole: {_safe(path)}"
     for path, why in list(result.left_out.items())[:20]:

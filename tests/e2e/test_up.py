@@ -60,6 +60,11 @@ def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(co
     assert "Missing: 1 module that its code imports, nowhere. None of its code was imported." in again.out
     assert "nowhere (own/own/__init__.py:1)" in code.good("verify", "./own.yaml", "-t", "local").out
     assert "! own: nothing brings nowhere, which its code imports" in code.good("status", "-t", "local").out
+    (code.work / "own" / "nowhere.py").touch()
+    mended = code.run("up", "./own", "-t", "local")
+    assert "what own imports changed after ./own.yaml was drafted: `mv ./own.yaml ./own.yaml.old`" in mended.err
+    assert "Changed after the smoke test: 1 file of code." in mended.out
+    (code.work / "own" / "nowhere.py").unlink()
     stack = code.work / "own.yaml"
     stack.write_text(stack.read_text().replace("    runs: imports", "    imports: [alpha]\n    runs: imports"))
     kept = code.run("up", "./own.yaml", "-t", "local", "--yes")

@@ -295,6 +295,13 @@ def test_a_repository_by_its_address_and_branch(
     drafted(capsys, "--from", "https://git.example.org/lab/own@main")
     (own, *_) = load_stack("./own.yaml").stack.profiles["exact"].pinned_sources
     assert (own.git, own.commit, own.install) == ("https://git.example.org/lab/own", commit, "path")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "two")
+    newer = git(folder, "rev-parse", "HEAD").strip()
+    with pytest.raises(EnvbuildError) as raised:
+        draft("https://git.example.org/lab/own", None)
+    assert raised.value.why.startswith(f"it is the draft of commit {commit[:12]} of ")
+    assert raised.value.why.endswith(f"this command would draft {newer[:12]}")
+    assert "`envbuild up ./own.yaml` builds that draft; `mv own.yaml own.yaml.old`" in raised.value.hint
 
 
 @pytest.mark.usefixtures("no_index")
