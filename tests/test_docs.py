@@ -16,10 +16,13 @@ from envbuild.catalog.loader import list_stacks, load_stack, load_target
 from envbuild.catalog.node_facts import load_facts, of_target
 from envbuild.cli.help_code import codes
 from envbuild.cli.verbs import cli
-from envbuild.explain.view import decide
+from envbuild.errors import EnvbuildError
+from envbuild.explain.view import decide, parameters
+from envbuild.hostlist import fold_hosts
 from envbuild.lock.files import read_lock
 from envbuild.resolve.compat_read import load_compat
 from envbuild.schedule.job import Failure
+from tests.launch.support import place, started
 
 TOP = Path(__file__).parents[1]
 PAGES = [TOP / "README.md", *sorted((TOP / "docs").rglob("*.md"))]
@@ -189,3 +192,34 @@ def test_d37_the_profiles_for_the_newest_gpus_are_those_that_the_page_names() ->
     }
     newest = max((each for row in flavours.values() for each in row), key=lambda flavour: int(flavour[2:]))
     assert named == {place for place, row in flavours.items() if newest in row}
+
+
+def _sizes_of_opt() -> Iterator[str]:
+    """A row for each size of OPT on nodes of eight A100 with 80 GB: where it starts, and how long at least."""
+    reference = load_stack("opt-175b").stack.reference
+    assert reference and reference.bench and reference.bench.updates
+    peak = 8 * 1e12 * load_compat().gpus["A100-SXM4-80GB"].dense_tflops
+
+    def runs(model: str, nodes: int, gpus: int) -> bool:
+        try:
+            return bool(started("opt-175b", place(nodes, gpus, gpu="A100-SXM4-80GB"), model_size=model))
+        except EnvbuildError:
+            return False
+
+    for size in reference.models:
+        gpus = [str(count) for count in (1, 2, 4, 8) if runs(size.name, 1, count)]
+        nodes = [count for count in range(1, 29) if runs(size.name, count, 8)]
+        spent = 6 * parameters(size) * (size.batch_tokens or 0) * reference.bench.updates / peak / nodes[0] / 60
+        least = f"{spent:.0f} min" if spent >= 1 else "under 1 min"
+        numbers = fold_hosts(map(str, nodes)).strip("[]").replace(",", ", ")
+        yield f"| {size.name} | {', '.join(gpus) or 'none'} | {numbers} | {least} |"
+
+
+def test_the_page_of_bench_says_where_each_size_and_case_runs_as_the_recipes_do() -> None:
+    page = (TOP / "docs" / "measure.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| [0-9.]+[mb]\S* \| .+$", page, re.M) == [*_sizes_of_opt()]
+    for name in set(list_stacks()) - {"opt-175b"}:
+        reference = load_stack(name).stack.reference
+        cases = sorted({(case.gpus, case.model) for case in reference.cases}) if reference else []
+        row = "; ".join(f"{model} on {gpus}" for gpus, model in cases)
+        assert not cases or f"| {name} | {row} |" in page, row

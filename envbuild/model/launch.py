@@ -266,7 +266,7 @@ class Bench(StrictModel):
     """How the stack's own run is measured: `metric` is the name of a figure in log lines of the format `log`.
 
     The first `warmup` lines of a run are ignored; at least `least` lines must remain. `figure` is the claim if
-    it is not a benchmark case.
+    it is not a benchmark case. `updates`: optimizer steps of a run, each with the `batch_tokens` of its model.
     """
 
     log: LogFormat
@@ -276,6 +276,7 @@ class Bench(StrictModel):
     warmup: Annotated[int, Field(ge=0, le=10000)] = 0
     least: Count = 1
     figure: Name | None = None
+    updates: Count | None = None
 
     @model_validator(mode="after")
     def _the_log_has_the_figure(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
 import re
 import statistics
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.explain.view import parameters
 from envbuild.hostlist import expand_hosts
 from envbuild.launch.recipes import launch
 from envbuild.launch.request import UNKNOWN, Place, Samples, course_in_words, samples
@@ -19,6 +21,7 @@ from envbuild.launch.shell import LATE
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Bench, Launch, Reference
+from envbuild.model.target import Target
 from envbuild.node.smoke.training_log import without_ignored
 from envbuild.provision import gpu_use
 from envbuild.provision.gpu_use import GIB, Taken, compared, together
@@ -46,9 +49,10 @@ from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
 from envbuild.regular_file import read_text
 from envbuild.report.claimed import Gpus, compare, gpus_of, in_words, metric, named
+from envbuild.resolve.rules.node import rows_like
 from envbuild.schedule.job import Job
 from envbuild.strategy.search import estimated
-from envbuild.text import last_lines, number, plural
+from envbuild.text import last_lines, number, plural, seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +225,8 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
                 _elsewhere(prepared, asked) if asked.logs else way(work, measure, asked.run, asked.place, nodes, trials)
             )
             first = made.trials[0].launch
+            if not asked.logs:
+                _refuse_too_long(prepared.target, reference, measure, first, made.facts, asked.run.deadline)
             gpus = plural(first.nodes * first.gpus_per_node, "GPU")
             doing = "reading the log of" if asked.logs else "running"
             with work.phase("bench", f"{doing} {first.model} on {gpus}"):
@@ -232,6 +238,39 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
             nodes = [*(_with(node, check) for node in taking), *nodes[len(taking) :]]
         evidence = write_evidence(work, "bench", nodes, warnings=tuple(work.notes))
     return evidence, work.run
+
+
+# What a well tuned training reaches of its GPUs' peak; only a hint is made of it.
+_USUAL = 0.4
+
+
+def _refuse_too_long(
+    target: Target, reference: Reference, measure: Bench, ran: Launch, facts: NodeFacts | None, deadline: float | None
+) -> None:
+    """Raise EnvbuildError `launch-does-not-fit` (exit 7) where a run cannot end in time, were its GPUs at their peak.
+
+    Says nothing where updates of the run, size of the model or a verified peak of the GPUs are unknown.
+    """
+    limits = [deadline, seconds_of(target.scheduler.time_limit or "")]
+    limit = min((seconds for seconds in limits if seconds), default=math.inf)
+    size = next((row for row in reference.models if row.name == ran.model), None)
+    gpus, rows = gpus_of(facts, 1, rules()), rows_like(target.expects.gpu, rules()) if facts is None else []
+    expected = max((row.dense_tflops or 0 for row in rows), default=0) if all(row.note.firm for row in rows) else 0
+    peak = ran.nodes * ran.gpus_per_node * 1e12 * ((gpus.peak if gpus.firm else None) or expected)
+    if not (peak and size and measure.updates):
+        return
+    # Forward and backward pass: six operations for each weight and token.
+    seconds = 6 * parameters(size) * (size.batch_tokens or 0) * measure.updates / peak
+    if seconds > limit:
+        least, most, real = (number(spent / 3600) for spent in (seconds, limit, seconds / _USUAL))
+        raise EnvbuildError(
+            "launch-does-not-fit",
+            f"{ran.model} on {plural(ran.nodes * ran.gpus_per_node, 'GPU')} takes {least} h at least, and has {most} h",
+            why=f"{measure.updates} updates of {size.batch_tokens:,} tokens, with every GPU at its peak; {real} h at "
+            f"{_USUAL:.0%} of it",
+            hint=f"`--run-timeout {math.ceil(seconds / _USUAL / 3600)}h`, and no shorter `time_limit` in the target; "
+            "or more GPUs, or a smaller model",
+        )
 
 
 def _elsewhere(prepared: Prepared, asked: Asked) -> Way:

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from envbuild.catalog.loader import load_target
+from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Check
 from envbuild.model.facts import GpuFacts
+from envbuild.model.target import Expectation, Scheduler
 from envbuild.provision import bench
 from envbuild.provision.bench import Trial, Way
 from envbuild.provision.gpu_use import Taken
@@ -283,3 +286,33 @@ def test_the_course_of_the_loss_is_in_the_evidence_and_drawn_in_the_report(tmp_p
     assert "the loss went from 8 to 3 in 6 steps" in check.says
     *_, drawn = pictures(evidence(node(checks=[check.to_json_dict()])))
     assert (drawn.id, "went from 8 to 3 in 6 steps" in drawn.says) == ("loss-bench", True)
+
+
+@pytest.mark.parametrize(
+    ("model", "expects", "limit", "deadline", "needs"),
+    [
+        ("125m", "A100-SXM4-80GB", "2h", 3600.0, ""),
+        ("30b", "A100-SXM4-80GB", "2h", 86400.0, "30b on 8 GPUs takes 4.198 h at least, and has 2 h"),
+        ("30b", "A100-SXM4-80GB", None, 3600.0, "30b on 8 GPUs takes 4.198 h at least, and has 1 h"),
+        ("30b", "A100-SXM4-80GB", None, 86400.0, ""),
+        ("30b", "H100 PCIe", None, 3600.0, ""),  # its peak is not verified
+        ("30b", None, None, 3600.0, ""),
+    ],
+)
+def test_a_run_that_cannot_end_in_its_time_is_refused_before_it_begins_where_the_peak_is_known(
+    model: str, expects: str | None, limit: str | None, deadline: float, needs: str
+) -> None:
+    opt = stack("opt-175b")
+    assert opt.reference and opt.reference.bench
+    ran = started("opt-175b", place(1, 8, gpu="H200"), model_size=model)
+    where = load_target("azure-nd96").target.model_copy(
+        update={"expects": Expectation(gpu=expects), "scheduler": Scheduler(kind="slurm", time_limit=limit)}
+    )
+    asked = (where, opt.reference, opt.reference.bench, ran, None, deadline)
+    if not needs:
+        bench._refuse_too_long(*asked)
+        return
+    with pytest.raises(EnvbuildError) as caught:
+        bench._refuse_too_long(*asked)
+    assert (caught.value.code, caught.value.what) == ("launch-does-not-fit", needs)
+    assert "`--run-timeout 11h`" in caught.value.hint
