@@ -23,7 +23,7 @@ __all__ = ["user"]
 
 MORE = [TOP / "CONTRIBUTING.md", *(TOP / "playbooks").glob("*.md")]
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INDENTED = re.compile(r"^ {4}(\(?(?:export|for|git|grep|make|module|pip|printf|python3|sh|ssh|\.) .*)$", re.MULTILINE)
+INDENTED = re.compile(r"^ {4}((?:export|for|git|grep|make|module|pip|python3|sh|ssh|ssh-keygen|\.) .*)$", re.MULTILINE)
 
 
 def others(text: str) -> list[str]:
@@ -66,7 +66,7 @@ ELSEWHERE = {
     r"make provision$": "e2e/test_torch_smoke.py",
     f"{CONTRIBUTORS}": "test_snippets_others.py",
     r"srun --ntasks-per-node=1 <prefix>/bin/<stack> torchrun": "slurm/test_image_job.py",
-    r"python3 -c .*evidence\.dsse|\(printf 'DSSEv1|grep -q \$\(sha256sum": "report/test_sign.py",
+    r"ssh-keygen -Y verify": "report/test_sign.py",
     r"module (use|load) ": "test_snippets_others.py",
     r"docker build -t torch-smoke image$": "test_snippets_shipped.py",
     r"ansible-playbook ": "provision/ansible/test_role.py",

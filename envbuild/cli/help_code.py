@@ -22,7 +22,6 @@ _MEANS = {
     "makes the lock again",
     "package-yanked": "a locked version was withdrawn by its maker; it stays locked",
     "report-claim-differs": "the comparison with a claim does not follow from the values, the launch and the claim",
-    "report-envelope-invalid": "the signature's file is not as `envbuild report sign` writes it",
     "report-figure-differs": "a figure does not follow from the values behind it",
     "report-lock-invalid": "the lock in the report cannot be read, or its digests do not hold",
     "report-lock-not-of-stack": "the lock does not hold what the stack's profile asks for",

@@ -54,12 +54,12 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> Non
 
     path = _place(run)
     opened = open_report(path)
-    evidence, text, envelope = opened.evidence, opened.text, opened.envelope
+    evidence, text, signature = opened.evidence, opened.text, opened.signature
     if publish:
         from envbuild.report.publish import published
 
         evidence = published(evidence).model_copy(update={"attachments": ()})
-        text, envelope = render.render_json(evidence).encode(), None
+        text, signature = render.render_json(evidence).encode(), None
     if output is not None:
         from envbuild.report.publish import copy_report
 
@@ -70,7 +70,7 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> Non
             ui.warn(note)
     pages: dict[str, Callable[[], str | list[tuple[str, str]]]] = {
         "summary": lambda: terminal.summary_lines(evidence, verbose=ui.verbose),
-        "html": lambda: render.render_html(evidence, text, envelope),
+        "html": lambda: render.render_html(evidence, text, signature),
         "md": lambda: render.render_markdown(evidence),
     }
 

@@ -231,7 +231,7 @@ def make_kit(
         files[wheel_name(__version__)] = wheel
     elif not manifest.address:
         left.append(f"{wheel_name(__version__)} is not in the kit: envbuild is not installed here, so hand it along")
-    files[README] = readme(manifest, evidence, signed=report.envelope is not None, own=bool(own))
+    files[README] = readme(manifest, evidence, signed=report.signature is not None, own=bool(own))
     files[NAME] = render(manifest.model_copy(update={"files": listed(files)}))
     parse(files[NAME])  # a kit that nobody could read is not written
     write_new(output, _tar(files, output.stem) if output.suffix == ".tar" else files)
@@ -359,7 +359,7 @@ def _stack(path: Path, evidence: Evidence, lock: Lock) -> Finding:
 
 def _readme(folder: Path, manifest: Manifest, report: Opened, *, own: bool) -> Finding:
     """README, made again: no signature covers it."""
-    made = readme(manifest, report.evidence, signed=report.envelope is not None, own=own)
+    made = readme(manifest, report.evidence, signed=report.signature is not None, own=own)
     if read_attachment(folder, README, LARGEST) == made:
         return checked("kit", f"{README} says what the report does")
     if manifest.envbuild == __version__:

@@ -152,35 +152,38 @@ def _why(version: object) -> str:
     return f"this envbuild reads schema {EVIDENCE_VERSION}"
 
 
-SIGNATURE = "evidence.dsse.json"
+SIGNATURE = "evidence.json.sig"
 """the file of the signature, beside the evidence"""
-JSON, PACKED = "application/json", "application/x-xz;base64"
+JSON, PACKED, TEXT = "application/json", "application/x-xz;base64", "text/plain"
 # Evidence beyond this is packed, so that a page of many nodes stays small.
 _LARGE = 512 * 1024
-_BLOCK = re.compile(rf'<script type="({JSON}|{PACKED})" id="(evidence|signature)">\n(.*?)\n</script>', re.DOTALL)
+_BLOCK = re.compile(rf'<script type="({JSON}|{PACKED}|{TEXT})" id="(evidence|signature)">\n(.*?)\n</script>', re.DOTALL)
 _ESCAPES = {b"<": b"\\u003c", b">": b"\\u003e", b"&": b"\\u0026"}
 
 
 @dataclass(frozen=True)
 class Carried:
-    """The evidence byte for byte, and the envelope of its signature, if any."""
+    """The evidence byte for byte, and its signature, if any."""
 
     evidence: bytes
-    envelope: bytes | None
+    signature: bytes | None
 
 
 def embeddable(text: bytes) -> bytes:
-    """JSON that means the same and cannot end the element that it stands in: these characters are in strings only."""
+    """JSON that means the same and cannot end the element that it stands in: these characters are in strings only.
+
+    No signature has them.
+    """
     for sign, escape in _ESCAPES.items():
         text = text.replace(sign, escape)
     return text
 
 
-def block(text: bytes) -> tuple[str, str]:
-    """Type and text of the element that carries `text`, JSON."""
+def block(text: bytes, form: str = JSON) -> tuple[str, str]:
+    """Type and text of the element that carries `text`, which is JSON, or a signature."""
     data = embeddable(text)
     if len(data) <= _LARGE:
-        return JSON, data.decode().strip("\n")
+        return form, data.decode("utf-8", "replace").strip("\n")
     import lzma
 
     return PACKED, base64.b64encode(lzma.compress(data, preset=1)).decode()
@@ -204,7 +207,9 @@ def _unpack(text: str) -> bytes:
 
 def around(html: str) -> str:
     """A page without its packed contents, which may differ in bytes; the rest is compared."""
-    return _BLOCK.sub(lambda match: match[0] if match[1] == JSON else f'<script type="{PACKED}" id="{match[2]}">', html)
+    return _BLOCK.sub(
+        lambda match: match[0] if match[1] != PACKED else f'<script type="{PACKED}" id="{match[2]}">', html
+    )
 
 
 def carried(html: str, path: Path) -> Carried:

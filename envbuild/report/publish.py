@@ -23,7 +23,7 @@ from envbuild.report.recheck.contents import LIMIT
 from envbuild.report.recheck.opened import Opened, open_report, read_attachment
 from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_json, report_files, write_whole
-from envbuild.report.signature import check, pae, seal, sign, statement
+from envbuild.report.signature import check, sign
 
 
 def require_holding(path: Path, *, remade: tuple[str, ...] = ("page",)) -> Opened:
@@ -51,15 +51,12 @@ def sign_report(folder: Path, key: Path) -> Path:
     report = require_holding(folder, remade=("page", "signature"))
     # Evidence of an early envbuild may hold signs that could end its element in the page.
     text = evidence_file.embeddable(report.text)
-    payload = statement(text, report.evidence)
-    signature = sign(pae(payload), key)
-    signed = check(pae(payload), signature)
-    if signed is None:
+    signature = sign(text, key)
+    if check(text, signature) is None:
         raise EnvbuildError(
             "report-not-signed", f"{key} made a signature that does not verify", why="see `ssh-keygen -Y`"
         )
-    envelope = seal(payload, signed.key, signature)
-    write_whole(folder, report_files(report.evidence, text, envelope))
+    write_whole(folder, report_files(report.evidence, text, signature))
     return folder / evidence_file.SIGNATURE
 
 
@@ -122,14 +119,14 @@ def copy_report(
     Raises EnvbuildError as `open_report` does, and `output-unwritable`.
     """
     report = open_report(path)
-    evidence, text, envelope = report.evidence, report.text, report.envelope
+    evidence, text, signature = report.evidence, report.text, report.signature
     if publish:
         evidence = published(evidence)
-        text, envelope = render_json(evidence).encode(), None
+        text, signature = render_json(evidence).encode(), None
     private = [item for item in report.evidence.attachments if publish and not item.is_public]
     held = [item.path for item in private if item.kind not in beside]
     left = [f"{path} is left out: it is not public" for path in held]
-    files = report_files(evidence, text, envelope)
+    files = report_files(evidence, text, signature)
     files |= {name: render(evidence).encode() for name, render in FORMATS.values()}
     for item in evidence.attachments:
         try:

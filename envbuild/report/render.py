@@ -104,11 +104,11 @@ def write_report(evidence: Evidence, directory: Path, *, pages: bool = True) -> 
     return {name.rpartition(".")[2]: directory / name for name in files}
 
 
-def report_files(evidence: Evidence, text: bytes, envelope: bytes | None = None) -> dict[str, bytes]:
+def report_files(evidence: Evidence, text: bytes, signature: bytes | None = None) -> dict[str, bytes]:
     """What lies in the folder of a report, by name: `text`, the evidence as bytes, its signature, and both pages."""
-    signature = {} if envelope is None else {evidence_file.SIGNATURE: envelope}
-    html, markdown = render_html(evidence, text, envelope), render_markdown(evidence)
-    return {"evidence.json": text, **signature, "report.html": html.encode(), "report.md": markdown.encode()}
+    html, markdown = render_html(evidence, text, signature), render_markdown(evidence)
+    signed = {} if signature is None else {evidence_file.SIGNATURE: signature}
+    return {"evidence.json": text, **signed, "report.html": html.encode(), "report.md": markdown.encode()}
 
 
 def write_whole(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -160,12 +160,12 @@ def render_json(evidence: Evidence) -> str:
     return evidence_file.embeddable(text.encode()).decode()
 
 
-def render_html(evidence: Evidence, text: bytes | None = None, envelope: bytes | None = None) -> str:
+def render_html(evidence: Evidence, text: bytes | None = None, signature: bytes | None = None) -> str:
     """One self-contained HTML page. It carries `text`, the bytes that the evidence was read from, and its signature."""
     from markupsafe import Markup
 
-    blocks = {"evidence": text or render_json(evidence).encode(), "signature": envelope}
-    parts = {name: evidence_file.block(data) for name, data in blocks.items() if data}
+    parts = {"evidence": evidence_file.block(text or render_json(evidence).encode())}
+    parts |= {"signature": evidence_file.block(signature, evidence_file.TEXT)} if signature is not None else {}
     carried = {name: (form, Markup(inside)) for name, (form, inside) in parts.items()}  # noqa: S704
     return template("report.html.j2").render(view=shown(evidence), style=safe_style(), carried=carried)
 

@@ -1,8 +1,7 @@
-"""Signed reports: verified here, by plain ssh-keygen and by in-toto's own library; what was changed is not accepted."""
+"""Signed reports: verified here and by plain ssh-keygen; what was changed is not accepted."""
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import re
@@ -10,19 +9,13 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from google.protobuf import json_format
-from in_toto_attestation.predicates.test_result.v0 import test_result_pb2
-from in_toto_attestation.v1 import statement_pb2
-from in_toto_attestation.v1.statement import Statement
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.report.evidence_file import SIGNATURE
 from envbuild.report.publish import copy_report, sign_report
 from envbuild.report.recheck.verify import verify_report
-from envbuild.report.signature import PREDICATE, pae, seal, sign, statement, unseal
 from tests.report.sealed import RUN, Sealed
 from tests.support.fails import fails
 from tests.support.need import need
@@ -95,19 +88,7 @@ def test_plain_ssh_keygen_verifies_it_as_the_documentation_says(copy: Path, keys
         (copy / "evidence.json").write_bytes((copy / "evidence.json").read_bytes() + damage)
         done = completed(["sh", "-c", script], cwd=copy)
         assert (done.returncode == 0) == good, done.stderr
-        assert f'Good "envbuild" signature for {NAME}' in done.stdout
-
-
-def test_in_totos_own_library_reads_the_statement(signed: Path) -> None:
-    payload, _, _ = unseal((signed / SIGNATURE).read_bytes())
-    told = json.loads(payload)
-    made = json_format.ParseDict(told, statement_pb2.Statement())
-    Statement.copy_from_pb(made).validate()
-    assert (made.predicate_type, made.subject[0].name) == (PREDICATE, "evidence.json")
-    known = {key: value for key, value in told["predicate"].items() if not key.startswith("urn:")}
-    result = json_format.ParseDict(known, test_result_pb2.TestResult())
-    assert result.result == "PASSED"
-    assert "gpu01/smoke/training" in result.passed_tests
+        assert (f'Good "envbuild" signature for {NAME}' in done.stdout) == good
 
 
 def test_what_does_not_hold_is_not_signed_and_what_is_signed_can_be_signed_again(tmp_path: Path, keys: Keys) -> None:
@@ -130,33 +111,16 @@ def test_a_key_that_is_none_and_signers_that_cannot_be_read_are_coded_errors(cop
         verify_report(copy, signers=copy / "none")
 
 
-Envelope = dict[str, Any]
-
-
-def edit(folder: Path, change: Callable[[Envelope], object]) -> None:
-    """Change the envelope and carry it in the page too, as a careful forger does."""
-    data = json.loads((folder / SIGNATURE).read_bytes())
-    change(data)
-    put(folder, json.dumps(data, sort_keys=True, separators=(",", ":")).encode() + b"\n")
-
-
-def put(folder: Path, envelope: bytes) -> None:
+def put(folder: Path, signature: bytes) -> None:
+    """Replace the signature, in the page too, as a careful forger does."""
     old = (folder / SIGNATURE).read_bytes()
-    (folder / SIGNATURE).write_bytes(envelope)
+    (folder / SIGNATURE).write_bytes(signature)
     page = folder / "report.html"
-    page.write_bytes(page.read_bytes().replace(old, envelope))
+    page.write_bytes(page.read_bytes().replace(old, signature))
 
 
-def payload(folder: Path, old: bytes, new: bytes) -> None:
-    text = base64.b64decode(json.loads((folder / SIGNATURE).read_bytes())["payload"]).replace(old, new)
-    edit(folder, lambda data: data.update(payload=base64.b64encode(text).decode()))
-
-
-def resign(folder: Path, old: bytes, new: bytes, key: Path) -> None:
-    """The statement changed, and signed by `key`."""
-    text, name, _ = unseal((folder / SIGNATURE).read_bytes())
-    text = text.replace(old, new)
-    put(folder, seal(text, name, sign(pae(text), key)))
+def edit(folder: Path, old: bytes, new: bytes) -> None:
+    put(folder, (folder / SIGNATURE).read_bytes().replace(old, new, 1))
 
 
 def swapped(folder: Path, keys: Keys) -> None:
@@ -176,7 +140,7 @@ def evidence_changed(folder: Path, _: Keys) -> None:
 
 def unsigned_page(folder: Path, _: Keys) -> None:
     page = folder / "report.html"
-    block = r'<script type="application/json" id="signature">.*?</script>\n'
+    block = r'<script type="text/plain" id="signature">.*?</script>\n'
     page.write_text(re.sub(block, "", page.read_text(), flags=re.DOTALL))
 
 
@@ -185,35 +149,19 @@ def other_plan(folder: Path, _: Keys) -> None:
     plan.write_bytes(plan.read_bytes().replace(b"gpu01", b"gpu09"))
 
 
-def first(data: Envelope) -> Envelope:
-    found = data["signatures"][0]
-    assert isinstance(found, dict)
-    return found
-
-
 REJECTED: dict[str, tuple[Callable[[Path, Keys], object], str]] = {
-    "a tampered number": (evidence_changed, "report-signature-of-another"),
-    "a swapped signature": (swapped, "report-signature-of-another"),
+    "a tampered number": (evidence_changed, "report-signature-invalid"),
+    "a swapped signature": (swapped, "report-signature-invalid"),
     "an unknown key": (lambda f, k: sign_report(f, k.other), "report-signer-unknown"),
-    "a statement that was edited": (lambda f, k: payload(f, b"PASSED", b"FAILED"), "report-signature-invalid"),
-    "a statement that says more": (lambda f, k: resign(f, b"PASSED", b"WARNED", k.own), "report-statement-differs"),
-    "another kind of statement": (lambda f, k: resign(f, b"test-result/", b"test/", k.own), "report-envelope-invalid"),
-    "the id of another key": (lambda f, k: edit(f, lambda d: first(d).update(keyid="A")), "report-signature-invalid"),
-    "a second signature": (
-        lambda f, k: edit(f, lambda d: d["signatures"].append({**first(d), "keyid": "x"})), "report-envelope-invalid",
-    ),
-    "no signature inside": (lambda f, k: edit(f, lambda d: d.update(signatures=[])), "report-envelope-invalid"),
-    "an unsigned section": (lambda f, k: edit(f, lambda d: d.update(note="all good")), "report-envelope-invalid"),
-    "an unsigned field of the signature": (
-        lambda f, k: edit(f, lambda d: first(d).update(x="all good")), "report-envelope-invalid",
-    ),
-    "another payload type": (lambda f, k: edit(f, lambda d: d.update(payloadType="text")), "report-envelope-invalid"),
-    "no signature at all": (lambda f, k: edit(f, lambda d: first(d).update(sig="AA==")), "report-envelope-invalid"),
-    "an envelope that is no JSON": (lambda f, k: put(f, b"-----BEGIN-----\n"), "report-envelope-invalid"),
+    "an edited signature": (lambda f, k: edit(f, b"U1NIU0lH", b"U1NIU0lI"), "report-signature-invalid"),
+    "a second signature": (lambda f, k: put(f, (f / SIGNATURE).read_bytes() * 2), "report-signature-invalid"),
+    "an unsigned line": (lambda f, k: edit(f, b"-----BEGIN", b"all good\n-----BEGIN"), "report-signature-invalid"),
+    "a line broken elsewhere": (lambda f, k: edit(f, b"U1NI", b"U1NI\n"), "report-signature-invalid"),
+    "no signature inside": (lambda f, k: put(f, b"AA==\n"), "report-signature-invalid"),
     "a signature taken away": (lambda f, k: (f / SIGNATURE).unlink(), "report-unsigned"),
     "a signature taken out of the page": (unsigned_page, "report-page-of-another"),
     "a file that the evidence names": (other_plan, "report-file-differs"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("change", "code"), REJECTED.values(), ids=REJECTED)
@@ -224,12 +172,12 @@ def test_a_signed_report_that_was_changed_is_rejected_by_name(
     assert code in problems(copy, keys.signers)
 
 
-def test_an_unsigned_field_that_ends_its_element_in_the_page_is_told_of_signature_and_page(
+def test_an_unsigned_line_that_ends_its_element_in_the_page_is_told_of_signature_and_page(
     copy: Path, keys: Keys
 ) -> None:
-    edit(copy, lambda data: first(data).update(x="</script><h1>all passed</h1>"))
+    edit(copy, b"-----END", b"</script><h1>all passed</h1>\n-----END")
     assert "<h1>all passed</h1>" in (copy / "report.html").read_text()
-    assert problems(copy, keys.signers) == {"report-envelope-invalid", "report-page-differs"}
+    assert problems(copy, keys.signers) == {"report-signature-invalid", "report-page-differs"}
 
 
 def test_an_older_report_of_the_same_author_is_not_the_one_that_was_asked_for(copy: Path, keys: Keys) -> None:
@@ -255,26 +203,6 @@ def test_a_copy_of_a_signed_report_holds_as_the_report_does(signed: Path, keys: 
     (tmp_path / "copy" / "plan.json").unlink()
     left = copy_report(tmp_path / "copy", tmp_path / "again")[1]
     assert left == ["plan.json is missing from the report"]
-
-
-@pytest.mark.parametrize(("old", "new"), [(b"PASSED", b"FAILED"), (b"/stamp", b"/made-up")])
-def test_of_a_statement_of_another_envbuild_is_said_that_it_was_not_compared(
-    tmp_path: Path, keys: Keys, old: bytes, new: bytes
-) -> None:
-    sealed = Sealed(tmp_path)
-    sealed.forge(lambda data: data.update(envbuild="0.0.9"))
-    sign_report(sealed.folder, keys.own)
-    says = "the contents of its statement: envbuild 0.0.9 made it; envbuild"
-    assert not any(says in each.says for each in verify_report(sealed.folder)[1])
-    resign(sealed.folder, old, new, keys.own)
-    found = [each for each in verify_report(sealed.folder)[1] if each.topic == "signature"]
-    assert any(each.kind == "not-checked" and each.says.startswith(says) for each in found)
-    assert not any(each.kind == "problem" for each in found)
-
-
-def test_the_statement_is_the_same_for_everybody_who_makes_it(signed: Path) -> None:
-    report, _ = verify_report(signed)
-    assert unseal((signed / SIGNATURE).read_bytes())[0] == statement(report.text, report.evidence)
 
 
 def flipped(folder: Path, chance: random.Random) -> tuple[Path, bytes]:

@@ -60,7 +60,7 @@ class Opened:
     folder: Path
     text: bytes
     evidence: Evidence
-    envelope: bytes | None = None
+    signature: bytes | None = None
     html: str | None = None
     markdown: str | None = None
 
@@ -74,16 +74,16 @@ def open_report(path: Path) -> Opened:
         return _folder(path.parent, path, data)
     html = _text(path, data)
     carried = evidence_file.carried(html, path)
-    return Opened(path, path.parent, carried.evidence, read_evidence(carried.evidence, path), carried.envelope, html)
+    return Opened(path, path.parent, carried.evidence, read_evidence(carried.evidence, path), carried.signature, html)
 
 
 def _folder(folder: Path, path: Path | None = None, data: bytes | None = None) -> Opened:
     path = path or folder / "evidence.json"
     text = read_bytes(path) if data is None else data
     pages = {name: _page(folder / name) for name in ("report.html", "report.md")}
-    signature = folder / evidence_file.SIGNATURE
-    envelope = read_bytes(signature) if os.path.lexists(signature) else None
-    return Opened(path, folder, text, read_evidence(text, path), envelope, pages["report.html"], pages["report.md"])
+    beside = folder / evidence_file.SIGNATURE
+    signature = read_bytes(beside) if os.path.lexists(beside) else None
+    return Opened(path, folder, text, read_evidence(text, path), signature, pages["report.html"], pages["report.md"])
 
 
 def _page(path: Path) -> str | None:
