@@ -175,7 +175,7 @@ def test_a_signed_report_that_was_changed_is_rejected_by_name(
 def test_an_unsigned_line_that_ends_its_element_in_the_page_is_told_of_signature_and_page(
     copy: Path, keys: Keys
 ) -> None:
-    edit(copy, b"-----END", b"</script><h1>all passed</h1>\n-----END")
+    edit(copy, b"U1NIU0lH", b"U1NI</script><h1>all passed</h1>")
     assert "<h1>all passed</h1>" in (copy / "report.html").read_text()
     assert problems(copy, keys.signers) == {"report-signature-invalid", "report-page-differs"}
 
@@ -198,7 +198,7 @@ def test_signers_without_the_key_or_for_something_else_are_nobody(copy: Path, ke
 
 def test_a_copy_of_a_signed_report_holds_as_the_report_does(signed: Path, keys: Keys, tmp_path: Path) -> None:
     written, left = copy_report(signed, tmp_path / "copy")
-    assert (len(written), left) == (12, [])
+    assert (len(written), left) == (11, [])
     assert problems(tmp_path / "copy", keys.signers) == set()
     (tmp_path / "copy" / "plan.json").unlink()
     left = copy_report(tmp_path / "copy", tmp_path / "again")[1]
