@@ -115,25 +115,20 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
 @report.command("diff")
 @click.argument("before", shell_complete=names.runs)
 @click.argument("after", default="last", shell_complete=names.runs)
-@click.option(
-    "--format", "form", type=click.Choice(["summary", "html"]), default="summary", show_default=True,
-    help="For this terminal, or as a page.",
-)  # fmt: skip
 @common_options
-def diff(ui: Ui, before: str, after: str, form: str) -> int:
+def diff(ui: Ui, before: str, after: str) -> int:
     """Show what changed from the run BEFORE to the run AFTER.
 
     Compares two runs, two sites, or before and after an update. Exit 1 if something newly fails or drifted, 6 if a
     figure is worse than the worst of BEFORE, else 0.
     """
-    from envbuild.report import diff
-    from envbuild.report.diff import compare, exit_code
+    from envbuild.report.diff import compare, exit_code, lines
     from envbuild.report.recheck.opened import open_report
 
     one, other = (open_report(_place(place)).evidence for place in (before, after))
     changes = compare(one, other)
     data = {"before": one.run, "after": other.run, "changes": [change.as_dict() for change in changes]}
-    ui.result(data, lambda: diff.page(one, other) if form == "html" else diff.lines(one, other, changes))
+    ui.result(data, lambda: lines(one, other, changes))
     return exit_code(changes)
 
 

@@ -1,4 +1,4 @@
-"""`envbuild trace`: MegatronAPP's text traces as a Chrome trace, a picture and a sheet."""
+"""`envbuild trace`: MegatronAPP's text traces as a Chrome trace and a sheet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from envbuild.trace.pipeline import Iteration, Pipeline
     from envbuild.trace.records import Trace
 
-_ENDINGS = {"chrome": ".json", "svg": ".svg", "xlsx": ".xlsx"}
+_ENDINGS = {"chrome": ".json", "xlsx": ".xlsx"}
 
 
 @click.command("trace")
@@ -35,8 +35,8 @@ _ENDINGS = {"chrome": ".json", "svg": ".svg", "xlsx": ".xlsx"}
 def trace(ui: Ui, /, **flags: Any) -> int:
     """Show traces of MegatronAPP, one FILE for each node of a run.
 
-    Writes a Chrome trace (all iterations), an SVG and the document's xlsx (one iteration), named after the first
-    FILE. Measures the share of the pipeline bubble. Counts and names broken lines, and shows the rest.
+    Writes a Chrome trace (all iterations) and the document's xlsx (one iteration), named after the first FILE.
+    Measures the share of the pipeline bubble. Counts and names broken lines, and shows the rest.
     """
     from envbuild.trace.pipeline import bubble, iterations, pipeline_of
     from envbuild.trace.records import read
@@ -75,9 +75,9 @@ def trace(ui: Ui, /, **flags: Any) -> int:
 def _write(ui: Ui, trace_data: Trace, pipeline: Pipeline, every: list[Iteration], flags: dict[str, Any]) -> list[str]:
     """The files that were asked for, none ever half written. A sheet that nobody asked for may fail."""
     from envbuild.node.paths import write_whole
-    from envbuild.trace.pipeline import chrome, sheet, shown, svg
+    from envbuild.trace.pipeline import chrome, sheet, shown
 
-    iteration, spans = shown(trace_data, every, flags["iteration"])
+    _, spans = shown(trace_data, every, flags["iteration"])
     folder, first = Path(flags["output"]), Path(flags["files"][0])
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -89,8 +89,7 @@ def _write(ui: Ui, trace_data: Trace, pipeline: Pipeline, every: list[Iteration]
             if form == "xlsx":
                 parts: Iterable[bytes] = [sheet(spans, pipeline)]
             else:
-                texts = chrome(trace_data, pipeline) if form == "chrome" else svg(spans, iteration, pipeline)
-                parts = (text.encode() for text in texts)
+                parts = (text.encode() for text in chrome(trace_data, pipeline))
             write_whole(str(path), parts)
             written.append(str(path))
         except EnvbuildError as error:

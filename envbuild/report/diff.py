@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
-from envbuild.report import equality, render
+from envbuild.report import equality
 from envbuild.report.equality import names, python_of
 from envbuild.report.sources import mapping
 from envbuild.report.tables import fact_rows
@@ -207,12 +207,3 @@ def lines(before: Evidence, after: Evidence, changes: Sequence[Change]) -> list[
         text = f"{change.topic} {change.what}{where}: {change.before} → {change.after}"
         out.append((f"  {mark} {visible(text)}", colour))
     return out
-
-
-def page(before: Evidence, after: Evidence) -> str:
-    """One self-contained page, in the style of the report."""
-    one, other = render.harmless(before), render.harmless(after)
-    changes = compare(one, other)
-    good, says = _verdict(other, changes)
-    more = {"changes": changes, "good": good, "sentence": says, "marks": _MARKS}
-    return render.template("diff.html.j2").render(before=one, after=other, style=render.safe_style(), **more)

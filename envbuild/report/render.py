@@ -52,11 +52,6 @@ def codes(sentence: object) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(parts))
 
 
-def unbroken(figure: str) -> str:
-    """A figure that a narrow column breaks neither at `=` nor before `%`."""
-    return figure.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
-
-
 def markdown_text(value: object) -> str:
     """`value` as inline Markdown prose that contains no markup, HTML, mention or link of its own."""
     text = _MARKDOWN.sub(r"\\\1", visible(str(value)))
@@ -235,7 +230,7 @@ def _templates() -> jinja2.Environment:
     ):
         templates.filters[function.__name__] = function
     templates.filters["names"] = equality.names
-    templates.filters.update(hosts=fold_hosts, breakable=breakable, codes=codes, unbroken=unbroken)
+    templates.filters.update(hosts=fold_hosts, breakable=breakable, codes=codes)
     templates.filters.update(md=markdown_text, sentence=markdown_sentence, code=markdown_code, block=markdown_block)
     templates.filters["details"] = view.details
     templates.globals.update(mark=view.mark, node_marks=view.NODE_MARKS, left_out=LEFT_OUT)

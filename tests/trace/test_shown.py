@@ -1,4 +1,4 @@
-"""What is made of a trace: the share of the bubble, the Chrome trace, the picture and the sheet."""
+"""What is made of a trace: the share of the bubble, the Chrome trace and the sheet."""
 
 from __future__ import annotations
 
@@ -67,17 +67,7 @@ def test_a_chrome_trace_has_every_pass_in_microseconds(folder: Path) -> None:
     assert (one["dur"], one["ts"] // 10**15) == (pytest.approx(20000, abs=1), 1)
     assert {"name": "process_name", "ph": "M", "pid": 11, "args": {"name": "rank 11, stage 1"}} in events
     assert sum(event["ph"] == "i" for event in events) == 3 * 12 * 3
-    assert not list(folder.glob("*.svg"))
-
-
-def test_the_picture_has_a_row_for_every_rank_and_says_the_bubble(folder: Path) -> None:
-    run(str(folder / NAME), "--output", str(folder), "--format", "svg", "--iteration", "2")
-    picture = ElementTree.fromstring((folder / NAME).with_suffix(".svg").read_text())
-    texts = [element.text for element in picture.iter() if element.tag.endswith("text")]
-    assert "iteration 2: 150.0 ms, bubble 20.0% of all ranks; forward blue, backward green" in texts
-    assert [text for text in texts if text and text.startswith("rank ")][-1] == "rank 11, stage 1"
-    passes = [element for element in picture.iter() if element.tag.endswith("}g")]
-    assert len(passes) == 12 * 8
+    assert not list(folder.glob("*.xlsx"))
 
 
 def cells(path: Path) -> dict[str, str]:
@@ -108,7 +98,7 @@ def test_the_same_trace_gives_the_same_files(folder: Path) -> None:
     for name in ("a", "b"):
         run(str(folder / NAME), "--output", str(folder / name))
     files = [sorted((folder / name).iterdir()) for name in ("a", "b")]
-    assert [path.name for path in files[0]] == [NAME.replace(".txt", end) for end in (".json", ".svg", ".xlsx")]
+    assert [path.name for path in files[0]] == [NAME.replace(".txt", end) for end in (".json", ".xlsx")]
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
 
 
@@ -176,7 +166,7 @@ def test_without_a_format_a_sheet_that_is_too_wide_is_left_out_and_said(tmp_path
     done = CliRunner().invoke(cli, ["trace", str(tmp_path / NAME), "--output", str(tmp_path)], standalone_mode=False)
     assert done.exception is None
     assert "warning: an iteration of 21003 columns does not fit into a sheet" in done.stderr
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".svg", ".txt"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".txt"]
 
 
 def test_a_trace_is_never_written_over(tmp_path: Path) -> None:
@@ -192,7 +182,7 @@ def test_a_folder_that_cannot_be_made_is_said_and_no_mistake_of_envbuild(tmp_pat
     assert getattr(done.exception, "code", done.exception) == "output-unwritable"
 
 
-@pytest.mark.parametrize("form", ["chrome", "svg", "xlsx"])
+@pytest.mark.parametrize("form", ["chrome", "xlsx"])
 def test_a_disk_that_fills_leaves_no_part_of_a_file(folder: Path, form: str) -> None:
     command = [sys.executable, "-m", "envbuild", "trace", str(folder / NAME), "--output", str(folder), "--format", form]
     limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, 1000))
@@ -201,7 +191,7 @@ def test_a_disk_that_fills_leaves_no_part_of_a_file(folder: Path, form: str) -> 
     assert [path.name for path in folder.iterdir()] == [NAME]
 
 
-@pytest.mark.parametrize("form", ["chrome", "svg", "xlsx"])
+@pytest.mark.parametrize("form", ["chrome", "xlsx"])
 def test_a_folder_in_which_no_file_can_be_made_is_said(folder: Path, form: str) -> None:
     words = ["trace", str(folder / NAME), "--output", "/proc/self", "--format", form]
     done = CliRunner().invoke(cli, words, standalone_mode=False)
