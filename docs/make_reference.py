@@ -226,7 +226,6 @@ exit codes: [errors](errors.md).
     :command: cli
     :prog_name: envbuild
     :depth: 1
-    :style: table
 """
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from envbuild.catalog.loader import list_stacks
 from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.plan import Decision
@@ -315,7 +316,9 @@ def run_words(evidence: Evidence) -> tuple[Sequence[str], Sequence[str]]:
     """The command that was given, and the verify of the same stack and place, as words."""
     if evidence.command:
         return evidence.command, ["envbuild", "verify", *place_words(evidence.command, evidence.stack)]
-    named = [evidence.stack, "--profile", evidence.profile]
+    # An author's own stack is a file, as in a kit.
+    stack = evidence.stack if evidence.stack in list_stacks() else f"./{evidence.stack}.yaml"
+    named = [stack, "--profile", evidence.profile]
     named += ["--target", evidence.target] if evidence.target != LEFT_OUT else []
     runs = (check.details["launch"] for check in all_checks(evidence) if "launch" in check.details)
     # A published report has no command, and a launch wants its number of GPUs.

@@ -147,6 +147,8 @@ def test_the_command_of_a_published_bench_names_its_nodes_and_gpus() -> None:
     trained = [{"name": "bench", "status": "passed", "says": "x", "details": launched}]
     given, verify = run_words(evidence(node(checks=trained), verb="bench", command=()))
     assert given[-4:] == ["--nodes", "2", "--gpus-per-node", "8"] and "--nodes" not in verify
+    own = run_words(evidence(node(), stack="theirs", command=()))[0]
+    assert own[:3] == ["envbuild", "provision", "./theirs.yaml"], "the file that a kit has"
 
 
 @pytest.mark.parametrize(
