@@ -198,7 +198,7 @@ def _valid(reference: str, *, whole: bool = False) -> Target:
 @click.argument("target", required=False, shell_complete=names.targets)
 @common_options
 def target_show(ui: Ui, target: str | None) -> None:
-    """Show TARGET, a name or a file, after its `extends:`.
+    """Show TARGET, a name or a file, with what its `extends:` adds.
 
     Without TARGET, the configured one.
     """

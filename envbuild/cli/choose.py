@@ -29,6 +29,12 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
     return lambda function: functools.reduce(lambda wrapped, option: option(wrapped), reversed(decorators), function)
 
 
+class Count(click.IntRange):
+    """A whole number in a range; help names it N."""
+
+    name = "n"
+
+
 class Amount(click.FloatRange):
     """A number in a range; to click `nan` is one, as no bound refuses it."""
 
@@ -190,7 +196,9 @@ build_options = options(
     engine_option,
     variant_option,
     click.option(
-        "--base", type=click.Choice(["none", "system", "prefix", "module"]), help="Use this base for the environment."
+        "--base",
+        type=click.Choice(["none", "system", "prefix", "module"]),
+        help="Build on these packages: none, or those of the system's Python, a prefix or a module.",
     ),
     click.option("--python", "interpreter", metavar="PATH", help="Interpreter of the environment."),
     click.option("--cache", metavar="DIR", help="Keep what uv unpacks in this folder on the nodes."),

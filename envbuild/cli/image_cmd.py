@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import options, output_option, profile_option, stack_argument, target_name, variant_option
+from envbuild.cli.choose import (
+    Count,
+    options,
+    output_option,
+    profile_option,
+    stack_argument,
+    target_name,
+    variant_option,
+)
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.verbs import Group
 from envbuild.errors import ExitCode, writing
@@ -242,16 +250,14 @@ def _verified(answer: dict[str, Any]) -> str:
 @click.option("--namespace", metavar="NAME", help="Namespace (default: that of kubectl).")
 @click.option(
     "--nodes",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     help="Number of pods, each on its own node (default: the document's, else 1).",
 )
-@click.option(
-    "--gpus-per-node", "gpus", type=click.IntRange(min=0), help="GPUs of a pod (default: the document's or target's)."
-)
+@click.option("--gpus-per-node", "gpus", type=Count(min=0), help="GPUs of a pod (default: the document's or target's).")
 @click.option(
     "--gpu-product", metavar="LABEL", help="Label nvidia.com/gpu.product of the nodes (default: of the target's GPU)."
 )
-@click.option("--cpus", type=click.IntRange(min=1), help="CPUs of a pod.")
+@click.option("--cpus", type=Count(min=1), help="CPUs of a pod.")
 @click.option("--memory", metavar="SIZE", help="Memory of a pod, with /dev/shm: 200Gi.")
 @click.option("--rdma", metavar="RESOURCE", help="The cluster's resource of an InfiniBand device.")
 @click.option("--home", metavar="CLAIM", help="Existing volume claim for home and results (default: a new one).")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.choose import (
+    Count,
     Time,
     configured,
     described_target,
@@ -50,10 +51,10 @@ run_options = options(
     click.option(
         "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a parameter of the stack; repeatable."
     ),
-    click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes (default: 1; of a job, the target's)."),
-    click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node (default: the target's)."),
+    click.option("--nodes", type=Count(min=1), help="Number of nodes (default: 1; of a job, the target's)."),
+    click.option("--gpus-per-node", type=Count(min=1), help="GPUs of a node (default: the target's)."),
     click.option("--master", metavar="ADDR", help="Address of the first node (`bench` over SSH: its SSH address)."),
-    click.option("--port", type=click.IntRange(1024, 65535), help="Port of the first node (default: the document's)."),
+    click.option("--port", type=Count(1024, 65535), help="Port of the first node (default: the document's)."),
 )
 
 
@@ -64,7 +65,7 @@ run_options = options(
 @prefix_option
 @run_options
 @click.option("--job", metavar="ID", help="Job id of the scheduler.")
-@click.option("--node", "rank", type=click.IntRange(min=0), help="Print only the commands of the node with this rank.")
+@click.option("--node", "rank", type=Count(min=0), help="Print only the commands of the node with this rank.")
 @click.option("--hostfile", metavar="FILE", help="Node file of the MPI launcher.")
 @click.option("--image", metavar="IMAGE", help="Container image to start in: an image reference or a .sqsh file.")
 @environment_option
@@ -352,7 +353,7 @@ def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
 @stack_argument(required=True)
 @where_options
 @run_options
-@click.option("--trials", type=click.IntRange(min=1, max=100), default=1, help="Number of runs (default: 1).")
+@click.option("--trials", type=Count(min=1, max=100), default=1, help="Number of runs (default: 1).")
 @click.option(
     "--run-timeout",
     "deadline",

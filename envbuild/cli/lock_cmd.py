@@ -54,7 +54,10 @@ def lock() -> None:
 @lock.command("create")
 @stack_argument(required=True)
 @profile_option
-@click.option("--as-of", type=click.DateTime(["%Y-%m-%d"]), help="Take nothing that was published after this date.")
+@click.option(
+    "--as-of", metavar="YYYY-MM-DD", type=click.DateTime(["%Y-%m-%d"]),
+    help="Take nothing that was published after this date.",
+)  # fmt: skip
 @click.option("--upgrade", is_flag=True, help="Forget the versions of the existing lock.")
 @click.option("--base-python", type=_FILE, help="Interpreter of the base, to record what it provides.")
 @_find_links
@@ -367,8 +370,9 @@ def diff(ui: Ui, before: Path, after: Path) -> None:
     help="What the other tool reads.",
 )
 @click.option(
-    "--wheelhouse", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder with the locked files."
-)
+    "--wheelhouse", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder with the locked files.",
+)  # fmt: skip
 @profile_option
 @lock_option
 @_find_links

@@ -63,7 +63,10 @@ if TYPE_CHECKING:
 @facts_option
 @common_options
 def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
-    """Build, test and verify the environment of a stack on a target."""
+    """Build, test and verify the environment of STACK on a target.
+
+    Without STACK, it is the one that the target names.
+    """
     config, script = configured(flags), flags["print_script"]
     if facts is not None and not (flags["dry_run"] or script):
         raise click.UsageError("--facts needs --dry-run or --print-script: recorded nodes cannot be changed")
@@ -111,7 +114,10 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
 @facts_option
 @common_options
 def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
-    """Show what would run where, and why; same as `provision --dry-run`."""
+    """Show what would run where, and why; same as `provision --dry-run`.
+
+    Without STACK, it is the one that the target names. Changes nothing.
+    """
     config, asks = configured(flags), facts is None
     prepared = prepared_of(ui, flags, config, recorded=not asks, jobs=asks, ahead=asks)
     return _plan(ui, prepared, replace(settings_of(config), jobs=flags["jobs"]), facts)

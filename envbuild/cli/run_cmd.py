@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import progress_option
+from envbuild.cli.choose import Count, progress_option
 from envbuild.cli.output import Ui, columns, common_options
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode
@@ -27,9 +27,7 @@ def run() -> None:
 
 
 @run.command("list")
-@click.option(
-    "-n", "--count", type=click.IntRange(min=1), default=20, show_default=True, help="Show at most this many."
-)
+@click.option("-n", "--count", type=Count(min=1), default=20, show_default=True, help="Show at most this many.")
 @common_options
 def list_command(ui: Ui, count: int) -> None:
     """List the runs, the newest first."""

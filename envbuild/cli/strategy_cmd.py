@@ -11,6 +11,7 @@ import click
 
 from envbuild.cli.choose import (
     Amount,
+    Count,
     Time,
     configured,
     described_target,
@@ -50,10 +51,10 @@ _MEASURED = (
 @click.command("strategy")
 @stack_argument(required=True)
 @where_options
-@click.option("--gpus", type=click.IntRange(1, 16384), required=True, metavar="N", help="GPUs to train on.")
-@click.option("--gpus-per-node", type=click.IntRange(1, 64), help="GPUs of a node (default: N, at most 8).")
+@click.option("--gpus", type=Count(1, 16384), required=True, metavar="N", help="GPUs to train on.")
+@click.option("--gpus-per-node", type=Count(1, 64), help="GPUs of a node (default: N, at most 8).")
 @click.option("--model", metavar="NAME", help="Row of the stack's model table (default: the document's for N GPUs).")
-@click.option("--global-batch", type=click.IntRange(min=1), help="Sequences a step (default: the document's).")
+@click.option("--global-batch", type=Count(min=1), help="Sequences a step (default: the document's).")
 @click.option("--gpu", metavar="MODEL", help="GPU to estimate for (default: this machine's, else the target's).")
 @click.option(
     "--network", type=Amount(min=0.01), default=3.1, metavar="GB/S",

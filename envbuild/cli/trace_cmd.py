@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli.choose import Count
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, writing
 
@@ -20,9 +21,9 @@ _ENDINGS = {"chrome": ".json", "xlsx": ".xlsx"}
 
 @click.command("trace")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True, dir_okay=False))
-@click.option("--pipeline", "stages", type=click.IntRange(min=1), help="Pipeline stages (default: from the file name).")
-@click.option("--chunks", type=click.IntRange(min=1), help="Model chunks per stage (default: from the file name).")
-@click.option("--iteration", type=click.IntRange(min=0), help="Iteration to draw (default: the last complete one).")
+@click.option("--pipeline", "stages", type=Count(min=1), help="Pipeline stages (default: from the file name).")
+@click.option("--chunks", type=Count(min=1), help="Model chunks per stage (default: from the file name).")
+@click.option("--iteration", type=Count(min=0), help="Iteration to draw (default: the last complete one).")
 @click.option(
     "--format",
     "formats",

@@ -185,7 +185,7 @@ class Tree(Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 ok, 1 check failed or drift, 2 usage, 3 unreachable, 4 build failed, 5 integrity, "
     "6 below floor, 7 refused, 8 partial, 9 job failed, 70 internal, 75 try again, 130 interrupted, 143 terminated. "
-    "`envbuild help CODE` explains a code, a status or a finding, such as disk-full or not-begun.",
+    "`envbuild help CODE` explains a code, a status or a finding, such as drift or unchanged.",
 )
 @click.version_option(__version__, message="envbuild %(version)s")
 def cli() -> None:

@@ -156,7 +156,7 @@ def _refuse_defaults(place: Place) -> None:
         why=f"{', '.join(map(without_login, theirs or place.urls))}: Anaconda's terms ask organisations of more "
         "than 200 people for a paid licence",
         hint=f"write conda-forge in place of {place.name}; or, if you may, `allow_defaults: true` in the `conda:` "
-        "section of a stack file, which an environment.yml has not",
+        "section of a stack file, which an environment.yml cannot have",
     )
 
 

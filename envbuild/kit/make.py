@@ -343,7 +343,7 @@ def _form(evidence: Evidence) -> Finding:
     """Whether the report is a published one, as `kit.json` says, which no signature covers."""
     if published(evidence) == evidence:
         return checked("kit", "the report has only fields that are public")
-    says = "fields stand in the report that a published one does not have: do not pass it on"
+    says = "the report has fields that are not public; do not pass it on"
     return problem("kit-form-differs", "kit", f"{NAME} calls it published: {says}")
 
 

@@ -101,7 +101,7 @@ def options(command: click.Command, context: click.Context) -> Iterator[tuple[cl
 
 
 def test_every_option_says_what_it_takes_in_a_sentence_and_where_and_what_come_first() -> None:
-    unnamed = {"TEXT", "INTEGER", "FLOAT", "FILENAME"}
+    unnamed = {"TEXT", "INTEGER", "INTEGER RANGE", "FLOAT", "FILENAME", "DIRECTORY", "[%Y-%m-%d]"}
     first: dict[str, str] = {}
     for context, option in options(cli, click.Context(cli, info_name="envbuild")):
         place = f"{context.command_path} {option.opts[0]}"

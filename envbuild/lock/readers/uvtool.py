@@ -132,7 +132,7 @@ def build_not_allowed(packages: Sequence[str], why: str) -> EnvbuildError:
         "build-not-allowed",
         f"no wheel fits for {', '.join(packages)}, and envbuild builds no source distribution without your permission",
         why=why,
-        hint=f"`{options}` allows their setup code to run here, and only that says what they need in turn, which may "
-        "want permission too; or choose another version",
+        hint=f"`{options}` lets their setup code run here. It says which packages these need, and those may need "
+        "permission too. Or choose another version",
         details={"packages": list(packages)},
     )
