@@ -95,10 +95,10 @@ def module(path: Path) -> Module:
     functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
     assigned = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
     constants = {
-        each.id: node.value
+        target.id: node.value
         for node in assigned
-        for each in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(each, ast.Name) and node.value
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and node.value
     }
     imported = {}
     for node in ast.walk(tree):
@@ -133,7 +133,7 @@ def value(node: ast.expr | None, names: Names, path: Path) -> Value:
         return Value(one.known + other.known, one.words or other.words)
     if isinstance(node, ast.JoinedStr):
         parts = [value(p.value if isinstance(p, ast.FormattedValue) else p, names, path) for p in node.values]
-        known = tuple("".join(each) for each in product(*(part.known for part in parts)))
+        known = tuple("".join(texts) for texts in product(*(part.known for part in parts)))
         return Value(known, _TWO.sub(r"\1", "".join(part.words for part in parts)).replace("NODES nodes", "N nodes"))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return Value((), value(node.left, names, path).words + value(node.right, names, path).words)
@@ -173,7 +173,7 @@ def _constant(name: str, path: Path) -> Value:
 
 def _filled(text: str, right: ast.expr, names: Names, path: Path) -> str:
     """A text of `%`, each sign by the words of its argument."""
-    words = [value(each, names, path).words for each in (right.elts if isinstance(right, ast.Tuple) else [right])]
+    words = [value(part, names, path).words for part in (right.elts if isinstance(right, ast.Tuple) else [right])]
     out, place = "", 0
     while place < len(text):
         sign = next((sign for sign in _SIGNS if text.startswith(sign, place)), "")
@@ -195,12 +195,12 @@ def _calls(function: ast.AST) -> Iterator[ast.Call]:
 @cache
 def _callers() -> dict[str, list[tuple[Path, Function, ast.Call]]]:
     """Every call by the name of what is called, with the function that it stands in."""
-    found: dict[str, list[tuple[Path, Function, ast.Call]]] = {}
+    callers: dict[str, list[tuple[Path, Function, ast.Call]]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for function in module(path).functions:
             for call in _calls(function):
-                found.setdefault(_called(call), []).append((path, function, call))
-    return found
+                callers.setdefault(_called(call), []).append((path, function, call))
+    return callers
 
 
 def _own(function: Function, names: Names, path: Path, call: ast.Call) -> Names:
@@ -220,18 +220,18 @@ def _own(function: Function, names: Names, path: Path, call: ast.Call) -> Names:
 
 
 def _asked(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
 
 
 def _given(path: Path, function: Function, needed: set[str], depth: int = 3) -> Iterator[Names]:
     """What a function's parameters are, call by call; a `needed` one that is the caller's, by the caller's calls."""
-    parameters = [each.arg for each in function.args.args if each.arg not in ("self", "cls")]
+    parameters = [argument.arg for argument in function.args.args if argument.arg not in ("self", "cls")]
     usual = dict(zip(parameters[::-1], function.args.defaults[::-1], strict=False))
     for place, caller, call in _callers().get(function.name, []):
         here = module(place)
         if path not in (place, here.imported.get(function.name), here.imported.get(_of(call))):
             continue
-        named = {str(each.arg): each.value for each in call.keywords}
+        named = {str(keyword.arg): keyword.value for keyword in call.keywords}
         arguments = usual | dict(zip(parameters, call.args, strict=False)) | named
         above: Iterator[Names] = iter(({},))
         plain = _own(caller, {}, place, call)
@@ -251,7 +251,9 @@ def _of(call: ast.Call) -> str:
 def _rows(path: Path, function: Function, call: ast.Call, names: Names) -> Iterator[Row]:
     known = _own(function, names, path, call)
     number, arguments = _MAKERS[_called(call)]
-    given = dict(zip(arguments, call.args, strict=False)) | {str(each.arg): each.value for each in call.keywords}
+    given = dict(zip(arguments, call.args, strict=False)) | {
+        str(keyword.arg): keyword.value for keyword in call.keywords
+    }
     ending = given.get("exit_code")
     if ending is not None:
         named = isinstance(ending, ast.Attribute) and ending.attr in ExitCode.__members__
@@ -259,9 +261,9 @@ def _rows(path: Path, function: Function, call: ast.Call, names: Names) -> Itera
     elif value(given.get("kind"), known, path).known in (("note",), ("unchecked",)):
         number = f"{ExitCode.OK:d}"
     texts = [value(given.get(key), known, path).words for key in ("what", "why", "hint")]
-    for each in value(given["code"], known, path).known:
-        by_table = number or str(EXITS.get(each, Exit.USAGE))
-        yield Row(each, by_table, *(re.sub("…{2,}", "…", text) for text in texts))
+    for name in value(given["code"], known, path).known:
+        by_table = number or str(EXITS.get(name, Exit.USAGE))
+        yield Row(name, by_table, *(re.sub("…{2,}", "…", text) for text in texts))
 
 
 def _of_call(path: Path, function: Function, call: ast.Call) -> Iterator[Row]:
@@ -292,11 +294,11 @@ def _asked_locally(function: Function, code: ast.expr) -> set[str]:
 
 def errors() -> set[Row]:
     """All of them; of a rule that refuses, whose name is the code, none."""
-    found = _made(_ERRORS) | {Row(code, str(EXITS[code]), means, "…", HINTS.get(code, "")) for _, code, means in CAUSES}
-    jobs = {f"job-{each}": hint_for(each) for each in Failure} | dict.fromkeys(
+    made = _made(_ERRORS) | {Row(code, str(EXITS[code]), means, "…", HINTS.get(code, "")) for _, code, means in CAUSES}
+    jobs = {f"job-{failure}": hint_for(failure) for failure in Failure} | dict.fromkeys(
         ("job-failed", "job-lost"), hint_for(None)
     )
-    return found | {Row(code, str(EXITS[code]), "job … ended as …", "…", hint) for code, hint in jobs.items()}
+    return made | {Row(code, str(EXITS[code]), "job … ended as …", "…", hint) for code, hint in jobs.items()}
 
 
 def findings() -> set[Row]:
@@ -305,10 +307,10 @@ def findings() -> set[Row]:
 
 
 def _made(makers: Collection[str]) -> set[Row]:
-    found: set[Row] = set()
+    made: set[Row] = set()
     for path in sorted(PACKAGE.rglob("*.py")):
         for function in module(path).functions:
             for call in _calls(function):
                 if _called(call) in makers and call.args:
-                    found.update(_of_call(path, function, call))
-    return found
+                    made.update(_of_call(path, function, call))
+    return made

@@ -36,10 +36,10 @@ def item(term: str, text: str) -> list[str]:
 def commands(command: click.Command, name: str, context: click.Context) -> Iterator[tuple[str, str]]:
     """Usage and first sentence of every command below one."""
     if isinstance(command, click.Group):
-        for each in command.list_commands(context):
-            found = command.get_command(context, each)
-            if found is not None and not found.hidden:
-                yield from commands(found, f"{name} {each}", click.Context(found, context, each))
+        for below in command.list_commands(context):
+            nested = command.get_command(context, below)
+            if nested is not None and not nested.hidden:
+                yield from commands(nested, f"{name} {below}", click.Context(nested, context, below))
     else:
         yield " ".join([name, *command.collect_usage_pieces(context)]), command.get_short_help_str(limit=300)
 
@@ -59,9 +59,9 @@ def page() -> str:
     ]
     context = click.Context(cli, info_name="envbuild")
     for verb in COMMANDS:
-        found = cli.get_command(context, verb)
-        if found is not None:
-            rows = commands(found, verb, click.Context(found, context, verb))
+        top = cli.get_command(context, verb)
+        if top is not None:
+            rows = commands(top, verb, click.Context(top, context, verb))
             lines += [line for row in rows for line in item(*row)]
     lines += [".SH EXIT STATUS", roff((cli.epilog or "").removeprefix("Exit codes: ")), ".SH ENVIRONMENT"]
     for key, setting in KEYS.items():

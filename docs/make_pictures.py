@@ -58,9 +58,9 @@ def drawn(text: str) -> str:
     parts = []
     for y, row in enumerate(rows):
         top = 10 + y * (HEIGHT + NOTE + GAP)
-        for x, each in enumerate(row):
+        for x, label in enumerate(row):
             left = 10 + x * (WIDTH + GAP)
-            parts.append(box(left, top, each))
+            parts.append(box(left, top, label))
             if x:
                 parts.append(f'<path d="M{left - GAP + 3} {top + HEIGHT // 2}H{left - 6}"/>')
     width = 20 + max(map(len, rows)) * (WIDTH + GAP) - GAP

@@ -116,7 +116,10 @@ def findings_page() -> str:
     for name in loader.list_stacks():
         stack = loader.load_stack(name).stack
         if stack.findings:
-            rows = ((f"`{each.id}`", each.severity, quoted(each.says), quoted(each.truth)) for each in stack.findings)
+            rows = (
+                (f"`{finding.id}`", finding.severity, quoted(finding.says), quoted(finding.truth))
+                for finding in stack.findings
+            )
             parts.append(f"\n## {name}\n\n{table(('finding', 'kind', 'the document says', 'what is true'), rows)}")
     return "".join(parts)
 
@@ -130,17 +133,17 @@ def patches_page() -> str:
                 used.setdefault(load_patch(name).name, set()).add(stack.stack.name)
     patches = load_patches()
     rows = (
-        (f"`{name}`", quoted(each.summary), quoted(each.why), ", ".join(sorted(used.get(name, ()))) or "none")
-        for name, each in patches.items()
+        (f"`{name}`", quoted(patch.summary), quoted(patch.why), ", ".join(sorted(used.get(name, ()))) or "none")
+        for name, patch in patches.items()
     )
     variables = (
         (f"`{variable}`", f"`{name}`", quoted(what))
-        for name, each in patches.items()
-        for variable, what in each.variables.items()
+        for name, patch in patches.items()
+        for variable, what in patch.variables.items()
     )
     places: dict[tuple[str, str], list[str]] = {}
-    for name, each in patches.items():
-        for tried in each.tried:
+    for name, patch in patches.items():
+        for tried in patch.tried:
             source = tried.git.removeprefix("https://github.com/")
             places.setdefault((source, f"`{tried.commit[:8]}`"), []).append(f"`{name}` {tried.hits}")
     return f"""
@@ -156,7 +159,7 @@ What each patch edits, and why. How to use patches: [patches](../patches.md).
 
 At these commits each was really applied, and found so many places.
 
-{table(("source", "commit", "patch and places"), ((*key, ", ".join(said)) for key, said in sorted(places.items())))}"""
+{table(("source", "commit", "patch and places"), ((*key, ", ".join(hits)) for key, hits in sorted(places.items())))}"""
 
 
 def settings_page() -> str:
@@ -181,9 +184,9 @@ def _kind(field: dict[str, Any]) -> str:
         return "any JSON value" if name == "JsonValue" else f"[{name}](#{name.lower()})"
     for key in ("anyOf", "oneOf"):
         if key in field:
-            return " or ".join(dict.fromkeys(_kind(each) for each in field[key] if each.get("type") != "null"))
+            return " or ".join(dict.fromkeys(_kind(option) for option in field[key] if option.get("type") != "null"))
     if "enum" in field or "const" in field:
-        return ", ".join(f"`{each}`" for each in field.get("enum", [field.get("const")]))
+        return ", ".join(f"`{choice}`" for choice in field.get("enum", [field.get("const")]))
     if field.get("type") == "array":
         return f"list of {_kind(field.get('items') or field.get('prefixItems', [{}])[0])}"
     if field.get("type") == "object":
@@ -196,10 +199,10 @@ def _keys(model: dict[str, Any]) -> str:
     rows = []
     for name, field in model.get("properties", {}).items():
         default = field.get("default")
-        said = "required" if name in model.get("required", ()) else ""
+        usual = "required" if name in model.get("required", ()) else ""
         if isinstance(default, str | int | float) and default != "":
-            said = f"`{json.dumps(default)}`"
-        rows.append((f"`{name}`", _kind(field), said))
+            usual = f"`{json.dumps(default)}`"
+        rows.append((f"`{name}`", _kind(field), usual))
     return table(("key", "value", "default"), rows)
 
 

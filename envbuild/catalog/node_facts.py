@@ -45,15 +45,15 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
         data = json.loads(text, object_hook=_each_text_once())
         # A thousand nodes are a quarter of a million texts.
         place = unsafe_at(data) if _MAY_BE_UNSAFE.search(text) else None
-        found = [_node(name, plain, known) for name, plain in _nodes(data)] if place is None else []
+        listed = [_node(name, plain, known) for name, plain in _nodes(data)] if place is None else []
     except ValidationError as error:
         raise _unreadable(path, first_mistake(error)) from error
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, str(error)) from error
     if place is not None:
         raise _unreadable(path, f"{place}: control characters, invisible ones and line separators are not allowed")
-    facts = {node.node: node for node in found}
-    if len(facts) != len(found) or not facts:
+    facts = {node.node: node for node in listed}
+    if len(facts) != len(listed) or not facts:
         raise _unreadable(path, "two nodes have the same name" if facts else "there is no node in it")
     return facts
 

@@ -261,12 +261,12 @@ def _of_facts(nodes: Mapping[str, NodeFacts], base: Target | None, stack: str | 
     """What facts of nodes say, of a target like `base`."""
     from envbuild.catalog import target_file
 
-    said = target_file.of_facts(nodes)
+    observed = target_file.of_facts(nodes)
     if base is None:
-        return replace(said, stack=stack or _stack_of(said.kind))
-    own = said.prefix if _kind_of(base) == "local" else ""  # of a cluster, the prefix that its nodes share is known
+        return replace(observed, stack=stack or _stack_of(observed.kind))
+    own = observed.prefix if _kind_of(base) == "local" else ""  # of a cluster, the prefix that its nodes share is known
     here = base.connection.login is not None
-    return replace(said, extends=base.name, kind=_kind_of(base), stack=stack or "", prefix=own, here=here)
+    return replace(observed, extends=base.name, kind=_kind_of(base), stack=stack or "", prefix=own, here=here)
 
 
 def _asked(base: Target | None, stack: str | None) -> Answers:
@@ -390,14 +390,14 @@ def partitions() -> dict[str, tuple[str, int]]:
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    found: dict[str, tuple[str, int]] = {}
+    best_of: dict[str, tuple[str, int]] = {}
     for line in sorted(shown.splitlines(), key=lambda line: not line.partition("|")[0].endswith("*")):
         name, _, gres = line.partition("|")
         gpus = {kind or "": count for (what, kind), count in parse_gres(gres) if what == "gpu"}
         model = next(iter(gpus), "").replace("_", " ").upper() if len(gpus) == 1 else ""
         best = model if rows_like(model, rules()) else "", sum(gpus.values())
-        found[name.rstrip("*")] = max(found.get(name.rstrip("*"), ("", 0)), best, key=lambda row: row[1])
-    return found
+        best_of[name.rstrip("*")] = max(best_of.get(name.rstrip("*"), ("", 0)), best, key=lambda row: row[1])
+    return best_of
 
 
 def _gpus_here() -> tuple[str, int]:
@@ -434,7 +434,7 @@ def _with_profile(ui: Ui, answers: Answers, folder: Path, nodes: Mapping[str, No
         return answers
     able = fitting(loaded, judged)
     if able is None:
-        reasons = "; ".join(f"{each.name}: {each.why}" for each in judged.values())
+        reasons = "; ".join(f"{judgement.name}: {judgement.why}" for judgement in judged.values())
         ui.warn(f"no profile of {loaded.stack.name} fits: {reasons}")
         return answers
     return replace(answers, stack=stack, profile=able, why=f"{usual} does not fit: {judged[usual].why}")

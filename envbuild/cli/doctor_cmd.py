@@ -106,9 +106,11 @@ def _target(ui: Ui, flags: dict[str, Any]) -> int:
 
     target = target_of(ui, flags, jobs=None)
     visits = visit(target, _wanted(ui, flags, target))
-    bad = any(line.level == "missing" for each in visits for line in each.lines)
-    errors = {each.node: each.error for each in visits if each.error}
-    hosts = [{"node": each.node, "checks": [asdict(line) for line in each.lines]} for each in visits if not each.error]
+    bad = any(line.level == "missing" for visit in visits for line in visit.lines)
+    errors = {visit.node: visit.error for visit in visits if visit.error}
+    hosts = [
+        {"node": visit.node, "checks": [asdict(line) for line in visit.lines]} for visit in visits if not visit.error
+    ]
     data = {"ok": not bad and not errors, "hosts": hosts, "errors": as_dicts(errors)}
     ui.result(data, lambda: _hosts(visits))
     return gravest([ui.exit_of(errors), ExitCode.CHECK_FAILED if bad else ExitCode.OK])

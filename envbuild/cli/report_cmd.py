@@ -173,7 +173,7 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
 
     newest = path = _place(run)
     if run == "last":
-        path = computed_run([each.path for each in list_runs(load_config().runs_root)])
+        path = computed_run([run_dir.path for run_dir in list_runs(load_config().runs_root)])
         newer = "" if path == newest else f" that ran a test or a benchmark; the newer run {newest.name} ran none"
         ui.note(f"kit of {path.name}, the last run{newer}")
     output = output or Path(default_name(path))

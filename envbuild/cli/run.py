@@ -105,8 +105,8 @@ def _where_stacks_go(error: click.UsageError) -> str:
 
 
 def _report(error: EnvbuildError, *, as_json: bool, verbose: bool) -> int:
-    told = ((verbose, print_traceback), (as_json, print_error_json), (True, print_error))
-    for show in (show for wanted, show in told if wanted):
+    printers = ((verbose, print_traceback), (as_json, print_error_json), (True, print_error))
+    for show in (show for wanted, show in printers if wanted):
         drop_broken_streams()
         # Where nobody reads what is said, the exit code still says it.
         with contextlib.suppress(OSError):

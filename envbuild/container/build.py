@@ -128,10 +128,10 @@ def fill_wheelhouse(recipe: ImageRecipe, wheelhouses: Sequence[Path], house: Pat
             path = f"tools/{python_name(build.name, build.sha256)}"
             if (archive := collector.local(path, build.sha256)) is not None:
                 pieces.append(piece(path, archive, "interpreter", build.sha256))
-        for each in pieces:
-            (house / each.path).parent.mkdir(exist_ok=True)
-            _link(each.source, house / each.path)
-    return sum(each.what == "wheel" for each in pieces) == len(inside.variant.packages)
+        for entry in pieces:
+            (house / entry.path).parent.mkdir(exist_ok=True)
+            _link(entry.source, house / entry.path)
+    return sum(entry.what == "wheel" for entry in pieces) == len(inside.variant.packages)
 
 
 def _folder(place: Path, scratch: Path) -> Path:

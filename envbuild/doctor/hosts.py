@@ -52,7 +52,7 @@ def visit(target: Target, stack: Wanted | None = None) -> list[Visit]:
     from pip._internal.models.index import PyPI
 
     if stack is None:
-        args: dict[str, Any] = {"reach": {name: each.url or PyPI.simple_url for name, each in load_indexes().items()}}
+        args: dict[str, Any] = {"reach": {name: index.url or PyPI.simple_url for name, index in load_indexes().items()}}
     else:
         lock = _lock_of(stack)
         args = {"reach": index_addresses(lock), "repositories": sources_needed(lock)}

@@ -251,20 +251,20 @@ def _free(disk: DiskFacts) -> str:
 def _network(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     reached, missed = (", ".join(hosts) for hosts in _hosts(facts.reachable))
     proxies = ", ".join(f"{scheme} through {host}" for scheme, host in sorted(site["proxies"].items()))
-    told = [f"{how}: {hosts}" for how, hosts in (("reached", reached), ("not reached", missed)) if hosts]
+    parts = [f"{how}: {hosts}" for how, hosts in (("reached", reached), ("not reached", missed)) if hosts]
     if DEFAULT_INDEX not in facts.reachable:
-        told.append("not asked: the default index, which the configuration here turns off")
-    found = "; ".join(told)
-    found += f"; proxy: {proxies}" if proxies else "; no proxy"
+        parts.append("not asked: the default index, which the configuration here turns off")
+    network = "; ".join(parts)
+    network += f"; proxy: {proxies}" if proxies else "; no proxy"
     if not reached and facts.reachable:
         if target.connection.kind == "local":
-            return [_line("network", "warning", found, "only caches, mirrors and bundles give files",
+            return [_line("network", "warning", network, "only caches, mirrors and bundles give files",
                           "`envbuild bundle create STACK` on a machine with a network; docs/offline.md")]  # fmt: skip
-        return [_line("network", "warning", found, "this machine fetches and sends, where it can",
+        return [_line("network", "warning", network, "this machine fetches and sends, where it can",
                       "take `delivery: node` out of the target" if target.delivery == "node" else "")]  # fmt: skip
     jobs = "; nodes in jobs may have none: only a job tells" if target.connection.kind == "job" else ""
     but = f", but not what is on {missed}" if missed else ""
-    return [_line("network", "warning" if missed else "ok", found, f"this host can fetch for itself{but}{jobs}")]
+    return [_line("network", "warning" if missed else "ok", network, f"this host can fetch for itself{but}{jobs}")]
 
 
 def _hosts(reachable: Mapping[str, bool]) -> tuple[list[str], list[str]]:

@@ -129,7 +129,7 @@ def _decisions(explanation: Explanation, width: int) -> Iterator[str]:
         yield _wrapped("decisions: " if explanation.resolutions else "", explanation.note, width)
     alike = grouped(explanation.resolutions, lambda resolution: (resolution.variant_id, resolution.decisions))
     for resolution, *others in alike.values():
-        nodes = [each.node for each in (resolution, *others)]
+        nodes = [member.node for member in (resolution, *others)]
         yield ""
         chosen = resolution.variant_id or f"refused, nearest is {resolution.nearest}"
         yield f"Decisions for {_named(nodes)}: {chosen}"

@@ -363,7 +363,7 @@ def fits_of_profiles(
     from envbuild.resolve.rules.node import rows_like
 
     if facts:
-        return {each.name: each for each in other_profiles(loaded, "", facts, target, compat)}
+        return {profile.name: profile for profile in other_profiles(loaded, "", facts, target, compat)}
     bare = {row.model: _bare(row) for row in rows_like(target.expects.gpu, compat)}
     profiles = loaded.stack.profiles if bare else ()
     return {name: _other(name, _resolve(loaded, name, bare, target, compat), _OF_THE_GPU) for name in profiles}

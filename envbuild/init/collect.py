@@ -60,7 +60,7 @@ def collect(tree: Tree) -> Collected:
     for path in offered:
         if path not in out.used:
             _offered(tree, path, out)
-    out.statements = [_of_submodule(each, tree.origin) for each in out.statements]
+    out.statements = [_of_submodule(statement, tree.origin) for statement in out.statements]
     # A project that installs itself from the index is its own tree.
     out.statements = [statement for statement in out.statements if not _is_self(statement, own)]
     return out

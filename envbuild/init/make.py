@@ -112,8 +112,8 @@ def _pythons() -> set[str]:
     """Minor versions of the interpreters on this machine, as a node tells them."""
     from envbuild.node.probe.programs import python_facts
 
-    found = python_facts(os.get_exec_path(), "")
-    return {".".join(python["version"].split(".")[:2]) for python in found if not python["virtual"]}
+    pythons = python_facts(os.get_exec_path(), "")
+    return {".".join(python["version"].split(".")[:2]) for python in pythons if not python["virtual"]}
 
 
 def _has_nvcc(flavour: str) -> bool:

@@ -11,10 +11,10 @@ from envbuild.lock.readers.git import GitReader, git_reader, output_of, resolve_
 
 def pinned(draft: Draft) -> Draft:
     """The same with a commit for each installed source; without one if its repository does not answer."""
-    if not any(_is_open(each) for each in draft.sources):
+    if not any(_is_open(source) for source in draft.sources):
         return draft
     with git_reader() as reader:
-        sources = tuple(_pinned(each, draft, reader) if _is_open(each) else each for each in draft.sources)
+        sources = tuple(_pinned(source, draft, reader) if _is_open(source) else source for source in draft.sources)
     return replace(draft, sources=sources)
 
 

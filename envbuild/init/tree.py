@@ -78,7 +78,7 @@ def of_folder(folder: Path) -> Tree:
 
     tree = Tree(origin, files, content, folder, left_out)
     for path in re.findall(r"(?m)^\s*path\s*=\s*(\S+)\s*$", tree.text(_MODULES) or "" if _MODULES in files else ""):
-        if not any(each.startswith(f"{path}/") for each in files):
+        if not any(file.startswith(f"{path}/") for file in files):
             left_out[path] = "it is a submodule that is not checked out: `git submodule update --init` does that"
     return tree
 

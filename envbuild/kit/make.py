@@ -203,8 +203,8 @@ def make_kit(
         _, left = copy_report(path, folder, publish=publish, beside=("stack",))
         if key is not None:
             sign_report(folder, key)
-        paths = [each for each in folder.rglob("*") if each.is_file()]
-        files = {each.relative_to(scratch).as_posix(): read_file(each) for each in paths}
+        paths = [file for file in folder.rglob("*") if file.is_file()]
+        files = {file.relative_to(scratch).as_posix(): read_file(file) for file in paths}
         report = open_report(folder)
     evidence = report.evidence
     files[lock_name(evidence)] = _lock(files, evidence)
@@ -239,7 +239,7 @@ def make_kit(
 
 
 def _lock(files: Mapping[str, bytes], evidence: Evidence) -> bytes:
-    item = next((each for each in evidence.attachments if each.kind == "lock"), None)
+    item = next((attachment for attachment in evidence.attachments if attachment.kind == "lock"), None)
     data = files.get(f"{REPORT}/{item.path}") if item is not None else None
     if data is None:
         raise EnvbuildError(
@@ -255,7 +255,7 @@ def _own(path: Path, evidence: Evidence, lock: Lock, stack: str | None) -> dict[
     """The file of a stack that envbuild does not ship, as it is: the one that is named, else what the run has kept."""
     if stack is None:
         report = open_report(path)
-        item = next((each for each in report.evidence.attachments if each.kind == "stack"), None)
+        item = next((attachment for attachment in report.evidence.attachments if attachment.kind == "stack"), None)
         data = read_attachment(report.folder, item.path, MAX_BYTES) if item is not None else None
         return {} if data is None else {stack_name(evidence): data}
     loaded = load_stack(stack)

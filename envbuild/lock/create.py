@@ -152,15 +152,15 @@ def create_lock(
 
 def _imported(profile: Profile, previous: Lock | None, reader: GitReader) -> dict[str, dict[str, str]]:
     """What the sources whose commits are new in the lock import beyond their trees, as `open_imports`, by source."""
-    before = {each.commit for variant in (previous.variants if previous else ()) for each in variant.sources}
-    found: dict[str, dict[str, str]] = {}
+    before = {source.commit for variant in (previous.variants if previous else ()) for source in variant.sources}
+    imports: dict[str, dict[str, str]] = {}
     for source in profile.pinned_sources:
         scripts = [item.step.script for item in profile.smoke if item.step and item.step.source == source.name]
         if source.commit not in before:
             with contextlib.suppress(EnvbuildError):  # what cannot be read has been told of
                 entries = (*scripts, *profile.imports)
-                found[source.name] = open_imports(reader, source.git, source.commit, entries)
-    return found
+                imports[source.name] = open_imports(reader, source.git, source.commit, entries)
+    return imports
 
 
 def _unbrought(imported: Mapping[str, Mapping[str, str]], variants: Sequence[Variant]) -> Iterator[str]:
@@ -173,7 +173,9 @@ def _unbrought(imported: Mapping[str, Mapping[str, str]], variants: Sequence[Var
     vendors = load_distributions()["vendors"]
     for variant in known:
         there = {*_packages_of(variant), *variant.provided, *(variant.conda.distributions if variant.conda else ())}
-        there |= {str(canonicalize_name(name)) for each in variant.sources for name in (each.name, *_extensions(each))}
+        there |= {
+            str(canonicalize_name(name)) for source in variant.sources for name in (source.name, *_extensions(source))
+        }
         for source, modules in imported.items():
             for module, way in modules.items():
                 if there.isdisjoint(distributions(module)) and module not in vendors:
@@ -186,7 +188,7 @@ def _unbrought(imported: Mapping[str, Mapping[str, str]], variants: Sequence[Var
 def _extensions(source: LockedSource) -> Iterator[str]:
     """The top-level modules that building a source makes."""
     build = source.build
-    names = (*(build.extensions or ()), *(each.name for each in build.modules or ())) if build else ()
+    names = (*(build.extensions or ()), *(module.name for module in build.modules or ())) if build else ()
     return (name.partition(".")[0] for name in names)
 
 

@@ -160,11 +160,11 @@ def _relaxations(request: Request, error: EnvbuildError) -> list[dict[str, str]]
     words = {canonicalize_name(word) for word in re.findall(r"[a-z0-9][a-z0-9._-]*", error.why.lower())}
     bounds.sort(key=lambda text: package_name(text) not in words)
     until = time.monotonic() + _RELAXING_S
-    found = []
+    loosened = []
     for text in bounds if bounds and offers(bounds) is not None else ():
         if time.monotonic() < until and (versions := offers([text])) is not None:
-            found.append({"was": text, "becomes": wider(text), "version": versions.get(package_name(text), "")})
-    return sorted(found, key=lambda each: not each["version"])
+            loosened.append({"was": text, "becomes": wider(text), "version": versions.get(package_name(text), "")})
+    return sorted(loosened, key=lambda row: not row["version"])
 
 
 def _without_wheel(request: Request, names: Sequence[str]) -> list[str]:

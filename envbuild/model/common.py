@@ -16,7 +16,7 @@ from envbuild.text import unsafe
 
 def mistakes(error: ValidationError) -> list[str]:
     """The dotted field and pydantic's sentence for each mistake."""
-    return [": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in error.errors()]
+    return [": ".join(filter(None, (".".join(map(str, detail["loc"])), detail["msg"]))) for detail in error.errors()]
 
 
 def first_mistake(error: ValidationError) -> str:

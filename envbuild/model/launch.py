@@ -121,8 +121,8 @@ class LaunchData(StrictModel):
 
     def names(self) -> set[str]:
         """The names that its arguments are filled with."""
-        groups = [each for each in self.arguments if isinstance(each, Words)]
-        words = [*(each for each in self.arguments if isinstance(each, str)), *(w for g in groups for w in g.words)]
+        groups = [argument for argument in self.arguments if isinstance(argument, Words)]
+        words = [*(word for word in self.arguments if isinstance(word, str)), *(w for g in groups for w in g.words)]
         return {name for word in words for name in _NAME.findall(word)} | {group.when for group in groups}
 
 
@@ -347,6 +347,6 @@ class Reference(StrictModel):
     @model_validator(mode="after")
     def _the_claim_is_there(self) -> Self:
         figure = self.bench.figure if self.bench else None
-        if figure is not None and all(each.name != figure for each in self.figures):
+        if figure is not None and all(row.name != figure for row in self.figures):
             raise ValueError(f"`bench: figure:` names {figure}, which is no figure")
         return self

@@ -197,8 +197,8 @@ class Share:
 
 def parse_share(text: str, option: str, *, least: int) -> Share:
     """`4` or `25%` of an option. Raises EnvbuildError `share-invalid` (exit 2) for anything else, or below `least`."""
-    found = re.fullmatch(r"([0-9]{1,6})(%?)", text.strip())
-    share = Share(int(found.group(1)), bool(found.group(2))) if found else None
+    match = re.fullmatch(r"([0-9]{1,6})(%?)", text.strip())
+    share = Share(int(match.group(1)), bool(match.group(2))) if match else None
     if share is None or share.number < least or (share.percent and share.number > 100):
         raise EnvbuildError(
             "share-invalid",

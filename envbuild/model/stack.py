@@ -107,7 +107,7 @@ class LockedConda(StrictModel):
     @property
     def distributions(self) -> dict[str, str]:
         """Distribution to version, of those that conda provides and the lock has recorded."""
-        versions = {each.name: each.version for each in self.packages}
+        versions = {package.name: package.version for package in self.packages}
         return {name: versions[conda] for name, conda in self.provides.items() if conda in versions}
 
     @model_validator(mode="after")

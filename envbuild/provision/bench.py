@@ -149,12 +149,12 @@ def _in_job(work: Work, measure: Bench, site: JobSite, job: Job, output: str, de
 
     # Its home is the nodes' too, mostly.
     locks = site.runner.run(["/bin/sh", "-s"], stdin=LOCKS.encode()).out
-    before = [f"{site.login}: {each}" for each in locks_in_words(locks)]
+    before = [f"{site.login}: {words}" for words in locks_in_words(locks)]
     state, path, ended = end_of_job(work, site, job, say)
     known = read_facts(facts_file(work.prepared.target, site.login))
     facts = next((known[node] for node in state.nodes if node in known), None)
     had = taken_by(site, output)
-    work.notes += [each for each in (*before, *had.others) if each not in work.notes]
+    work.notes += [note for note in (*before, *had.others) if note not in work.notes]
     log = Log(path, facts=facts, gpus=tuple(had.names), taken=had.taken)
     if isinstance(ended, EnvbuildError):
         log.failure = ended.what

@@ -184,9 +184,9 @@ def create_bundle(
                 added += collector.uv(variant.machine, asked.toolchain_file)
             if not asked.recorded:
                 added += _built(prepared, variant, facts, Path(scratch))
-            pieces.update({each.path: each for each in added})
+            pieces.update({piece.path: piece for piece in added})
             compiled = [source.name for source in variant.sources if source.build]
-            there = {each.more["source"] for each in pieces.values() if each.what == "built wheel"}
+            there = {piece.more["source"] for piece in pieces.values() if piece.what == "built wheel"}
             if lacking := [name for name in compiled if name not in there]:
                 notes.append(f"{', '.join(lacking)}: no built wheel of {node}, so it is compiled where it is installed")
         say(f"writing {asked.output}")
@@ -196,11 +196,11 @@ def create_bundle(
 
 def _whole(prepared: Prepared, variant: Variant, asked: Asked) -> Variant:
     """The variant as the lock has it, for whichever version its base has; without all of those where it is there."""
-    locked = next(each for each in prepared.lock.variants if each.id == variant.id)
+    locked = next(candidate for candidate in prepared.lock.variants if candidate.id == variant.id)
     if not asked.base_is_there:
         return locked
     names = {canonicalize_name(Requirement(text).name) for text in locked.base.accepts or ()}
-    packages = tuple(each for each in locked.packages if canonicalize_name(each.name) not in names)
+    packages = tuple(package for package in locked.packages if canonicalize_name(package.name) not in names)
     return locked.model_copy(update={"packages": packages})
 
 
@@ -216,7 +216,7 @@ def _python(variant: Variant, facts: NodeFacts, asked: Asked) -> Iterator[Piece]
 def _built(prepared: Prepared, variant: Variant, facts: NodeFacts, scratch: Path) -> Iterator[Piece]:
     """The wheels that a finished environment of this variant was made with, from the store of its node."""
     stamps = stamps_of(facts, prepared.lock, variant.digest)
-    keys = {name: key for each in stamps for name, key in keys_of((each.stamp or {}).get("sources")).items()}
+    keys = {name: key for stamped in stamps for name, key in keys_of((stamped.stamp or {}).get("sources")).items()}
     if not keys:
         return
     target, prefix, folder = prepared.target, facts.stage_prefix, scratch / secrets.token_hex(6)

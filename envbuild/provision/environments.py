@@ -154,7 +154,7 @@ def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dic
         with work.phase("fetch", "getting packages and sources for the nodes"):
             made, requests = deliver(work, plan)
         plan = plan_of(work, requests)
-    takers = {name for each in plan.spreads for name in each.nodes}
+    takers = {name for spread in plan.spreads for name in spread.nodes}
     count = sum(bool(node.steps) for node in plan.nodes)
     if count > 1:
         work.journal.stage(f"preparing tools for {count} nodes")

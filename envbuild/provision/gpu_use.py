@@ -125,7 +125,7 @@ def of_job(answer: str) -> OfJob:
     """What nodes answered to `ask_job`; empty: nothing."""
     *nodes, last = answer.split(f"{_NODE}\n")
     answers = [text.partition("\n") for text in nodes]
-    in_use = [f"{node}: {each}" for node, _, text in answers for each in in_use_in_words(others(text))]
+    in_use = [f"{node}: {process}" for node, _, text in answers for process in in_use_in_words(others(text))]
     return OfJob(used([last]), in_use, [name for _, _, text in answers for name in names(text.partition(_NEXT)[0])])
 
 
@@ -159,7 +159,7 @@ def used(answers: Iterable[str]) -> Taken:
 
 def together(runs: Iterable[Taken]) -> Taken:
     """Of several runs: of the memory the greatest, of all else the median."""
-    columns = list(zip(*(astuple(each) for each in runs), strict=True))
+    columns = list(zip(*(astuple(run) for run in runs), strict=True))
     memory = [max((figure for figure in column if figure), default=None) for column in columns[:_MEMORY]]
     return Taken(*memory, *map(_median, columns[_MEMORY:]))
 

@@ -67,7 +67,7 @@ def node_wheels(target: Target, days: float, *, dry_run: bool) -> Answers:
             answers[node] = wheels if isinstance(wheels, EnvbuildError) else old
             continue
         gone = {item["name"]: item["size"] for item in old["removed"]}
-        place = _place("wheels", wheels["store"], [each["size"] for each in wheels["entries"]], gone)
+        place = _place("wheels", wheels["store"], [entry["size"] for entry in wheels["entries"]], gone)
         held = [f"{item['name'][:24]} stays: {item['why']}" for item in old["kept"] if item["why"] != "used since"]
         answers[node] = {**wheels, "places": [place], "notes": [*wheels["notes"], *held]}
     return answers
@@ -87,7 +87,7 @@ def node_environments(
             answers[node] = items
             continue
         old, notes = {}, list[str]()
-        for item in (each for each in items if _is_old(each, days)):
+        for item in (entry for entry in items if _is_old(entry, days)):
             try:
                 notes += remove(node, item["path"])["notes"] if remove else ()
                 old[item["path"]] = _bytes(item)

@@ -252,7 +252,7 @@ def _carried_out(work: Work, measure: Bench, asked: OwnRun, name: str, log: Log)
     show = shows(work, measure, name)
     # Launchers start their ranks in sessions of their own; what they inherit finds them all.
     end_orphans(MARKER)
-    work.notes += [each for each in _before(work, asked) if each not in work.notes]
+    work.notes += [note for note in _before(work, asked) if note not in work.notes]
     marker = marker_value()
     codes: list[int | None] = [None] * len(asked.places)
     running: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []
@@ -285,7 +285,7 @@ def _carried_out(work: Work, measure: Bench, asked: OwnRun, name: str, log: Log)
         )
     if left:
         log.failure = (
-            f"processes that nothing ends are left, as where a driver hangs: {few([str(each) for each in left])}"
+            f"processes that nothing ends are left, as where a driver hangs: {few([str(pid) for pid in left])}"
         )
     log.late = None in codes and not any(codes) and not log.failure
     failed = [

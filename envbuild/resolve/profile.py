@@ -63,14 +63,14 @@ def unlocked(profile: Profile, compat: Compat) -> tuple[str, ...]:
     traits, uses = rules_packages.traits_of(both, (), compat, built=built)
     variables = {name: value for name, value in profile.environment.items() if isinstance(value, str)}
     training = profile.training or Training()
-    found = [*refusals(profile, compat)]
+    decisions = [*refusals(profile, compat)]
     for python in profile.python:
         # `installed`: pins are not all that will be there.
         request = Request(torch=torch, python=python, installed=True, packages=pins, traits=traits, uses=uses,
                           variables=variables, zero_stage=training.zero_stage, pipeline=training.pipeline)  # fmt: skip
-        found += rules_packages.package_rules(_NOBODY, request, compat)
-        found += node.zero_needs_no_pipeline(_NOBODY, request, compat)
-    return tuple(dict.fromkeys(_sentence(item) for item in found if item.verdict == "refuse"))
+        decisions += rules_packages.package_rules(_NOBODY, request, compat)
+        decisions += node.zero_needs_no_pipeline(_NOBODY, request, compat)
+    return tuple(dict.fromkeys(_sentence(item) for item in decisions if item.verdict == "refuse"))
 
 
 def _pin(text: str) -> tuple[str, str] | None:

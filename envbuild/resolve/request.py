@@ -207,5 +207,5 @@ def seen_inside(facts: NodeFacts) -> NodeFacts:
 
 def image_tag(variant: Variant, compat: Compat) -> str | None:
     """The month (`22.02`) of NVIDIA's PyTorch image that the variant builds on, None for any other image."""
-    found = _NGC.fullmatch(variant.base.image or "")
-    return found.group(1) if found and found.group(1) in compat.images else None
+    match = _NGC.fullmatch(variant.base.image or "")
+    return match.group(1) if match and match.group(1) in compat.images else None

@@ -111,7 +111,7 @@ def reserved(shape: Shape, case: Case) -> float:
     for stage in range(case.pp):
         count = parameters(shape, case, stage)
         for tensors in _moments(shape, case, stage):
-            large = _size([each for each in tensors if each[1] > piece])
+            large = _size([tensor for tensor in tensors if tensor[1] > piece])
             most = max(most, STATE * count + large + max((STEP - STATE) * count, _size(tensors) - large))
     return most + WORKSPACES
 

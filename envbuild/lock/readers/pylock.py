@@ -73,12 +73,12 @@ def parse_pylock(text: str) -> list[Offer]:
     try:
         offers = [
             Offer(
-                each.name,
-                str(each.version),
-                tuple(map(_file, each.wheels or ())),
-                _file(each.sdist) if each.sdist else None,
+                package.name,
+                str(package.version),
+                tuple(map(_file, package.wheels or ())),
+                _file(package.sdist) if package.sdist else None,
             )
-            for each in Pylock.from_dict(parse_toml(text)).packages
+            for package in Pylock.from_dict(parse_toml(text)).packages
         ]
     except (ValueError, RecursionError, PylockValidationError) as error:
         raise EnvbuildError(

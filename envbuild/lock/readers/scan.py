@@ -97,14 +97,14 @@ def open_imports(reader: GitReader, url: str, commit: str, entries: Iterable[str
     texts = reader.read_all(url, commit, reader.python_with(url, commit, "import"))
     above = imported_from_top(texts, entries)
     own = {part.partition(".")[0] for path in reader.tree(url, commit) for part in path.split("/")}
-    found: dict[str, str] = {}
+    ways: dict[str, str] = {}
     for path in above:
         names = (name.partition(".")[0] for name in _imports(_parsed(texts[path]), path))
         way = [path]
         while above[way[0]]:
             way.insert(0, above[way[0]])
-        found = {name: " → ".join(way) for name in names if name and name not in own | sys.stdlib_module_names} | found
-    return dict(sorted(found.items()))
+        ways = {name: " → ".join(way) for name in names if name and name not in own | sys.stdlib_module_names} | ways
+    return dict(sorted(ways.items()))
 
 
 def imported_from_top(texts: Mapping[str, str], entries: Iterable[str] = ()) -> dict[str, str]:
@@ -174,7 +174,7 @@ def _numpy_names(tree: ast.Module) -> set[str]:
 def _imported(node: ast.Import | ast.ImportFrom | ast.Call) -> Iterator[str]:
     if isinstance(node, ast.Call):
         dynamic = _called(node) in ("__import__", "import_module")
-        names = [each.value for each in node.args[:1] if dynamic and isinstance(each, ast.Constant)]
+        names = [argument.value for argument in node.args[:1] if dynamic and isinstance(argument, ast.Constant)]
     elif isinstance(node, ast.ImportFrom):
         if node.level:
             return

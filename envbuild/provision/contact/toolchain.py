@@ -100,16 +100,16 @@ def _write(path: Path, package: Path) -> None:
     """Owner, time and mode are fixed, so that equal packages give equal bytes."""
     import tarfile
 
-    files = [each for each in sorted(package.rglob("*")) if each.is_file() and "__pycache__" not in each.parts]
+    files = [file for file in sorted(package.rglob("*")) if file.is_file() and "__pycache__" not in file.parts]
     with (
         path.open("wb") as out,
         gzip.GzipFile("", "wb", compresslevel=4, fileobj=out, mtime=0) as packed,
         tarfile.TarFile(fileobj=cast(IO[bytes], packed), mode="w", format=tarfile.USTAR_FORMAT) as archive,
     ):
-        for each in files:
-            member = tarfile.TarInfo(each.relative_to(package.parent).as_posix())
-            member.size, member.mode = each.stat().st_size, 0o644
-            with each.open("rb") as content:
+        for file in files:
+            member = tarfile.TarInfo(file.relative_to(package.parent).as_posix())
+            member.size, member.mode = file.stat().st_size, 0o644
+            with file.open("rb") as content:
                 archive.addfile(member, content)
 
 

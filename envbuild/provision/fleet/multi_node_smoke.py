@@ -62,7 +62,7 @@ def groups(members: Sequence[Member], target: Target) -> list[tuple[Member, ...]
     """Who meets whom: nodes with one environment, whichever generation; two at least, at most as the target says."""
     wanting = [member for member in members if wants_to_meet(member.variant, target)]
     alike = grouped(wanting, lambda member: member.variant.digest)
-    return [tuple(each[: target.smoke_nodes]) for each in alike.values() if len(each) > 1]
+    return [tuple(names[: target.smoke_nodes]) for names in alike.values() if len(names) > 1]
 
 
 def meet_args(variant: Variant, target: Target, environment: str, gpus: int) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[s
     asked = requests(group[:WORKERS], target, work.run.id, number)
     deadline = float(next(iter(asked.values()))["args"]["deadline"]) + WAIT + _SLACK
     if target.engine == "container":
-        asked = {node: in_image(each, work.prepared.stack.name) for node, each in asked.items()}
+        asked = {node: in_image(request, work.prepared.stack.name) for node, request in asked.items()}
         deadline += _SLACK  # containers start and end
     return contact(asked, asked.__getitem__, target.connection, deadline, run=work.run)
 

@@ -55,10 +55,10 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
     """
     batches = work.settings.batches
     # A node that takes what others build comes after them.
-    working = sorted((node for node in plan.nodes if node.steps), key=lambda each: bool(each.resolution.wheels_from))
+    working = sorted((node for node in plan.nodes if node.steps), key=lambda node: bool(node.resolution.wheels_from))
     todo = tuple(node.node for node in working)
     waves = batches.waves(todo)
-    total = len(plan.nodes) + sum(node not in {each.node for each in plan.nodes} for node in work.survey.errors)
+    total = len(plan.nodes) + sum(node not in {planned.node for planned in plan.nodes} for node in work.survey.errors)
     outcome, failed = Outcome(), set(work.survey.errors)
     for number, names in enumerate(waves):
         if batches.spent(len(failed), total):

@@ -91,7 +91,9 @@ class _Run:
         self.nodes = {node.node: node for node in plan.nodes if node.steps}
         self.donors = {node.node: node for node in plan.nodes if node.nothing_to_do}
         self.files, self.requests = dict(files), requests_of(plan)
-        self.groups = [_SpreadGroup(each, [name for name in each.nodes if name in self.nodes]) for each in plan.spreads]
+        self.groups = [
+            _SpreadGroup(spread, [name for name in spread.nodes if name in self.nodes]) for spread in plan.spreads
+        ]
         self.builds = plan.builds
         self.tries: Counter[str] = Counter()
         self.outcome = Outcome()
@@ -103,14 +105,14 @@ class _Run:
         ready = [name for name in self.nodes if name not in waiting]
         try:
             while True:
-                for group in [each for each in self.groups if each.waiting and self._has(each)]:
+                for group in [group for group in self.groups if group.waiting and self._has(group)]:
                     ready += group.waiting
                     group.waiting = []
                 if not ready:
                     break
                 now, ready = self._at_once(ready)
                 self._compile(now)
-                for group in [each for each in self.groups if each.waiting and each.made.builder in now]:
+                for group in [group for group in self.groups if group.waiting and group.made.builder in now]:
                     if not self._has(group):
                         ready += self._next(group)
         finally:
@@ -325,13 +327,13 @@ class _Run:
         made, files = self.stage(self.work, made)
         self.nodes.update({node.node: node for node in made.nodes if node.node in waiting})
         self.requests.update(requests_of(made))
-        self.files.update({name: each for name, each in files.items() if name in waiting})
+        self.files.update({name: content for name, content in files.items() if name in waiting})
         self.builds = made.builds
         taken: set[str] = set()
-        for each in made.spreads:
-            names = [name for name in each.nodes if name in waiting]
+        for spread in made.spreads:
+            names = [name for name in spread.nodes if name in waiting]
             if names:
-                self.groups.append(_SpreadGroup(each, names))
+                self.groups.append(_SpreadGroup(spread, names))
                 taken.update(names)
         return [name for name in waiting if name not in taken]
 
@@ -341,7 +343,7 @@ class _Run:
         if error is not None:
             return error
         smoke = (self.outcome.responses.get(node, {}).get("smoke") or {}).get("result") or {}
-        failed = [str(each.get("name")) for each in smoke.get("checks", ()) if each.get("status") == "failed"]
+        failed = [str(check.get("name")) for check in smoke.get("checks", ()) if check.get("status") == "failed"]
         code = ExitCode.BELOW_FLOOR if smoke.get("exit") == ExitCode.BELOW_FLOOR else ExitCode.CHECK_FAILED
         return EnvbuildError(
             "smoke-failed", f"its smoke test failed: {', '.join(failed) or 'no answer'}", exit_code=code
@@ -351,7 +353,7 @@ class _Run:
 def _keys_in(answer: ContactResult | None) -> set[str]:
     """The keys of the entries that a node's store can be read to have; none where it does not say."""
     entries = answer.result().get("entries", ()) if answer is not None and answer.failure is None else ()
-    return {str(each.get("key")) for each in entries if each.get("state") == "unchecked"}
+    return {str(entry.get("key")) for entry in entries if entry.get("state") == "unchecked"}
 
 
 def _built_alone(outcome: Outcome) -> list[str]:

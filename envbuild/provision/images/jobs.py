@@ -53,7 +53,7 @@ class InJobs(InImages):
             if not known:
                 asked = Asked("envbuild-probe", _folder(self.login, work), {"look": look_request(work)})
                 answers = ask_in_job(work, site, asked, PROBE_LIMIT)
-                looks = {node: _told(each["look"]) for node, each in answers.items()}
+                looks = {node: _told(answer["look"]) for node, answer in answers.items()}
         self._take_in(work, looks)
         self.decide(work)
         one_kind(self.nodes, work.survey.errors)
@@ -105,19 +105,19 @@ class InJobs(InImages):
             asked = Asked(f"envbuild-{verb}", _folder(login, work), {"ask": request}, after=joint)
             answers = ask_in_job(work, site, asked, site.limit(LIMIT))
             met = met_in_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
-            return {node: each["ask"] for node, each in answers.items()}, met
+            return {node: answer["ask"] for node, answer in answers.items()}, met
 
     def _take_in(self, work: Work, looks: Mapping[str, Mapping[str, Any] | EnvbuildError]) -> None:
         """What nodes said, with what the shared folder says now."""
         login = self.login
         self.answers, survey = {}, work.survey
         survey.facts, survey.errors = {}, {}
-        for node, each in looks.items():
-            if isinstance(each, EnvbuildError):
-                survey.errors[node] = each
+        for node, look in looks.items():
+            if isinstance(look, EnvbuildError):
+                survey.errors[node] = look
                 continue
-            self.answers[node] = {**each, "containers": shared_record(node, each["containers"], login["containers"])}
-            survey.facts[node] = NodeFacts.from_plain(each["facts"]).model_copy(update={"node": node})
+            self.answers[node] = {**look, "containers": shared_record(node, look["containers"], login["containers"])}
+            survey.facts[node] = NodeFacts.from_plain(look["facts"]).model_copy(update={"node": node})
 
     def _stage(
         self, work: Work, site: JobSite, got: Obtained, args: dict[str, Any], prefix: str
@@ -157,9 +157,9 @@ class InJobs(InImages):
         asked = Asked("envbuild-provision", _folder(self.login, work), requests, once=once, after=joint)
         answers = ask_in_job(work, site, asked, site.limit(LIMIT))
         if once:
-            made = next((each["take"] for each in answers.values() if "take" in each), None)
+            made = next((answer["take"] for answer in answers.values() if "take" in answer), None)
             args = {**args, "file": _made(made, args["file"])}
-        looks = {node: _told(each["look"]) for node, each in answers.items()}
+        looks = {node: _told(answer["look"]) for node, answer in answers.items()}
         before = dict(self.nodes)
         self._take_in(work, looks)
         self.nodes = {}
@@ -178,7 +178,7 @@ class InJobs(InImages):
 
     def _accept(self, work: Work, site: JobSite, outcome: Outcome, args: Mapping[str, Any], prefix: str) -> None:
         """Launcher and record in the shared folder. While another image is in use there, every node has to be good."""
-        good = [node for node, each in outcome.responses.items() if each["container"]["result"].get("ok", True)]
+        good = [node for node, response in outcome.responses.items() if response["container"]["result"].get("ok", True)]
         record = self.login["containers"].get("record")
         same = bool(record) and record["id"] == args["id"]
         if not good:
@@ -232,13 +232,13 @@ def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError], firs
     `first`: the node that the job was made for, where it is known.
     """
     first = first or next(iter(nodes.values()), None)
-    for node, each in list(nodes.items()):
-        if first is not None and (each.command, each.cuda) != (first.command, first.cuda):
+    for node, runtime in list(nodes.items()):
+        if first is not None and (runtime.command, runtime.cuda) != (first.command, first.cuda):
             del nodes[node]
             errors[node] = EnvbuildError(
                 "nodes-differ",
                 f"{node} is not of the kind of the first node of the job",
-                why=f"it would run the image with `{' '.join(each.command)}`, the first with "
+                why=f"it would run the image with `{' '.join(runtime.command)}`, the first with "
                 f"`{' '.join(first.command)}`",
                 hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
                 details={"node": node},
@@ -284,9 +284,9 @@ def read_told(path: Path) -> Told:
     """What nodes said in the last week; empty when there is nothing, or nothing that can be read."""
     try:
         answers: Told = read_recent(path) or {}
-        for each in answers.values():
-            NodeFacts.from_plain(each["facts"])
-            each["containers"]["runtimes"].keys()
+        for answer in answers.values():
+            NodeFacts.from_plain(answer["facts"])
+            answer["containers"]["runtimes"].keys()
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
     return answers

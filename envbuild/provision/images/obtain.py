@@ -142,7 +142,7 @@ def obtain(
     record = _remembered(image.key)
     if _id(builder, image.name) is None or _id(builder, image.name) != record.get("id"):
         options = Options(
-            wheelhouses=tuple(Path(each).expanduser() for each in settings.wheelhouse),
+            wheelhouses=tuple(Path(path).expanduser() for path in settings.wheelhouse),
             gitconfig=Path(settings.gitconfig).expanduser() if settings.gitconfig else None,
             on_line=None,
         )

@@ -251,7 +251,7 @@ class InImages(Route):
         says = f"{image.runtime} runs the image {image.id[:12]}"
         update = {
             "image": image,
-            "packages": {each.name: each.version for each in self.wanted.variant.packages},
+            "packages": {package.name: package.version for package in self.wanted.variant.packages},
             "checks": (Check(name="image/id", status="passed", says=says), *evidence.checks),
         }
         return evidence.model_copy(update=update)
@@ -263,12 +263,12 @@ class OverSsh(InImages):
     def meet(self, work: Work, plan: Plan, outcome: Outcome) -> None:
         """Nodes that have the image, where it was brought to one."""
         members = []
-        for each in plan.nodes:
-            node, facts = each.node, work.survey.facts[each.node]
+        for planned in plan.nodes:
+            node, facts = planned.node, work.survey.facts[planned.node]
             if outcome.well(node):
                 variant, gpus = self.wanted.variant, self.nodes[node].gpus
-                members.append(Member(node, each.environment, variant, own_addresses(facts), gpus))
-        meet_members(work, members, outcome, changed={each.node for each in plan.nodes if each.steps})
+                members.append(Member(node, planned.environment, variant, own_addresses(facts), gpus))
+        meet_members(work, members, outcome, changed={planned.node for planned in plan.nodes if planned.steps})
 
 
 def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
@@ -286,7 +286,7 @@ def _parts(
         return dict(responses)
     result = answer["result"]
     inside = {verb: {"ok": True, "result": result[verb]} for verb in ("verify", "smoke") if verb in result}
-    return {**inside, **{verb: each for verb, each in responses.items() if verb == VERB}}
+    return {**inside, **{verb: response for verb, response in responses.items() if verb == VERB}}
 
 
 def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,7 +300,7 @@ def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _equal(nodes: dict[str, NodeEvidence]) -> list[NodeEvidence]:
     """The evidence, with a failed check where a node runs another image than most."""
-    image = most_common([each.image.id for each in nodes.values() if each.image is not None])
+    image = most_common([node.image.id for node in nodes.values() if node.image is not None])
     for node, evidence in nodes.items():
         if evidence.image is not None and evidence.image.id != image:
             says = f"this node runs the image {evidence.image.id[:12]}, most run {str(image)[:12]}"
@@ -375,8 +375,8 @@ def meeting_of_job(
 
 def met_in_job(work: Work, answers: Mapping[str, Mapping[str, ContactResult]], outcome: Outcome) -> Outcome:
     """What the nodes of a job answered to that, put into the outcome."""
-    for node, each in answers.items():
-        if VERB in each:
-            outcome.take(node, VERB, each[VERB])
+    for node, responses in answers.items():
+        if VERB in responses:
+            outcome.take(node, VERB, responses[VERB])
     note_floors(work, outcome)
     return outcome

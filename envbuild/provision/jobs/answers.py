@@ -109,7 +109,7 @@ def ask_in_job(work: Run, site: JobSite, asked: Asked, limit: int) -> dict[str, 
         return {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed, read) for verb in verbs}
 
     responses = {node: answers_of(node, asked.requests) for node in sorted({*raw, *state.nodes})}
-    if all(each.exit == 0 for answers in responses.values() for each in answers.values()):
+    if all(answer.exit == 0 for answers in responses.values() for answer in answers.values()):
         for node, answers in responses.items():
             answers |= answers_of(node, asked.after)
     for node, got in raw.items():
@@ -270,7 +270,8 @@ def _tell_phases(
 ) -> None:
     """Put into the answers that a failed job owes, as errors, in which verb their nodes were and how it ended."""
     owed = {
-        node: [verb for verb, each in answers.items() if each.error is failed] for node, answers in responses.items()
+        node: [verb for verb, answer in answers.items() if answer.error is failed]
+        for node, answers in responses.items()
     }
     errors = (
         phases(failed, [node for node, verbs in owed.items() if verbs], runner, folder) if any(owed.values()) else {}

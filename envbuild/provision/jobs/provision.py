@@ -65,9 +65,9 @@ def _with_common_python(builder: NodePlan, work: Work) -> NodeTools:
     facts, tools = work.survey.facts[builder.node], work.tools[builder.node]
     there = {*facts.toolchain, *(tool.folder for tool in tools.tools)}
     below = posixpath.join(facts.stage_prefix, "tools", "")
-    for each in work.tools.values():
-        if each.python.startswith(below) and each.python.removeprefix(below).partition("/")[0] in there:
-            return tools._replace(python=each.python)
+    for known in work.tools.values():
+        if known.python.startswith(below) and known.python.removeprefix(below).partition("/")[0] in there:
+            return tools._replace(python=known.python)
     return tools
 
 
@@ -116,7 +116,8 @@ def _outcome(plan: Plan, builder: NodePlan, answers: Answers, work: Work) -> tup
     """Plan and outcome by the nodes that the job really had."""
     outcome = Outcome()
     responses = {
-        node: {verb: each.response for verb, each in verbs.items() if each.response} for node, verbs in answers.items()
+        node: {verb: answer.response for verb, answer in verbs.items() if answer.response}
+        for node, verbs in answers.items()
     }
     built_on = next((node for node, verbs in responses.items() if "activate" in verbs or "install" in verbs), None)
     tests = other_steps(builder, built_on or "the first node", local=is_local(work.prepared.target))

@@ -67,7 +67,7 @@ class FileLists:
         first = {str(node.root): node for node in measured if node.root}
         self(list(first.values()))
         made = {root(files): files for files in self._known.values()}
-        return {each: files for each, files in made.items() if each in {node.root for node in nodes}}
+        return {digest: files for digest, files in made.items() if digest in {node.root for node in nodes}}
 
     def _ask(self, nodes: Iterable[NodeEvidence]) -> None:
         # <prefix>/envs/<environment>: what the node itself made of the target's prefix.
@@ -112,7 +112,7 @@ def attach(work: Work, variants: Iterable[Variant], lists: Mapping[str, Files]) 
     there = {"plan": run.plan, "journal": run.journal_path}
     return (
         *made,
-        *(attachment(kind, each.name, each.read_bytes(), None) for kind, each in there.items() if each.is_file()),
+        *(attachment(kind, path.name, path.read_bytes(), None) for kind, path in there.items() if path.is_file()),
     )
 
 
@@ -131,15 +131,15 @@ def _contents(
             loaded = load_stack(prepared.reference)
             if loaded.stack == prepared.stack:
                 yield "stack", "stack.yaml", read_manifest(loaded.path), None
-    for each in variants:
-        yield "variant", f"variant-{each.digest[:12]}.json", canonical_json(each.to_json_dict()), each.digest
+    for variant in variants:
+        yield "variant", f"variant-{variant.digest[:12]}.json", canonical_json(variant.to_json_dict()), variant.digest
     for digest, files in lists.items():
         yield "files", f"files-{digest[:12]}.json.gz", pack(files), digest
 
 
 def variants_of(work: Work, nodes: Iterable[NodeEvidence]) -> dict[str, Variant]:
     """By digest the variants that nodes have: as they were built, else of the lock."""
-    known = {each.digest: each for each in (*work.prepared.lock.variants, *work.survey.variants.values())}
+    known = {variant.digest: variant for variant in (*work.prepared.lock.variants, *work.survey.variants.values())}
     wanted = dict.fromkeys(str(node.variant_digest) for node in nodes)
     return {digest: known[digest] for digest in wanted if digest in known}
 
@@ -162,7 +162,7 @@ def write_evidence(
     if verb == "provision" and equality is not None:
         odd = {node.node for node in without_cause(nodes, equality) if node.exit == ExitCode.OK}
         command = work.settings.command
-        nodes = [collect.of_another_root(each, equality.root, command) if each.node in odd else each for each in nodes]
+        nodes = [collect.of_another_root(node, equality.root, command) if node.node in odd else node for node in nodes]
     variants = variants_of(work, nodes)
     evidence = Evidence(
         envbuild=__version__,
@@ -186,8 +186,8 @@ def write_evidence(
         variants=built(variants, nodes),
         attachments=attach(work, variants.values(), lists.by_root(nodes) if lists else {}),
         findings=tuple(
-            StackFinding(id=each.id, severity=each.severity, truth=each.truth, does=each.does)
-            for each in prepared.stack.findings
+            StackFinding(id=finding.id, severity=finding.severity, truth=finding.truth, does=finding.does)
+            for finding in prepared.stack.findings
         ),
     )
     written = write_report(evidence, work.run.path, pages=pages)

@@ -135,7 +135,7 @@ def of_another_root(node: NodeEvidence, usual: str, command: Sequence[str]) -> N
 
 def _what_to_do(node: NodeEvidence, command: Sequence[str]) -> str:
     """What to do about drift. Files that only lie beside those of a source may be somebody's work."""
-    added = all(each.get("kind") == "extra" and each.get("path", "").startswith("src/") for each in node.drift)
+    added = all(item.get("kind") == "extra" and item.get("path", "").startswith("src/") for item in node.drift)
     repair, names = f"`{_as('provision', command)} --repair`", f"`{_as('verify', command)}` names every file"
     if added and 0 < node.drift_count == len(node.drift):
         declare = "declare what runs write: `generated:` or `outputs:` of the source in the stack file"
@@ -194,11 +194,11 @@ def deviations(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
 def of_gpus(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
     """Warnings of GPUs that others use, and of those that are slower than their like, which refuse nothing."""
     warnings = (
-        f"{node.node}: {each}"
+        f"{node.node}: {text}"
         for node in nodes
         for key in GPU_WARNINGS
         for check in node.checks
-        for each in check.details.get(key, ())
+        for text in check.details.get(key, ())
     )
     return tuple(dict.fromkeys(warnings))
 
@@ -229,7 +229,7 @@ def _rooted(responses: Responses) -> Mapping[str, Any]:
 
 def _agreement(count: int, wrong: Sequence[Mapping[str, Any]]) -> str:
     says = f"{count} {'file agrees' if count == 1 else 'files agree'} with the RECORD of their wheel"
-    names = sorted({f"{each['package']} {each['version']}" for each in wrong})
+    names = sorted({f"{row['package']} {row['version']}" for row in wrong})
     return (
         f"{says}; that of {', '.join(names)} is wrong about {len(wrong)}, compared with the archive" if names else says
     )

@@ -141,7 +141,7 @@ def rows(view: View, now: float, most: int = MOST_ROWS) -> list[str]:
     classes: dict[tuple[str, str, str], list[str]] = {}
     for node, row in active:
         classes.setdefault((row.label, row.state, str(row.now.get("phase", ""))), []).append(node)
-    return [_class(names, view, now) for _, names in sorted(classes.items(), key=lambda each: -len(each[1]))]
+    return [_class(names, view, now) for _, names in sorted(classes.items(), key=lambda pair: -len(pair[1]))]
 
 
 def _active(view: View) -> list[tuple[str, Row]]:

@@ -57,10 +57,10 @@ def followed(
                 if line.get("seq") is not None:
                     words[node, line.get("host")] = line["seq"], _usable(line)
             silent = (time.monotonic() - heard[node]) // SILENCE * SILENCE
-            for (name, host), (number, told) in list(words.items()):
+            for (name, host), (number, update) in list(words.items()):
                 if name == node and seen.get((node, host)) != (number, silent) and not stop.is_set():
                     seen[node, host] = number, silent
-                    now(node, {**told, "silent": silent} if silent else told)
+                    now(node, {**update, "silent": silent} if silent else update)
 
     def work() -> None:
         while not stop.wait(every):

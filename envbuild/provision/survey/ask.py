@@ -205,7 +205,9 @@ def controller_supply(lock: Lock, channels: Mapping[str, str], known: Mapping[st
 
     cache = resources.artifact_cache()
     reachable = dict(known) if known is not None else _reached(lock, channels)
-    names = {file.file: file.sha256 for variant in lock.variants for each in variant.packages for file in each.files}
+    names = {
+        file.file: file.sha256 for variant in lock.variants for package in variant.packages for file in package.files
+    }
     cached = {name: resources.artifact(sha256, name, cache) for name, sha256 in names.items()}
     sources = (source for variant in lock.variants for source in bundles(variant).items())
     kept = {source.git for name, source in sources if (cache / "sources" / bundle_name(name, source)).exists()}
@@ -251,7 +253,9 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         reference=prepared.reference,
         tool_bytes=bytes_before(prepared.lock) if prepared.target.engine != "container" else None,
     )
-    others = {node: each for node, each in survey.facts.items() if node not in facts and node not in survey.errors}
+    others = {
+        node: node_facts for node, node_facts in survey.facts.items() if node not in facts and node not in survey.errors
+    }
     resolutions = resolver.fleet(facts, others)
     from envbuild.plan.planner import ChosenVariants
 
@@ -264,7 +268,11 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
 
 def note_refusals(prepared: Prepared, survey: Survey) -> None:
     """Make an error of every refusal that has none yet, with what of the stack was tried and fits those nodes."""
-    refused = {node: each for node, each in survey.resolutions.items() if each.refused and node not in survey.errors}
+    refused = {
+        node: resolution
+        for node, resolution in survey.resolutions.items()
+        if resolution.refused and node not in survey.errors
+    }
     if refused:
         fits = _what_fits(prepared, {node: survey.facts[node] for node in refused})
         survey.errors.update({node: refusal(resolution, fits) for node, resolution in refused.items()})
@@ -279,7 +287,7 @@ def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
     interpreter = prepared.choice.interpreter or prepared.target.interpreter
     if prepared.choice.variant is not None:
         resolver = Resolver(prepared.lock, prepared.target, rules(), interpreter=interpreter)
-        variants = {each.variant_id for each in resolver.fleet(facts).values()}
+        variants = {resolution.variant_id for resolution in resolver.fleet(facts).values()}
         if len(variants) == 1 and None not in variants:
             return f"`--variant {variants.pop()}` fits"
     if not prepared.reference:
@@ -287,7 +295,7 @@ def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
     loaded = load_stack(prepared.reference)
     others = other_profiles(loaded, prepared.profile, facts, prepared.target, rules(), interpreter)
     profiles = loaded.stack.profiles
-    able = fitting(loaded, {each.name: each for each in others})
+    able = fitting(loaded, {profile.name: profile for profile in others})
     if able:
         runs = profiles[able].runs
         return f"`--profile {able}` fits" + ("" if runs == "benchmark" else f" (it says `runs: {runs}`)")

@@ -34,7 +34,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     prepared, survey, settings = work.prepared, work.survey, work.settings
     facts: Mapping[str, NodeFacts] = survey.facts
     if settings.script:  # it builds everything, also what is there already
-        facts = {node: each.model_copy(update={"environments": ()}) for node, each in facts.items()}
+        facts = {node: observed.model_copy(update={"environments": ()}) for node, observed in facts.items()}
     made = _planned(
         prepared, survey, work.tools, facts,
         run=work.run.id,
@@ -100,7 +100,7 @@ def _planned(
     only: frozenset[str] | None = None, **given: Any,
 ) -> Plan:  # fmt: skip
     """Steps for the nodes that something was chosen for, `only` these (None: all); `given` as `Inputs` has it."""
-    missing = {tool for node, each in tools.items() for tool in each.missing(survey.facts[node].toolchain)}
+    missing = {tool for node, node_tools in tools.items() for tool in node_tools.missing(survey.facts[node].toolchain)}
     inputs = Inputs(
         pyz_digest=node_pyz_digest(),
         tools=tools,
@@ -127,7 +127,7 @@ def _patches(lock: Lock) -> dict[str, Patch]:
 
 
 def _sharing(target: Target, survey: Survey, tools: Mapping[str, NodeTools]) -> Sharing:
-    least = {node: each.least(survey.facts[node].prefix.path) for node, each in tools.items()}
+    least = {node: node_tools.least(survey.facts[node].prefix.path) for node, node_tools in tools.items()}
     return Sharing(target, survey.facts, survey.variants, least)
 
 

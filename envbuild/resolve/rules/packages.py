@@ -295,7 +295,7 @@ def gravest(places: Sequence[tuple[str, str]]) -> dict[str, str]:
 
     A stopped import is more severe than a stopped call, and a place that a patch corrects is least severe.
     """
-    found: dict[str, str] = {}
-    for trait, place in sorted(places, key=lambda each: (_PATCHED in each[1], AT_IMPORT not in each[1])):
-        found.setdefault(trait, place)
-    return found
+    places_of: dict[str, str] = {}
+    for trait, place in sorted(places, key=lambda pair: (_PATCHED in pair[1], AT_IMPORT not in pair[1])):
+        places_of.setdefault(trait, place)
+    return places_of

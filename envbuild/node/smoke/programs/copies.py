@@ -66,7 +66,7 @@ def _begin(device: Any, work: Callable[[int], None], number: int) -> Callable[[]
 
 
 def _rates(size: int, took: List[float]) -> List[float]:
-    return [size / each / 1e9 for each in took]
+    return [size / seconds / 1e9 for seconds in took]
 
 
 def _slowest(channel: Channel, name: str, rates: List[List[float]]) -> None:
