@@ -126,7 +126,7 @@ def _contents(evidence: Evidence, run: Mapping[str, str]) -> Iterator[Row]:
         of = ", ".join(
             dict.fromkeys(f"Python {python_version(node)}, variant {str(node.variant_digest)[:12]}" for node in rooted)
         )
-        expected = f"exit code 0. The root is {roots} with {of}, and another one with others"
+        expected = f"exit code 0, and the root {roots} with {of}. Another Python or variant gives another root"
         yield Row("the environment holds what the lock says", run["verify"], expected, here, "none")
 
 
