@@ -276,61 +276,6 @@ def _ends(
     return True
 
 
-class Piped:
-    """A program that reads or writes a stream while this one works; from `piped`.
-
-    `stream` is its stdin or its stdout; `rc` and `err` are there once it has ended.
-    """
-
-    def __init__(self, process: "subprocess.Popen[bytes]", stream: "IO[bytes]") -> None:
-        """A running program."""
-        self.process = process
-        self.stream = stream
-        self.rc: int | None = None
-        self.err = ""
-
-
-@contextlib.contextmanager
-def piped(argv: "Sequence[str]", source: "IO[bytes] | None" = None) -> "Iterator[Piped]":
-    """Run `argv` beside the body, which feeds its stdin; with a `source` as its stdin the body reads its stdout.
-
-    At the end of the body the stream is closed and the program is waited for; where the body fails it is killed.
-    Raises OSError where it cannot be started.
-    """
-    import subprocess
-    import tempfile
-
-    feed = source is None
-    with tempfile.TemporaryFile() as errors:
-        with starting():
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE if feed else source,
-                stdout=subprocess.DEVNULL if feed else subprocess.PIPE,
-                stderr=errors,
-                env=clean_env(),
-                start_new_session=True,
-            )
-            _LIVE.groups.add(process.pid)
-        stream = process.stdin or process.stdout
-        assert stream is not None  # noqa: S101 - one of them is a pipe
-        result = Piped(process, stream)
-        try:
-            yield result
-            _close(stream)
-            result.rc = process.wait()
-        finally:
-            _end_group(process)
-            process.wait()
-            errors.seek(0)
-            result.err = errors.read(OUTPUT_LIMIT).decode("utf-8", "replace")
-
-
-def _close(stream: "IO[bytes]") -> None:
-    with contextlib.suppress(OSError):  # the program is gone
-        stream.close()
-
-
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
     """Nothing that the program started stays behind."""
     _LIVE.kill(process.pid, signal.SIGKILL)
@@ -338,7 +283,8 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
     _LIVE.gentle.discard(process.pid)
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
-            _close(stream)
+            with contextlib.suppress(OSError):  # the program is gone
+                stream.close()
 
 
 def parallel(calls: "Sequence[Callable[[], T]]", timeout: "float | None" = None) -> "list[T | None]":

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import IO, BinaryIO
 
 from envbuild.errors import EnvbuildError
@@ -187,12 +189,24 @@ def download(
     seconds may pass without a byte. Raises EnvbuildError as `exchange` does.
     """
     argv = session(node, options)
-    with tempfile.TemporaryFile() as source:
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as errors:
         source.write(script)
         source.seek(0)
-        with proc.piped(argv, source) as transfer:
-            written = _after(transfer.stream, begin, size, out, idle)
-    return written, transfer.err
+        process = subprocess.Popen(
+            argv, stdin=source, stdout=subprocess.PIPE, stderr=errors, env=proc.clean_env(), start_new_session=True
+        )
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        try:
+            with process.stdout as stream:
+                written = _after(stream, begin, size, out, idle)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(idle)
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        errors.seek(0)
+        return written, errors.read(_CHUNK).decode("utf-8", "replace")
 
 
 def _after(stream: IO[bytes], begin: bytes, size: int, out: BinaryIO, idle: float) -> int:
