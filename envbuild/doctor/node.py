@@ -248,6 +248,12 @@ def _free(disk: DiskFacts) -> str:
     return "writable" if disk.free_bytes is None else f"{disk.free_bytes / 1e9:.0f} GB"
 
 
+_BRING = (
+    "a proxy, or a mirror in the configuration of pip or uv and git; or `envbuild bundle create STACK -o FILE` "
+    "on a machine with a network and `envbuild provision --bundle FILE`; docs/offline.md"
+)
+
+
 def _network(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     reached, missed = (", ".join(hosts) for hosts in _hosts(facts.reachable))
     proxies = ", ".join(f"{scheme} through {host}" for scheme, host in sorted(site["proxies"].items()))
@@ -258,13 +264,13 @@ def _network(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[
     network += f"; proxy: {proxies}" if proxies else "; no proxy"
     if not reached and facts.reachable:
         if target.connection.kind == "local":
-            return [_line("network", "warning", network, "only caches, mirrors and bundles give files",
-                          "`envbuild bundle create STACK` on a machine with a network; docs/offline.md")]  # fmt: skip
+            return [_line("network", "warning", network, "only caches, mirrors and bundles give files", _BRING)]
         return [_line("network", "warning", network, "this machine fetches and sends, where it can",
-                      "take `delivery: node` out of the target" if target.delivery == "node" else "")]  # fmt: skip
+                      "take `delivery: node` out of the target" if target.delivery == "node" else _BRING)]  # fmt: skip
     jobs = "; nodes in jobs may have none: only a job tells" if target.connection.kind == "job" else ""
     but = f", but not what is on {missed}" if missed else ""
-    return [_line("network", "warning" if missed else "ok", network, f"this host can fetch for itself{but}{jobs}")]
+    so = f"this host can fetch for itself{but}{jobs}"
+    return [_line("network", "warning" if missed else "ok", network, so, _BRING if missed else "")]
 
 
 def _hosts(reachable: Mapping[str, bool]) -> tuple[list[str], list[str]]:

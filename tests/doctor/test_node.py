@@ -249,6 +249,7 @@ def test_d35_hosts_are_counted_and_the_index_that_will_be_used_is_named() -> Non
     line = lines(facts(reachable={"https://github.com/a/b": False}), site(), target(**JOBS))["network"]
     assert line.found.startswith("not reached: github.com; ")
     assert line.consequence == "this machine fetches and sends, where it can"
+    assert "`envbuild bundle create STACK -o FILE`" in line.hint
     assert lines(facts(), site(), target())["network"].level == "ok"
 
 

@@ -173,7 +173,7 @@ def _bounded(site: JobSite, asked: Asked) -> JobSite:
     most = site.pool.most()
     if most is not None and nodes > most:
         raise _does_not_fit(
-            f"{nodes} nodes were asked for, and {site.pool.label} has {most} that take jobs", "--nodes N"
+            f"{nodes} nodes were asked for, and {site.pool.label} has {most} that take jobs", f"--nodes {most}"
         )
     scheduler = target.scheduler.model_copy(update={"nodes": nodes})
     expects = target.expects.model_copy(update={"gpus_per_node": gpus})

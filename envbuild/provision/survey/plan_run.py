@@ -90,6 +90,13 @@ def plan_recorded(
     if target.connection.kind == "ssh":
         plan = over_ssh(plan, _sharing(target, survey, tools))
     plan = prepared.explained(plan)
+    folders = {tree.name: tree.at for variant in prepared.lock.variants for tree in variant.trees if tree.at}
+    if target.connection.kind != "local":
+        warnings += [
+            f"the source {name} is the folder {at} of this machine: the nodes need it at the same path, or `git:` and "
+            "`commit:` in the stack file"
+            for name, at in folders.items()
+        ]
     if cannot := unsupported(target):
         warnings.append(f"`provision` cannot do this yet: {'; '.join(cannot)} (not-yet-supported)")
     return plan.model_copy(update={"warnings": (*warnings, *plan.warnings)}), survey

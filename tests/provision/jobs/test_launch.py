@@ -15,7 +15,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node.proc import Finished
 from envbuild.provision.gpu_use import Taken
 from envbuild.provision.jobs import answers, launch
-from envbuild.provision.jobs.launch import Asked, _Follow, make_jobs
+from envbuild.provision.jobs.launch import Asked, _bounded, _Follow, make_jobs
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Settings, one_run
 from envbuild.provision.run.run_dir import list_runs
@@ -94,3 +94,9 @@ def test_nodes_of_a_job_are_asked_what_they_do_while_it_runs_and_not_while_it_wa
     work: Any = None
     assert answers._followed(work, site({"idle": 1}), job)[0] == "7"
     assert told == ["\n", "asked\n", "\n", "asked\n"]
+
+
+def test_more_nodes_than_a_partition_has_are_refused_with_the_number_that_it_has() -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        _bounded(site({"idle": 5, "drained": 2}, {("gpu", None): 8}), Asked({}, nodes=6))
+    assert (caught.value.code, caught.value.hint) == ("launch-does-not-fit", "--nodes 5")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,8 +17,11 @@ from envbuild.catalog.loader import list_stacks, list_targets, load_stack, lock_
 from envbuild.catalog.node_facts import list_facts
 from envbuild.cli.run import run
 from envbuild.lock.files import read_lock
+from envbuild.model.lock import LockedTree
 from envbuild.model.stack import Profile
 from envbuild.provision.survey.ask import refusal
+from envbuild.provision.survey.plan_run import plan_recorded
+from tests.provision.survey.test_up_to_date import facts, prepared
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
 from tests.support.files import write_file
 
@@ -225,3 +228,16 @@ def test_a_node_that_no_variant_fits_is_told_so_with_the_rule() -> None:
     )
     assert (error.code, error.what) == ("python-not-there", "cpu-laptop: no variant of demo fits this node")
     assert "3.11" in error.why
+
+
+@pytest.mark.parametrize(("where", "warned"), [({}, False), ({"connection": {"kind": "ssh"}, "hosts": ["n1"]}, True)])
+def test_a_plan_for_other_hosts_says_that_a_source_is_a_folder_of_this_machine(
+    where: dict[str, Any], warned: bool
+) -> None:
+    given = prepared(**where)
+    tree = LockedTree(name="nano", at="/home/me/nano")
+    variant = given.lock.variants[0].model_copy(update={"trees": (tree,)})
+    given = given._replace(lock=given.lock.model_copy(update={"variants": (variant,)}))
+    made, _ = plan_recorded(given, {"n1": facts()})
+    says = [text for text in made.warnings if "/home/me/nano of this machine: the nodes need it" in text]
+    assert len(says) == warned
