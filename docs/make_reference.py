@@ -29,8 +29,8 @@ What commands list without stopping there has codes too: [findings](findings.md#
 FINDINGS = """
 ## Findings of commands
 
-What `report verify` and `lock check` find, and with exit "none" what `init` and `up` find in a setup page: there the
-message is what is true, and the next step what the draft does. `envbuild help CODE` prints the rows of a code.
+What `report verify` and `lock check` find, and with exit "none" what `init` and `up` find in a setup page. Of a page
+the message is what is true, and the next step what the draft does. `envbuild help CODE` prints the rows of a code.
 
 """
 
@@ -184,7 +184,10 @@ def _kind(field: dict[str, Any]) -> str:
         return "any JSON value" if name == "JsonValue" else f"[{name}](#{name.lower()})"
     for key in ("anyOf", "oneOf"):
         if key in field:
-            return " or ".join(dict.fromkeys(_kind(option) for option in field[key] if option.get("type") != "null"))
+            kinds = list(dict.fromkeys(_kind(option) for option in field[key] if option.get("type") != "null"))
+            many = len(kinds) == 2 and " or " in kinds[0] and kinds[1] == f"list of {kinds[0]}"
+            first, last = (kinds[:1], "list of these") if many else (kinds[:-1], kinds[-1])
+            return " or ".join(filter(None, (", ".join(first), last)))
     if "enum" in field or "const" in field:
         return ", ".join(f"`{choice}`" for choice in field.get("enum", [field.get("const")]))
     if field.get("type") == "array":

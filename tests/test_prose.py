@@ -14,7 +14,7 @@ from envbuild.catalog.patches import load_patches
 
 TOP = Path(__file__).parents[1]
 DOCS = TOP / "docs"
-PAGES = [TOP / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "tutorials").glob("*.md"))]
+PAGES = [TOP / "README.md", *(path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "dev")]
 LONGEST = 30
 # Words that mean something only to those who built envbuild, and history, which belongs to CHANGELOG and records.
 BANNED = re.compile(

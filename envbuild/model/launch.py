@@ -46,9 +46,10 @@ class Step(StrictModel):
     """The program of the smoke item `step`, one rank for each GPU, in its own work folder.
 
     `script`: a path in `source`, which is installed as a path or editable. In `arguments` and `files` (JSON files of
-    the work folder) envbuild fills in `{ranks}`, `{tensor}` (2 for an even number of ranks, else 1), `{data}` (ranks
-    divided by tensor), `{batch}` (four sequences for each of `{data}`) and `{work}`. `data`: synthetic data of this
-    kind in the work folder. `log`: the format of the losses. `steps`: how many losses there must be.
+    the work folder) envbuild fills in `{ranks}`, `{tensor}`, `{data}`, `{batch}` and `{work}`. `{tensor}` is 2 for an
+    even number of ranks, else 1. `{data}` is ranks divided by tensor; `{batch}` is four sequences for each. `data`:
+    synthetic data of this kind in the work folder. `log`: the format of the losses. `steps`: how many losses there
+    must be.
     """
 
     source: SourceName

@@ -145,8 +145,8 @@ class TorchSpec(StrictModel):
 class Base(StrictModel):
     """The base of an environment.
 
-    `system`: an interpreter of the node with its site packages; `prefix`: the same under a named directory; `module`:
-    the same after `module load`; `image`: the same inside a container image (`image` is its reference, by digest if
+    `system`: an interpreter of the node with its site packages. `prefix`: the same under a named directory. `module`:
+    the same after `module load`. `image`: the same inside a container image (`image` is its reference, by digest if
     known). `provides` are requirements that the base must satisfy and that are never replaced. `accepts` are packages
     that the base may have. envbuild keeps such a package of the base if its version is in the range.
     """
@@ -197,7 +197,7 @@ class Build(StrictModel):
     """How a source is built. Newer fields are None by default, so that the digests of older locks stay.
 
     `wheel`: a wheel through setup.py or PEP 517, taken from the wheel store if it has one (the default of `install:
-    wheel`); `inplace`: `setup.py build_ext --inplace` in the source; `kernels`: the `modules` that the source would
+    wheel`). `inplace`: `setup.py build_ext --inplace` in the source. `kernels`: the `modules` that the source would
     compile at its first start, as a separate wheel. `extensions` are the modules that the wheel must contain.
     `environment` applies to this build only. `memory_per_job` is the memory of one compile job in GB. `cxx11_abi` is
     the C++ ABI (`_GLIBCXX_USE_CXX11_ABI`) that the source's own build sets, where it does not leave that to torch.
@@ -319,8 +319,8 @@ _TORCH = re.compile(r"[Tt]orch(?![A-Za-z0-9._-])")
 class Training(StrictModel):
     """How the stack trains, for the rules about GPUs and frameworks. Rules ignore a field that is None.
 
-    `gpus`: GPUs that each node must give, with one process each; `pipeline`: whether the model runs under DeepSpeed's
-    pipeline engine (also with one stage); `peak_tflops`: the dense peak of a GPU that MFU is computed from.
+    `gpus`: GPUs that each node must give, with one process each. `pipeline`: whether the model runs under DeepSpeed's
+    pipeline engine (also with one stage). `peak_tflops`: the dense peak of a GPU that MFU is computed from.
     """
 
     precision: Literal["fp32", "fp16", "bf16"] | None = None

@@ -26,8 +26,8 @@ BUILDERS = 2
 # Of `tools_of`: what comes before nvcc.
 _BESIDE_NVCC = 3
 _ONE_KIND = (
-    "ask for nodes of one kind (`scheduler: {constraints: ...}`, or another partition or queue) and run once for each; "
-    "if one environment fits all of them, name it: `--variant ID`"
+    "ask for nodes of one kind (`scheduler: {constraints: ...}`, or another partition or queue) and run once for each. "
+    "If one environment fits all of them, name it: `--variant ID`"
 )
 
 

@@ -137,7 +137,7 @@ def _refused(node: str, words: str) -> EnvbuildError:
             "login-needs-terminal",
             f"{node}: the login asks a question and there is no terminal",
             _last(words),
-            "run envbuild in a terminal; or give the host a `ControlPath` in ~/.ssh/config, log in and leave that "
+            "run envbuild in a terminal. Or give the host a `ControlPath` in ~/.ssh/config, log in and leave that "
             f"connection open (`ssh -fNM {node}`), and run the same command again",
         )
     hint = "check user and identity of the target's `connection:`; `ssh-add` unlocks a key with a passphrase"
