@@ -12,6 +12,7 @@ import pytest
 from envbuild.model.evidence import Check
 from envbuild.node.smoke import extensions, smoke
 from tests.node.torch_env import torch_environment
+from tests.support.files import write_files
 from tests.support.need import need
 from tests.support.patience import with_deadline
 from tests.support.programs import executable
@@ -27,16 +28,31 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.usefixtures("torc
 def environment(tmp_path: Path) -> Path:
     """A virtual environment above the one with torch, with room for stand-ins of its own."""
     below = torch_environment()
-    path = tmp_path / "env"
+    (site_of(made(tmp_path / "env")) / "below.pth").write_text(f"{site_of(below)}\n")
+    return tmp_path / "env"
+
+
+@pytest.fixture
+def without_torch(tmp_path: Path) -> Path:
+    """One in which torch is a name, for what computes nothing with it: it takes 4 s to import."""
+    text = "__version__, get_num_threads, set_num_threads = '0', int, int\nclass cuda:\n    is_initialized = bool\n"
+    files = {"__init__.py": text, "nn.py": "functional = None\n"}
+    write_files(site_of(made(tmp_path / "env")) / "torch", files)
+    return tmp_path / "env"
+
+
+def made(path: Path) -> Path:
     venv.EnvBuilder(symlinks=True, with_pip=False).create(path)
-    site = next(path.glob("lib/python3.*/site-packages"))
-    (site / "below.pth").write_text(f"{next(below.glob('lib/python3.*/site-packages'))}\n")
     return path
+
+
+def site_of(environment: Path) -> Path:
+    return next(environment.glob("lib/python3.*/site-packages"))
 
 
 def add(environment: Path, *names: str, **broken: tuple[str, str]) -> None:
     """Copy stand-ins (all of them without names) into the environment; `broken`: a line to replace, by file."""
-    site = next(environment.glob("lib/python3.*/site-packages"))
+    site = site_of(environment)
     for source in sorted(STAND_INS.rglob("*.py")):
         inside = source.relative_to(STAND_INS)
         if names and inside.parts[0].removesuffix(".py") not in names:
@@ -195,8 +211,8 @@ def test_without_a_gpu_checks_are_skipped_and_one_that_is_asked_for_is_a_failure
         assert (found[name].status, found[name].says.startswith("no GPU here; ")) == ("skipped", True)
 
 
-def test_nothing_installed_is_skipped_and_counted(environment: Path) -> None:
-    found = checks(environment, {})
+def test_nothing_installed_is_skipped_and_counted(without_torch: Path) -> None:
+    found = checks(without_torch, {})
     assert [(name, check.status) for name, check in found.items()] == [("imports", "skipped")]
     assert found["imports"].says == "no compiled extension that is known here is installed"
 
@@ -280,9 +296,9 @@ def test_a_hang_names_its_check_and_what_did_not_run(environment: Path) -> None:
     ],
 )
 def test_two_ranks_must_see_each_other(
-    environment: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, status: str, says: str
+    without_torch: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, status: str, says: str
 ) -> None:
-    site = next(environment.glob("lib/python3.*/site-packages"))
+    site = site_of(without_torch)
     (site / "mpi4py").mkdir()
     (site / "mpi4py/__init__.py").write_text("class rc:\n    initialize = True\n")
     text = (
@@ -291,8 +307,8 @@ def test_two_ranks_must_see_each_other(
     (site / "mpi4py/MPI.py").write_text(text)
     monkeypatch.setenv("PATH", "/nowhere")
     if script is not None:
-        executable(environment / "bin/mpiexec", f'#!/bin/sh\n[ "$1 $2" = "-n 2" ] || exit 9\n{script}\n')
-    found = checks(environment, {})["mpi"]
+        executable(without_torch / "bin/mpiexec", f'#!/bin/sh\n[ "$1 $2" = "-n 2" ] || exit 9\n{script}\n')
+    found = checks(without_torch, {})["mpi"]
     assert (found.status, says in found.says) == (status, True), found.says
 
 
@@ -321,7 +337,7 @@ def test_kernels_built_ahead_and_those_of_apex_are_told_apart(environment: Path)
     """Of one kernel that which was built ahead is damaged, of the other that of Apex."""
     triangular, masked = "scaled_upper_triang_masked_softmax_cuda", "scaled_masked_softmax_cuda"
     add(environment, triangular, masked)
-    site = next(environment.glob("lib/python3.*/site-packages"))
+    site = site_of(environment)
     ahead = site / "envbuild_kernels"
     ahead.mkdir()
     for name in (triangular, masked):
