@@ -72,11 +72,11 @@ def _note(prefix: str, environment: str, code: Json, checks: list[Json]) -> None
     """Note for those who test nothing what a test has read: which code, and which modules it imports in vain."""
     for check in checks:
         if check["name"] == "smoke/sound/closure" and check["status"] == "passed":
-            found = {"open": check["details"]["open"], "unimported": bool(check["details"].get("unimported"))}
+            missing = {"open": check["details"]["open"], "unimported": bool(check["details"].get("unimported"))}
             # Who may only read the environment leaves no note.
             with contextlib.suppress(OSError, NodeError):
                 paths.set_umask(prefix)
-                paths.write_json(paths.meta(environment, stamp.TESTED), {"at": utc_time(), "code": code, **found})
+                paths.write_json(paths.meta(environment, stamp.TESTED), {"at": utc_time(), "code": code, **missing})
 
 
 def check_there(environment: str) -> None:

@@ -148,4 +148,9 @@ def lines(report: Opened, findings: Sequence[Finding]) -> list[tuple[str, str]]:
         for row in rows:
             text = visible(f"{row.code}: {row.says}" if row.code else row.says)
             out.append((f"  {mark} {row.topic:{_WIDEST}}  {text}", colour))
+    if problems:
+        out += [
+            ("", ""),
+            (f"hint: `envbuild help {problems[0].code}` explains it; ask the authors for a new copy", "cyan"),
+        ]
     return out

@@ -329,6 +329,7 @@ def test_what_a_report_says_does_not_act_on_the_terminal(sealed: Sealed) -> None
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "\\x1b[2J" in text
+    assert "hint: `envbuild help report-" in text
 
 
 def test_the_evidence_in_a_page_is_the_file_byte_for_byte_and_cannot_leave_its_element(sealed: Sealed) -> None:
