@@ -110,7 +110,7 @@ def _functional(evidence: Evidence) -> Badge:
     # Green says that the code works, so something must have run, and all that it imports be there.
     ran = sum(check.status == "passed" and computed(check) for check in checks)
     missing, changed = missing_modules(evidence), code_changed(evidence)
-    says.append(f"{ran} of them ran the environment" if ran else "no smoke test and no benchmark ran")
+    says.append(f"{ran} of them by running the environment" if ran else "no smoke test and no benchmark ran")
     says += [f"missing: {few(missing)}"] if missing else []
     says += [f"{plural(changed, 'file')} of code changed after the smoke test"] if changed else []
     green = ran and not missing and not changed

@@ -408,7 +408,7 @@ def test_a_figure_below_its_floor_never_reads_as_the_floor() -> None:
     ("checks", "tone", "says"),
     [
         ([{"name": "stamp"}], "amber", "no smoke test and no benchmark ran"),
-        ([{"name": "stamp"}, {"name": "smoke/sound"}], "green", "1 of them ran the environment"),
+        ([{"name": "stamp"}, {"name": "smoke/sound"}], "green", "1 of them by running the environment"),
         ([{"name": "smoke/sound", "details": {"open": {"x": "a.py:1"}}}], "amber", "missing: x"),
         ([{"name": "smoke/sound", "details": {"code_changed": 2}}], "amber", "2 files of code changed"),
         ([{"name": "smoke/sound", "status": "failed"}], "red", "0 checks passed, 1 failed"),
