@@ -97,6 +97,17 @@ def test_bench_prints_its_job_and_launch_its_commands_where_no_scheduler_answers
     assert "not for this host" not in run(capsys, *words)
 
 
+def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Here, "run", None)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("{name: mine, extends: polaris, scheduler: {account: lab}, prefix: /p}\n")
+    assert bench.main(args=["megatron-deepspeed-alcf", "-t", str(mine), "--dry-run"], standalone_mode=False) == 0
+    out = capsys.readouterr().out
+    assert "#PBS -l select=2:ngpus=4:system=polaris\n" in out and "#PBS -q debug\n" in out
+
+
 def test_for_hosts_over_ssh_the_folder_of_the_run_is_below_their_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "megatron-alpa", "-t", "aws-p3-16xlarge", "--profile", "exact")
     assert "/home/ubuntu/efs/envbuild/launches/" in out and str(Path.cwd()) not in out

@@ -98,7 +98,7 @@ def make_jobs(
             "the run has no time limit",
             hint="add --time-limit 2h, or `scheduler: {time_limit: 2h}` in the target",
         )
-    site = _bounded(JobSite.unasked(target) if prefix else JobSite.of(target), asked)
+    site = _bounded(JobSite.unasked(target, gpus=asked.gpus_per_node) if prefix else JobSite.of(target), asked)
     if prefix:
         top, environment = prefix, asked.environment or f"{prefix}/current/{stack.name}"
     else:

@@ -58,12 +58,16 @@ class JobSite:
         return cls(target, runner, scheduler, scheduler.pool(target), connection)
 
     @classmethod
-    def unasked(cls, target: Target, nodes: Iterable[NodeFacts] = ()) -> JobSite:
-        """The same for what is only printed: no program runs, and the pool is as the target and facts of nodes say."""
+    def unasked(cls, target: Target, nodes: Iterable[NodeFacts] = (), gpus: int | None = None) -> JobSite:
+        """The same for what is only printed: no program runs, and the pool is as facts of `nodes` and the target say.
+
+        `gpus`: of a node, where nodes are unknown.
+        """
         runner, wanted = submit_host(target), target.scheduler
         offers = tuple(Offer(node.cpus or 0, len(node.gpus), 0) for node in nodes)
         pool: Pool = _UnaskedPool(target.partition or wanted.queue, max((offer.gpus for offer in offers), default=0))
-        if wanted.kind == "pbs" and offers:
+        if wanted.kind == "pbs":
+            offers = offers or (Offer(0, gpus or target.expects.gpus_per_node or 0, 0),)
             pool = Queues((QueueLimits(name=wanted.queue),) if wanted.queue else wanted.queues, offers)
         return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, Connection(kind="local"))
 
