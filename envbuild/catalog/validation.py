@@ -24,7 +24,11 @@ Step = str | int
 Model = TypeVar("Model", bound=StrictModel)
 
 _COMMIT = "must be a full commit or tree hash: 40 lower-case hex digits"
-_BY_FIELD = {"commit": _COMMIT, "tree": _COMMIT, "contains": _COMMIT}
+_TIME = "must be a time: 90s, 40m or 2h"
+_BY_FIELD = {
+    **dict.fromkeys(("commit", "tree", "contains"), _COMMIT),
+    **dict.fromkeys(("time_limit", "start_deadline"), _TIME),
+}
 _BY_TYPE = {
     "extra_forbidden": "is an unknown key",
     "missing": "is missing",

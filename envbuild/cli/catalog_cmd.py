@@ -176,6 +176,8 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
 
     def load(reference: str) -> dict[str, Any]:
         target = _valid(reference, whole=True)
+        if target.expects.gpu and (unknown := _unknown_gpu(target.expects.gpu)):
+            ui.warn(f"{reference}: expects.gpu: {unknown}")
         return {"name": target.name, "template": is_template(target)}
 
     return each_checked(ui, "target", targets, load)
@@ -340,13 +342,19 @@ def _limit(text: str) -> str:
 
 def _model(text: str, usual: str) -> str:
     """An answer that is `usual`, empty or a known GPU. Raises click.BadParameter, and the question is asked again."""
+    if text not in ("", usual) and (unknown := _unknown_gpu(text)):
+        raise click.BadParameter(f"{unknown}; without yours, leave it empty")
+    return text
+
+
+def _unknown_gpu(model: str) -> str:
+    """That a GPU model is not in our tables, with the nearest that is; empty where it is."""
     from envbuild.provision.survey.ask import rules
     from envbuild.resolve.rules.node import rows_like
 
-    if text in ("", usual) or rows_like(text.removeprefix("NVIDIA "), rules()):
-        return text
-    near = did_you_mean(text.upper(), [gpu.name for gpu in rules().gpus.values()])
-    raise click.BadParameter(f"{text!r} is no GPU model that envbuild knows; {near}; without yours, leave it empty")
+    near = did_you_mean(model.upper(), [gpu.name for gpu in rules().gpus.values()])
+    known = rows_like(model.removeprefix("NVIDIA "), rules())
+    return "" if known else f"{model!r} is no GPU model that envbuild knows; {near}"
 
 
 def _prefix(text: str) -> str:

@@ -102,7 +102,9 @@ def read_bytes(path: Path) -> bytes:
         raise EnvbuildError(
             "evidence-missing",
             f"cannot read {path}",
-            why=str(error),
+            why="there is none; a run that is refused or ends early writes none"
+            if error.errno == errno.ENOENT
+            else error.strerror or str(error),
             hint="give a run (`envbuild run list` names them), its evidence.json, or its report.html",
         ) from error
 

@@ -179,7 +179,7 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nhosts: {slurm: -p}", "start with '-'"),
         ("extends: local\nplacement: image", "needs engine: container"),
         ("extends: local\nengine: docker", "must be 'venv', 'conda' or 'container'"),
-        ("extends: slurm\nhosts: {slurm: a}\nscheduler: {start_deadline: soon}", "must match"),
+        ("extends: slurm\nhosts: {slurm: a}\nscheduler: {start_deadline: soon}", "must be a time"),
     ],
 )
 def test_a_target_that_contradicts_itself_is_refused(text: str, says: str, tmp_path: Path) -> None:

@@ -135,6 +135,16 @@ def test_a_gpu_model_that_is_none_is_asked_again_with_the_nearest(tmp_path: Path
     assert "profile: exact; for another, add `profile:` to the file: exact-" in result.output
 
 
+def test_a_target_file_with_a_number_for_a_gpu_and_a_time_in_other_units_is_told_so(tmp_path: Path) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text("{name: lab, extends: local, expects: {gpu: '64'}}")
+    result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
+    assert (result.exit_code, "expects.gpu: '64' is no GPU model that envbuild knows" in result.output) == (0, True)
+    file.write_text("{name: lab, extends: azure-nd96, scheduler: {time_limit: 30min}}")
+    result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
+    assert "scheduler.time_limit must be a time: 90s, 40m or 2h" in result.output
+
+
 def test_facts_of_this_machine_become_a_target_that_is_here() -> None:
     node = next(iter(load_facts("pods-rtx4090").values()))
     assert target_file.of_facts({"localhost": node}).kind == "local"

@@ -490,8 +490,9 @@ def test_an_unknown_key_in_evidence_is_named(tmp_path: Path) -> None:
 
 
 def test_missing_evidence_and_an_unwritable_directory_are_coded_errors(tmp_path: Path) -> None:
-    with fails("evidence-missing"):
+    with fails("evidence-missing") as missing:
         open_report(tmp_path / "none.json")
+    assert missing.value.why == "there is none; a run that is refused or ends early writes none"
     (tmp_path / "file").write_text("")
     with fails("output-unwritable"):
         write_report(evidence(), tmp_path / "file" / "below")
