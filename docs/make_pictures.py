@@ -23,7 +23,7 @@ PICTURES = {
     "from-facts-to-report": """Facts, decision, lock, plan, execution, evidence and report follow each other
         facts (what each node has) > resolution (a reason per decision) > lock variant (every file by hash)
         plan (steps, bytes, seconds) > execution (Ansible, ssh, jobs) > evidence (what was measured)
-        +report (page, JSON, JUnit) > +report verify (computed again, elsewhere)""",
+        +report (page, JSON, JUnit, SBOM) > +report verify (computed again, elsewhere)""",
     "decisions": """Each rule allows, warns or refuses a variant; the first that nothing refuses is taken
         variant cu113 (nvcc 11.4: warn) > driver 470 (allow: 11.4 is not below 11.3) > +taken (with one warning)
         !variant cu121 (driver 470: refuse) > next variant (the refusal is kept)""",

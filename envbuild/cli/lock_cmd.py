@@ -364,7 +364,7 @@ def diff(ui: Ui, before: Path, after: Path) -> None:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["pylock", "requirements", "conda-explicit"]),
+    type=click.Choice(["pylock", "requirements", "conda-explicit", "conda-lock", "cyclonedx"]),
     default="pylock",
     show_default=True,
     help="What the other tool reads.",
@@ -383,8 +383,8 @@ def export(
 ) -> None:
     """Write a variant of the lock of STACK for other tools.
 
-    Needs --variant if the lock has several. All formats but requirements contain addresses: paths in the wheelhouse,
-    or those of your configuration. Do not commit them.
+    Needs --variant if the lock has several. All formats but requirements and cyclonedx contain addresses: paths in
+    the wheelhouse, or those of your configuration. Do not commit them.
     """
     from envbuild.export.lock_formats import Places, export_lock, find_variant
 
@@ -397,7 +397,7 @@ def export(
             why="PEP 751 wants pylock.toml or pylock.NAME.toml, and NAME has no dot",
             hint=f"use --output {output.with_name(f'pylock.{made.stack}.toml')}",
         )
-    places = _places(chosen, flags["find_links"]) if form == "pylock" and not wheelhouse else Places()
+    places = _places(chosen, flags["find_links"]) if form in ("pylock", "conda-lock") and not wheelhouse else Places()
     places = replace(places, channels=_channels(loaded, made, chosen))
     text = export_lock(made, chosen.id, form, wheelhouse, places=places)
     if output:

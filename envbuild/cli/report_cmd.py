@@ -38,8 +38,8 @@ def report() -> None:
 @report.command("show")
 @click.argument("run", default="last", shell_complete=names.runs)
 @click.option(
-    "--format", "form", type=click.Choice(["summary", "md", "html", "junit"]), default="summary",
-    show_default=True, help="junit: JUnit XML.",
+    "--format", "form", type=click.Choice(["summary", "md", "html", "junit", "cyclonedx"]), default="summary",
+    show_default=True, help="junit: JUnit XML; cyclonedx: a bill of materials (1.6, JSON).",
 )  # fmt: skip
 @output_option("Write all formats and their attachments into a folder.", folder=True)
 @_publish(False)
@@ -74,12 +74,12 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> Non
         "md": lambda: render.render_markdown(evidence),
     }
 
-    def junit() -> str:
-        from envbuild.report.formats import render_junit
+    def other() -> str:
+        from envbuild.report.formats import FORMATS
 
-        return render_junit(evidence)
+        return FORMATS[form][1](evidence)
 
-    ui.result(evidence.to_json_dict, pages.get(form, junit), verbatim=form not in pages)
+    ui.result(evidence.to_json_dict, pages.get(form, other), verbatim=form not in pages)
 
 
 @report.command("verify")

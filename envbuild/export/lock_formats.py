@@ -6,22 +6,30 @@ gives at that moment. An export is made on request and never shipped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from envbuild import __version__
 from envbuild.errors import EnvbuildError
 from envbuild.export.steps import requirement
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.variants import conda_unrecorded, hash_unrecorded
-from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
+from envbuild.model.evidence import PackageFile
+from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant, canonical_json
 from envbuild.model.stack import SUBDIRS, CondaPackage, LockedConda
 from envbuild.regular_file import sha256_of
+from envbuild.report import formats as bom
 from envbuild.resolve.request import named_variant
 from envbuild.resolve.variant_checks import record_command
 from envbuild.text import comment, visible
+
+if TYPE_CHECKING:
+    from cyclonedx.model.component import Component
 
 Channels = Mapping[str, Sequence[str]]
 
@@ -37,6 +45,38 @@ def explicit(variant: Variant, header: Sequence[str], channels: Channels) -> str
     lines.append("@EXPLICIT")
     lines += [f"{_channel_address(package, channels)}#sha256:{package.sha256}" for package in conda.packages]
     return "\n".join(lines) + "\n"
+
+
+def conda_lock(variant: Variant, header: Sequence[str], channels: Channels, wheels: Mapping[str, str]) -> str:
+    """What `conda-lock install` takes (version 1); `wheels`: the address of each locked file. Raises as `explicit`."""
+    import yaml
+
+    conda = _recorded(variant)
+    platform = SUBDIRS[variant.platform]
+    rows = [
+        _row(package.name, package.version, "conda", platform, _channel_address(package, channels), package.sha256)
+        for package in conda.packages
+    ]
+    rows += [
+        _row(package.name, package.version, "pip", platform, wheels[item.file], item.sha256)
+        for package in variant.packages
+        for item in package.files[:1]
+    ]
+    used = list(dict.fromkeys(package.channel for package in conda.packages))
+    metadata = {
+        "content_hash": {platform: hashlib.sha256(canonical_json(variant.contents())).hexdigest()},
+        "channels": [{"url": channels[name][0], "used_env_vars": []} for name in used],
+        "platforms": [platform],
+        "sources": ["environment.yml"],
+    }
+    text: str = yaml.safe_dump({"version": 1, "metadata": metadata, "package": rows}, sort_keys=False, width=1000)
+    return "".join(f"{comment(line)}\n" for line in header) + text
+
+
+def _row(name: str, version: str, manager: str, platform: str, url: str, sha256: str) -> dict[str, Any]:
+    # The order of the list is that of installation; what needs what is no more to be decided.
+    about = {"name": name, "version": version, "manager": manager, "platform": platform, "dependencies": {}}
+    return {**about, "url": url, "hash": {"sha256": sha256}, "category": "main", "optional": False}
 
 
 def _recorded(variant: Variant) -> LockedConda:
@@ -62,7 +102,37 @@ def _channel_address(package: CondaPackage, channels: Channels) -> str:
     return f"{channels[package.channel][0]}/{package.subdir}/{package.file}"
 
 
-FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit")
+def cyclonedx(lock: Lock, variant: Variant) -> str:
+    """The document; a package that may be one of several files has no hash. Nothing in it says when it was made."""
+    day = datetime.fromtimestamp(0, UTC)
+    return bom.document((lock.stack, lock.profile), __version__, variant.digest, day, _components(variant))
+
+
+def _components(variant: Variant) -> Iterator[Component]:
+    for locked in variant.packages:
+        file = locked.files[0] if len(locked.files) == 1 else None
+        row = None
+        if file is not None:
+            row = PackageFile(
+                name=locked.name, version=locked.version, file=file.file, sha256=file.sha256, index=locked.index
+            )
+        yield bom.package(locked.name, locked.version, row, same=True)
+    for package in variant.conda.packages if variant.conda else ():
+        row = PackageFile(
+            name=package.name, version=package.version, file=package.file, sha256=package.sha256,
+            index=package.channel, kind="conda", subdir=package.subdir,
+        )  # fmt: skip
+        yield bom.package(package.name, package.version, row, same=True)
+    for name, version in variant.provided.items():
+        yield bom.package(name, version, None, same=None, pin="of the base")
+    if variant.image is not None:
+        digest = variant.image.digest
+        yield bom.image(variant.image.name, digest if digest != "unrecorded" else None)
+    for source in variant.sources:
+        yield bom.source(source.name, source.git, source.commit, source.tree)
+
+
+FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit", "conda-lock", "cyclonedx")
 
 
 @dataclass(frozen=True)
@@ -114,9 +184,15 @@ def export_lock(
         lines = [comment(line) for line in _header(lock, variant)]
         lines += [requirement(package, record) for package in variant.packages]
         return "\n".join(lines) + "\n"
+    if format == "cyclonedx":
+        return cyclonedx(lock, variant)
     if format == "conda-explicit":
         return explicit(variant, _header(lock, variant), places.channels)
-    return _pylock(lock, variant, _in_wheelhouse(variant, wheelhouse) if wheelhouse else _from_index(variant, places))
+    where = _in_wheelhouse(variant, wheelhouse) if wheelhouse else _from_index(variant, places)
+    if format == "conda-lock":
+        wheels = {file: entry.get("url") or Path(entry["path"]).as_uri() for file, entry in where.items()}
+        return conda_lock(variant, _header(lock, variant), places.channels, wheels)
+    return _pylock(lock, variant, where)
 
 
 def _header(lock: Lock, variant: Variant) -> list[str]:

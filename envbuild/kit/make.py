@@ -41,7 +41,7 @@ from envbuild.regular_file import MAX_BYTES, read_file, read_manifest
 from envbuild.report.claimed import SAME
 from envbuild.report.equality import sentence
 from envbuild.report.evidence_file import SIGNATURE
-from envbuild.report.formats import JUNIT
+from envbuild.report.formats import FORMATS
 from envbuild.report.publish import copy_report, published, require_holding, sign_report
 from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked, open_report, problem, read_attachment
 from envbuild.report.recheck.verify import verify_report
@@ -304,7 +304,7 @@ def verify_kit(path: Path, *, run: str | None = None, signers: Path | None = Non
 
 def _unknown(manifest: Manifest, report: Opened) -> Iterator[Finding]:
     """Files that `kit.json`, which no signature covers, lists and no kit of this report has."""
-    inside = {"evidence.json", SIGNATURE, "report.html", "report.md", JUNIT}
+    inside = {"evidence.json", SIGNATURE, "report.html", "report.md", *(name for name, _ in FORMATS.values())}
     inside |= {item.path for item in report.evidence.attachments}
     known = {README, lock_name(report.evidence), stack_name(report.evidence), *(f"{REPORT}/{name}" for name in inside)}
     wheel = wheel_name(manifest.envbuild)

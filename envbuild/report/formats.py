@@ -1,20 +1,25 @@
-"""The report for other programs: JUnit XML.
+"""The report for other programs: JUnit XML, and CycloneDX 1.6 as JSON, the software bill of materials.
 
 Never looks at a clock, a node or the network: the same run gives the same text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from envbuild.model.evidence import Check, Evidence, NodeEvidence
+from envbuild.model.evidence import Check, Evidence, NodeEvidence, PackageFile
 from envbuild.report.render import harmless
+from envbuild.report.sections import pins
 from envbuild.report.verdict import GOOD, reason
 from envbuild.report.view import failures, output
 
-JUNIT = "junit.xml"
-"""the file of it, beside the evidence"""
+if TYPE_CHECKING:
+    from cyclonedx.model.component import Component
 
 
 def render_junit(evidence: Evidence) -> str:
@@ -64,3 +69,112 @@ def _case(stack: str, check: Check) -> ElementTree.Element:
         lines = (f"{m.name} = {m.median:g} {m.unit} (n = {m.n}, {m.least:g} to {m.greatest:g})" for m in check.metrics)
         ElementTree.SubElement(case, "system-out").text = "\n".join(lines)
     return case
+
+
+# For people; programs read the composition, which says the same.
+LISTS = (
+    "packages and sources of the lock, and of a base the Python packages that are known; nothing else of an operating "
+    "system or of the image that something is built on"
+)
+_SPACE = uuid.UUID("6f1c9a0b-72d4-4e5e-8b2e-44d0aa170c0c")
+
+
+def render_cyclonedx(evidence: Evidence) -> str:
+    """JSON with a last newline; serial number and time are the run's, so the same run gives the same bytes."""
+    safe = harmless(evidence)
+    of = f"{safe.run} {safe.lock_digest}"
+    return document((safe.stack, safe.profile), safe.envbuild, of, _moment(safe.finished), _components(safe))
+
+
+def document(stack: tuple[str, str], version: str, of: str, when: datetime, components: Iterable[Component]) -> str:
+    """The text for a stack (name, profile), made by envbuild `version`; `of` and `version` decide its serial number."""
+    from cyclonedx.model import Property
+    from cyclonedx.model.bom import Bom, BomMetaData
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.output.json import JsonV1Dot6
+
+    top = Component(name=stack[0], version=stack[1], type=ComponentType.APPLICATION, bom_ref="stack")
+    tool = Component(name="envbuild", version=version, type=ComponentType.APPLICATION, bom_ref="envbuild")
+    bom = Bom(serial_number=uuid.uuid5(_SPACE, f"envbuild {version} {of}"), version=1)
+    bom.metadata = BomMetaData(component=top, timestamp=when)
+    bom.metadata.tools.components.add(tool)
+    bom.metadata.properties.add(Property(name="envbuild:lists", value=LISTS))
+    parts = {str(component.bom_ref.value): component for component in components}
+    bom.components.update(parts.values())
+    bom.register_dependency(top, parts.values())
+    # The library has no word for compositions.
+    whole = {**json.loads(JsonV1Dot6(bom).output_as_string()), "compositions": [_INCOMPLETE]}
+    return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+
+
+_INCOMPLETE = {"aggregate": "incomplete", "assemblies": ["stack"]}
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _components(evidence: Evidence) -> Iterator[Component]:
+    locked = {(row.name, row.sha256): row for variant in evidence.variants for row in variant.packages}
+    for pin in pins(evidence):
+        if pin.observed:
+            yield package(pin.name, pin.observed.partition(" ")[0], locked.get((pin.name, pin.sha256)), same=pin.same)
+    for node in evidence.nodes:
+        for name, version in node.base_packages.items():
+            yield package(name, version, None, same=None, pin="of the base")
+        for row in node.sources:
+            yield source(*(str(row.get(key) or "") for key in ("name", "git", "commit", "tree")))
+
+
+def package(name: str, version: str, row: PackageFile | None, *, same: bool | None, pin: str = "") -> Component:
+    """A package by its locked file; `same`: what is there is what the lock names (None: no lock names it).
+
+    `pin`: the text of that property instead.
+    """
+    from cyclonedx.model import HashAlgorithm, HashType, Property
+    from cyclonedx.model.component import Component, ComponentType
+    from packageurl import PackageURL
+
+    conda = row is not None and row.kind == "conda"
+    more = {"subdir": row.subdir or "", "build": row.build or ""} if row is not None and conda else None
+    safe = name if name.replace("/", " ").strip() else "unnamed"
+    url = PackageURL("conda" if conda else "pypi", name=safe, version=version or None, qualifiers=more)
+    # A hash is of the locked file: it is no word about what was found where the version is another.
+    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=row.sha256)] if row is not None and same else []
+    pin = pin or {True: "as locked", False: "not as locked", None: "in no lock"}[same]
+    return Component(
+        name=name, version=version, type=ComponentType.LIBRARY, purl=url, bom_ref=str(url), hashes=hashes,
+        properties=[Property(name="envbuild:pin", value=pin)],
+    )  # fmt: skip
+
+
+def image(name: str, digest: str | None) -> Component:
+    """The image that something stands on, whose own packages are not listed."""
+    from cyclonedx.model import HashAlgorithm, HashType
+    from cyclonedx.model.component import Component, ComponentType
+
+    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=digest)] if digest else []
+    return Component(name=name, version=None, type=ComponentType.CONTAINER, bom_ref=f"image {name}", hashes=hashes)
+
+
+def source(name: str, git: str, commit: str, tree: str) -> Component:
+    """A source by its commit and tree."""
+    from cyclonedx.model import Property
+    from cyclonedx.model.component import Component, ComponentType
+
+    rows = {"envbuild:git": git, "envbuild:commit": commit, "envbuild:tree": tree}
+    properties = [Property(name=key, value=value) for key, value in rows.items() if value]
+    reference = f"source {name} {commit}"
+    return Component(
+        name=name or "unnamed", version=commit, type=ComponentType.LIBRARY, bom_ref=reference, properties=properties
+    )
+
+
+FORMATS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
+    "junit": ("junit.xml", render_junit),
+    "cyclonedx": ("sbom.cdx.json", render_cyclonedx),
+}

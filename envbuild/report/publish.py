@@ -18,7 +18,7 @@ from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Evidence
 from envbuild.node.redact import redact_data
 from envbuild.report import evidence_file
-from envbuild.report.formats import JUNIT, render_junit
+from envbuild.report.formats import FORMATS
 from envbuild.report.recheck.contents import LIMIT
 from envbuild.report.recheck.opened import Opened, open_report, read_attachment
 from envbuild.report.recheck.verify import verify_report
@@ -127,7 +127,7 @@ def copy_report(
     held = [item.path for item in private if item.kind not in beside]
     left = [f"{path} is left out: it is not public" for path in held]
     files = report_files(evidence, text, signature)
-    files[JUNIT] = render_junit(evidence).encode()
+    files |= {name: render(evidence).encode() for name, render in FORMATS.values()}
     for item in evidence.attachments:
         try:
             data = read_attachment(report.folder, item.path, LIMIT)

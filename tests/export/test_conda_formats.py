@@ -1,4 +1,4 @@
-"""What conda and micromamba take: read, and installed from, by rattler."""
+"""What conda, micromamba and conda-lock take: read, and installed from, by rattler."""
 
 from __future__ import annotations
 
@@ -59,6 +59,23 @@ def test_an_explicit_list_is_installed_from(stack: Path, tmp_path: Path, capsys:
     asyncio.run(put())
     assert (prefix / "bin/app").read_text() == "#!/bin/sh\necho app\n"
     assert {path.name for path in (prefix / "conda-meta").glob("*.json")} == {"python-3.11.9-0.json", "app-1.0-0.json"}
+
+
+def test_a_conda_lock_is_read_with_its_packages(
+    stack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rattler import LockFile
+
+    path = tmp_path / "conda-lock.yml"
+    path.write_text(exported(stack, "conda-lock", capsys))
+    read = LockFile.from_path(path)
+    environment = read.default_environment()
+    assert environment is not None
+    packages = environment.packages(read.platforms()[0]) or []
+    assert {(each.name, Path(each.location).name) for each in packages} == {
+        ("python", "python-3.11.9-0.conda"),
+        ("app", "app-1.0-0.tar.bz2"),
+    }
 
 
 def variant_of(*wheels: str, unrecorded: str | None = None) -> Variant:

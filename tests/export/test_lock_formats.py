@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
+from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.export.lock_formats import Places, export_lock
 from envbuild.lock.create import create_lock
+from envbuild.lock.files import read_lock
 from envbuild.lock.readers.torch_wheels import Supply
-from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource
+from envbuild.model.lock import ArtifactFile, Lock, LockedImage, LockedPackage, LockedSource
 from envbuild.model.stack import Stack
 from envbuild.node import pip_config
 from tests.lock.build import lock, package, variant
@@ -170,6 +173,37 @@ def test_sources_that_an_export_cannot_carry_are_said_in_it() -> None:
     text = export_lock(lock(variant(packages=(package("six"),), sources=(source,))), None, "requirements")
     assert f"# not in this file: source a https://example.org/a at {'1' * 40}" in text
     assert "six==1.0 \\\n    --hash=sha256:" in text
+
+
+def test_a_bill_of_materials_names_every_package_with_its_hash_and_every_source_with_its_commit() -> None:
+    shipped = read_lock(resources.lockfiles() / "opt-175b.exact.lock.toml")
+    (locked,) = [each for each in shipped.variants if each.id == "cp39-linux_x86_64-cu113-standalone"]
+    document = json.loads(export_lock(shipped, locked.id, "cyclonedx"))
+    found = {part["name"]: part for part in document["components"]}
+    assert len(found) == len(locked.packages) + len(locked.sources)
+    for each in locked.packages:
+        part = found[each.name]
+        assert part["purl"].startswith(f"pkg:pypi/{each.name}@") and part["version"] == each.version
+        hashes = [{"alg": "SHA-256", "content": file.sha256} for file in each.files]
+        assert part.get("hashes") == (hashes if len(hashes) == 1 else None)
+    for source in locked.sources:
+        assert found[source.name]["version"] == source.commit
+    assert export_lock(shipped, locked.id, "cyclonedx") == json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def test_a_bill_of_materials_names_the_image_and_the_packages_that_something_stands_on() -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    name = "registry.example.org/pytorch:1"
+    image = LockedImage(name=name, digest="3" * 64)
+    on_it = variant(packages=(package("six"),), image=image, provided={"torch": "2.1.0"})
+    text = export_lock(lock(on_it), None, "cyclonedx")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    found = {part["name"]: part for part in json.loads(text)["components"]}
+    assert (found[name]["type"], found[name]["hashes"]) == ("container", [{"alg": "SHA-256", "content": "3" * 64}])
+    assert found["torch"]["properties"] == [{"name": "envbuild:pin", "value": "of the base"}]
+    assert [each["aggregate"] for each in json.loads(text)["compositions"]] == ["incomplete"]
 
 
 @pytest.mark.parametrize("char", "\n\r\x0b\x0c\x1c\x85\u2028\u2029")

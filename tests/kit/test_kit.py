@@ -335,6 +335,10 @@ TOUCHED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "another table of figures": (
         lambda k: (add(k / "report" / "junit.xml"), relist(k)), "report-page-differs", "junit.xml",
     ),
+    "a bill of materials with nothing in it": (
+        lambda k: ((k / "report" / "sbom.cdx.json").write_text('{"components": []}'), relist(k)), "report-page-differs",
+        "sbom.cdx.json",
+    ),
     "a page that kit.json lists": (
         lambda k: ((k / "START-HERE.html").write_text("<script>"), relist(k)), "kit-file-unlisted", "START-HERE.html",
     ),

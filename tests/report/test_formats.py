@@ -1,4 +1,4 @@
-"""JUnit: valid by somebody else's rules, and harmless whatever the evidence says."""
+"""JUnit and CycloneDX: valid by somebody else's rules, and harmless whatever the evidence says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lxml import etree
 
 from envbuild.cli.report_cmd import report
 from envbuild.model.evidence import Evidence
-from envbuild.report.formats import render_junit
+from envbuild.report.formats import LISTS, render_cyclonedx, render_junit
 from tests.report.samples import evidence, fleet, node
 from tests.report.test_render import failing_fleet, hostile
 
@@ -37,6 +37,37 @@ def test_a_node_that_was_lost_is_an_error_of_its_own() -> None:
     assert (error.get("type"), error.get("message")) == ("wheel-hash-mismatch", "numpy has another hash")
 
 
+@pytest.mark.parametrize("run", RUNS)
+def test_the_bill_of_materials_is_valid_and_the_same_each_time(run: Evidence) -> None:
+    # JSON Schema, imported late as in tests/support/schemas.py.
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    text = render_cyclonedx(run)
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert text == render_cyclonedx(run)
+
+
+def test_a_bill_of_materials_has_hashes_of_what_is_as_locked_alone() -> None:
+    found = {(each["name"], each.get("version")): each for each in json.loads(render_cyclonedx(fleet()))["components"]}
+    assert found["sympy", "1.14.0"]["hashes"] == [{"alg": "SHA-256", "content": "05" * 32}]
+    assert "hashes" not in found["numpy", "2.4.0"]
+    assert found["sympy", "1.14.0"]["purl"] == "pkg:pypi/sympy@1.14.0"
+    assert found["apex", "526871a2" * 5]["properties"][0]["name"] == "envbuild:commit"
+
+
+def test_a_bill_of_materials_has_what_is_known_of_a_base_and_says_that_it_is_not_whole() -> None:
+    """An image on NVIDIA's has hundreds of packages that no lock names, and read as if it had none."""
+    found = json.loads(render_cyclonedx(evidence(node(base_packages={"numpy": "1.22.2"}))))
+    (numpy,) = [each for each in found["components"] if each["properties"][0]["value"] == "of the base"]
+    assert (numpy["name"], numpy["version"], "hashes" in numpy) == ("numpy", "1.22.2", False)
+    assert found["compositions"] == [
+        {"aggregate": "incomplete", "assemblies": [found["metadata"]["component"]["bom-ref"]]}
+    ]
+    (lists,) = found["metadata"]["properties"]
+    assert (lists["name"], lists["value"]) == ("envbuild:lists", LISTS)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=40))
 def test_whatever_a_node_says_the_xml_is_well_formed(text: str) -> None:
@@ -45,7 +76,15 @@ def test_whatever_a_node_says_the_xml_is_well_formed(text: str) -> None:
     etree.fromstring(render_junit(evidence(node(text, checks=[check]), stack=text)).encode())
 
 
-def test_it_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("form", ["junit", "cyclonedx"])
+def test_each_form_is_shown(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "evidence.json").write_text(json.dumps(evidence().to_json_dict()))
-    report.main(["show", str(tmp_path), "--format", "junit"], standalone_mode=False)
-    assert capsys.readouterr().out.startswith("<testsuites")
+    report.main(["show", str(tmp_path), "--format", form], standalone_mode=False)
+    beginning = {"junit": "<testsuites", "cyclonedx": "{"}
+    assert capsys.readouterr().out.startswith(beginning[form])
+
+
+@pytest.mark.parametrize("name", ["", "/", " / ", "\n", "\u2003/"])
+def test_a_package_with_no_name_does_not_break_the_bill_of_materials(name: str) -> None:
+    found = json.loads(render_cyclonedx(evidence(node(packages={name: "1"}))))
+    assert "pkg:pypi/unnamed@1" in {each.get("purl") for each in found["components"]}

@@ -198,7 +198,7 @@ def test_signers_without_the_key_or_for_something_else_are_nobody(copy: Path, ke
 
 def test_a_copy_of_a_signed_report_holds_as_the_report_does(signed: Path, keys: Keys, tmp_path: Path) -> None:
     written, left = copy_report(signed, tmp_path / "copy")
-    assert (len(written), left) == (11, [])
+    assert (len(written), left) == (12, [])
     assert problems(tmp_path / "copy", keys.signers) == set()
     (tmp_path / "copy" / "plan.json").unlink()
     left = copy_report(tmp_path / "copy", tmp_path / "again")[1]

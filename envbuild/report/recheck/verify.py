@@ -13,7 +13,7 @@ from envbuild.errors import EnvbuildError, ExitCode, gravest
 from envbuild.model.evidence import Equality, Evidence, checks_exit, run_exit
 from envbuild.report import evidence_file
 from envbuild.report.equality import equality_of, names
-from envbuild.report.formats import JUNIT, render_junit
+from envbuild.report.formats import FORMATS
 from envbuild.report.recheck.contents import LIMIT, Attached, check_contents, read_all
 from envbuild.report.recheck.figures import check_figures
 from envbuild.report.recheck.opened import (
@@ -148,7 +148,7 @@ def check_signature(report: Opened, signers: Path | None) -> Iterator[Finding]:
         yield checked(_TOPIC, f"{name} signed exactly this evidence, with the key {key}")
 
 
-_TABLES: dict[str, Callable[[Evidence], str]] = {"report.md": render_markdown, JUNIT: render_junit}
+_TABLES: dict[str, Callable[[Evidence], str]] = {"report.md": render_markdown, **dict(FORMATS.values())}
 
 
 def check_pages(report: Opened, maker: str) -> Iterator[Finding]:
