@@ -54,8 +54,8 @@ def login_error(node: str, options: Connection, words: str) -> EnvbuildError:
     if match := _NAMELESS.search(words):
         # Of shipped targets the name is the document's, of a jump host it is not the node's.
         name = match[1]
-        hint = f"give {name} an address (`Host {name}` with `HostName` in ~/.ssh/config), or name another host in a "
-        hint += f"target of your own that extends this one; then try `{trial}`"
+        hint = f"give {name} an address (`Host {name}` with `HostName` in ~/.ssh/config), or another name in your "
+        hint += f"own target; then try `{trial}`"
         if options.login and (shutil.which("sbatch") or shutil.which("qsub")):
             hint = f"on the login node itself, write `connection: {{login: null}}` in a target of your own; else {hint}"
     return _unreachable(node, "node-unreachable", f"{node} cannot be reached", _last(words), hint)
