@@ -72,7 +72,7 @@ def draft(
     """Draft a stack from an input, and what others say beside it, and write it; `ask` has answers to what nothing says.
 
     `flavour` of torch is taken instead of the one that the input names. `here`: it will be built on this machine, so
-    its Pythons come before others, and nested CUDA code is compiled where its nvcc fits.
+    its Pythons come before others, and nested CUDA code is compiled where its GPU and nvcc fit.
 
     Raises EnvbuildError `init-nothing`, `output-unwritable`, `usage` (exit 2).
     """
@@ -91,7 +91,7 @@ def draft(
             choice = replace(result.draft.flavour, value=flavour, default=False, why=AS_ASKED)
             result = replace(result, draft=replace(result.draft, flavour=choice))
         if here and tree.folder is None and result.draft.flavour:
-            result = replace(result, compiles=_has_nvcc(result.draft.flavour.value))
+            result = replace(result, compiles=_compiles(result.draft.flavour.value))
         folder = tree.folder.absolute() if tree.folder is not None else None
         written = text(result, name, path.absolute().parent, folder)
     try:
@@ -116,11 +116,16 @@ def _pythons() -> set[str]:
     return {".".join(python["version"].split(".")[:2]) for python in pythons if not python["virtual"]}
 
 
-def _has_nvcc(flavour: str) -> bool:
-    """Whether this machine has an nvcc of the flavour's CUDA major, as a node tells it."""
-    from envbuild.node.probe.gpus import nvcc_facts
+def _compiles(flavour: str) -> bool:
+    """Whether this machine has a GPU and an nvcc of the flavour's CUDA major, as a node tells it.
 
-    return any(nvcc["version"].split(".")[0] == flavour[2:-1] for nvcc in nvcc_facts(os.get_exec_path()))
+    Without a GPU a build is for all architectures of torch, and many a setup.py names fewer itself (`arch-missing`).
+    """
+    from envbuild.node.probe import gpus
+
+    folders = os.get_exec_path()
+    fitting = any(nvcc["version"].split(".")[0] == flavour[2:-1] for nvcc in gpus.nvcc_facts(folders))
+    return fitting and bool(gpus.gpu_facts(folders)["gpus"])
 
 
 def _refuse(path: Path, tree: Tree, result: Result, source: str) -> None:

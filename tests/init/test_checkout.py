@@ -24,6 +24,7 @@ from envbuild.init.make import draft
 from envbuild.init.read import read
 from envbuild.lock.packages import Request
 from envbuild.lock.readers.pylock import Offer
+from envbuild.node.probe import gpus
 from tests.support.fails import fails
 from tests.support.files import write_file, write_files
 from tests.support.programs import executable
@@ -219,10 +220,13 @@ def test_folders_that_compile_cuda_code_are_named_after_torch(
     assert "# compiled with nvcc, after torch: models/ops (_ops; models/ops/setup.py:2)" in text
 
 
-@pytest.mark.parametrize(("flavour", "compiled"), [("cu124", True), ("cu118", False), ("cpu", False)])
-def test_nested_cuda_code_is_compiled_where_an_nvcc_of_torchs_cuda_is(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, compiled: bool
+@pytest.mark.parametrize(
+    ("flavour", "count", "compiled"), [("cu124", 1, True), ("cu124", 0, False), ("cu118", 1, False), ("cpu", 1, False)]
+)
+def test_nested_cuda_code_is_compiled_where_a_gpu_and_an_nvcc_of_torchs_cuda_are(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, count: int, compiled: bool
 ) -> None:
+    monkeypatch.setattr(gpus, "gpu_facts", lambda _: {"gpus": [{}] * count})
     setup = "from torch.utils.cpp_extension import CUDAExtension\nFORCE = os.getenv('KERNELS_FORCE_BUILD')\n"
     write_file(folder / "kernels" / "setup.py", f"{setup}setup(ext_modules=[CUDAExtension('kernels_cuda', [])])\n")
     commit, _ = make_repository(folder, {})
