@@ -168,12 +168,12 @@ def _learned(result: Result, reference: str) -> str:
     )
     added = [package for package in draft.from_imports if draft.package(package) is not None]
     still = [
-        closing.imported.module
+        f"{closing.imported.module} ({closing.where})"
         for closing in result.closed
         if closing.how == "open" and closing.imported.firmness == "required"
     ]
     lines = [
-        f"wrote {reference}: {known} of {every} statements understood, in {len(result.collected.used)} files",
+        f"wrote {reference}: {known} of {every} statements of {few(list(result.collected.used))} understood",
         f"  decided   Python {draft.python.value}, {torch}, {plural(len(draft.packages), 'package')}, "
         f"{plural(len(draft.sources) + len(result.projects), 'source')}",
     ]
@@ -183,6 +183,9 @@ def _learned(result: Result, reference: str) -> str:
         )
     if still:
         lines.append(f"  open      nothing is known to bring {', '.join(still[:8])}")
+    if result.blocked:
+        needs = (f"{module}, which needs {need}" for module, need in result.blocked.items())
+        lines.append(f"  untested  not imported as a test: {'; '.join(needs)}")
     if result.missing:
         lines.append(
             "  not said  "

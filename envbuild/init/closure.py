@@ -45,11 +45,18 @@ class Closed:
     source: str = ""
     why: str = ""
 
+    @property
+    def where(self) -> str:
+        """Where it is imported, why nothing brings it, and which module of the tree may be meant."""
+        near = f"did you mean `{self.imported.near}`?" if self.imported.near else ""
+        return "; ".join(filter(None, (str(self.imported.place), self.why, near)))
+
 
 def close(imports: Sequence[Import], draft: Draft, known: Known, folders: Mapping[str, str]) -> tuple[Closed, ...]:
     """The outcome for each import. `folders`: modules that are in one folder of the tree only, by name."""
     installed = {source.name for source in draft.sources if source.install and not source.optional}
-    present = {package.name for package in draft.packages} | installed
+    packages = {package.name for package in draft.packages}
+    present = packages | installed
     present |= {brought for name in tuple(present) for brought in _BRINGS.get(name, ())}
     if draft.torch is not None:
         present.add("torch")
@@ -61,15 +68,20 @@ def close(imports: Sequence[Import], draft: Draft, known: Known, folders: Mappin
             before = offered.get(package.name)
             if before is None or not str(before.requirement.specifier):
                 offered[package.name] = package
-    return tuple(_closed(imported, present, offered, folders, known) for imported in imports)
+    return tuple(
+        _closed(imported, packages if "." in imported.module else present, offered, folders, known)
+        for imported in imports
+    )
 
 
 def _closed(
     imported: Import, present: Iterable[str], offered: Mapping[str, Wanted], folders: Mapping[str, str], known: Known
 ) -> Closed:
-    names = distributions(imported.module)
+    names = distributions(imported.module.partition(".")[0])
     if any(name in present for name in names):
         return Closed(imported, "declared")
+    if "." in imported.module:  # of the tree's own package
+        return Closed(imported, "open")
     if imported.module in known.vendors:
         return Closed(imported, "vendor")
     if imported.module in known.from_source:

@@ -21,12 +21,16 @@ _STANDARD = sys.stdlib_module_names | {"__main__", "_typeshed"}
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """A top-level module that is no part of Python nor of the tree, and the firmest place that imports it."""
+    """A module that is no part of Python nor of the tree, and the firmest place that imports it.
+
+    A top-level one, or one that a package of the tree lacks; `near` is the nearest name there.
+    """
 
     module: str
     firmness: Firmness
     place: Place
     files: int
+    near: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,19 @@ def roots(tree: Tree) -> Roots:
 
 def scan(tree: Tree, local: Roots, built: Collection[str] = ()) -> tuple[Import, ...]:
     """The imports of a tree that are no part of it; `built` are the extension modules that its own builds make."""
-    passed = _STANDARD | local.names.keys() | {name.partition(".")[0] for name in built}
-    imports = closure.imports_of(tree.files, tree.text, passed.__contains__)
+    passed = _STANDARD | local.names.keys() | {name.partition(".")[0] for name in built} | {*built}
+
+    def is_known(name: str) -> bool:
+        return name in passed or name.partition(".")[0] in _STANDARD
+
+    imports = closure.imports_of(tree.files, tree.text, is_known)
     return tuple(
-        Import(imported.module, cast(Firmness, imported.firmness), Place(imported.path, imported.line), imported.files)
+        Import(
+            imported.module,
+            cast(Firmness, imported.firmness),
+            Place(imported.path, imported.line),
+            imported.files,
+            imported.near,
+        )
         for imported in imports
     )

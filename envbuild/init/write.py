@@ -206,8 +206,7 @@ def _packages(result: Result) -> Iterator[str]:
         if closed.how == "vendor":
             yield f"      # left out: {closed.imported.module}, another vendor's back end ({closed.imported.place})"
         elif closed.how == "open":
-            why = f"; {closed.why}" if closed.why else ""
-            yield f"      # not said: what brings `import {closed.imported.module}` ({closed.imported.place}){why}"
+            yield f"      # not said: what brings `import {closed.imported.module}` ({closed.where})"
     groups = {name: listed for name, listed in draft.extras.items() if not name.startswith("file:")}
     for name, members in groups.items():
         yield f"      # {_safe(name)}: {_safe(', '.join(member.index_text for member in members))}"

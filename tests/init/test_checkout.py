@@ -60,6 +60,25 @@ def assembled(folder: Path) -> Result:
     return assemble(tree.of_folder(folder), load_known())
 
 
+def test_a_module_that_the_own_package_lacks_is_open_and_part_of_the_digest(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = assembled(folder).imports
+    write_file(folder / "own" / "late.py", "import numpy\nfrom own.opps import x\n")
+    result = assembled(folder)
+    closed = {closing.imported.module: closing for closing in result.closed}
+    assert (closed["own.opps"].how, closed["own.opps"].where) == ("open", "own/late.py:2:1; did you mean `own.ops`?")
+    write_file(folder / "own" / "late.py", "import numpy\nfrom own.ops import x\n")
+    assert assembled(folder).imports not in (before, result.imports)
+    write_file(folder / "own" / "__init__.py", "from own.opps import x\n")
+    monkeypatch.chdir(tmp_path)
+    main(["init", "x.yaml", "--from", str(folder), "--offline"])
+    said = capsys.readouterr()
+    text = said.out + said.err
+    assert "own.opps (own/__init__.py:1:1; did you mean `own.ops`?)" in text
+    assert "not imported as a test: own, which needs own.opps" in text
+
+
 def test_imports_are_firm_guarded_or_aside_and_local_ones_are_none(folder: Path) -> None:
     whole = tree.of_folder(folder)
     firmness = {each.module: each.firmness for each in scan(whole, roots(whole))}

@@ -278,6 +278,36 @@ def test_what_the_code_imports_and_nothing_brings_is_a_deviation_with_its_place(
     assert check.details["deviation"] == "imports-open"
 
 
+def test_a_module_that_a_package_of_the_tree_lacks_is_missing_with_the_nearest_name(bare: Bare) -> None:
+    bare.module("pkg_of_others")
+    files = {
+        "net/__init__.py": "", "net/metrics.py": "", "net/sub/__init__.py": "", "net/kernel.cpython-311-x.so": "",
+        "net/train.py": "from net.metrcs import mse\nfrom .data import x\nfrom net import nothing\nimport net.kernel\n"
+        "from .metrics import y\nfrom net.sub.deep import z\nfrom net.version import v\nimport net._made, modle\n",
+        "net/soft.py": "try:\n    from .fast import f\nexcept ImportError: ...\n",
+        "net/hints.py": "if TYPE_CHECKING:\n    import net.types\n",
+        "tests/test_net.py": "import net.gone\n",
+        "lazy/__init__.py": "def __getattr__(name): ...\n", "lazy/a.py": "import lazy.b\n",
+        ".gitignore": "net/_made.py\n", "model.py": "",
+    }  # fmt: skip
+    _, check = closure(bare, files)
+    assert check.details["open"] == {
+        "modle": "code/net/train.py:8; near: model",
+        "net.data": "code/net/train.py:2",
+        "net.metrcs": "code/net/train.py:1; near: net.metrics",
+        "net.sub.deep": "code/net/train.py:6",
+    }
+    assert "missing: modle (code/net/train.py:8; near: model), net.data" in check.says
+
+
+def test_a_module_of_the_tree_s_package_may_be_installed(bare: Bare) -> None:
+    (bare.site / "net").mkdir()
+    for name in ("__init__", "there"):
+        (bare.site / "net" / f"{name}.py").write_text("")
+    _, check = closure(bare, {"net/__init__.py": "", "net/a.py": "import net.there, net.absent\n"})
+    assert list(check.details["open"]) == ["net.absent"]
+
+
 def test_missing_modules_are_said_to_be_untried_where_no_import_says_that_the_code_starts(bare: Bare) -> None:
     _, check = closure(bare, {"a.py": "import absent\n"}, imports=())
     assert (check.status, check.details["deviation"], check.details["unimported"]) == ("passed", "imports-open", True)

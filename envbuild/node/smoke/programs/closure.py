@@ -5,6 +5,8 @@ same reader tells `envbuild init` what the code of a tree imports.
 """
 
 import ast
+import difflib
+import importlib.machinery
 import importlib.util
 import os
 import re
@@ -20,24 +22,32 @@ ORDER = ("required", "guarded", "aside")
 _CODE = (".py", ".pyi", ".so", ".pyx")
 _LARGEST = 2000000  # bytes
 _LINE = re.compile(
-    r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][\w.]*(?:[ \t]*(?:as[ \t]+\w+)?[ \t]*,[ \t]*[A-Za-z_][\w.]*)*)",
+    r"^[ \t]*(?:import|from)[ \t]+(\.*[A-Za-z_][\w.]*(?:[ \t]*(?:as[ \t]+\w+)?[ \t]*,[ \t]*[A-Za-z_][\w.]*)*)",
     re.MULTILINE,
 )
 _ASIDE = re.compile(
     r"(?:^|/)(?:tests?|testing|docs?|doc|examples?|benchmarks?|notebooks?|demos?|\.github|ci|scripts/dev)/|"
     r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest|setup|noxfile|fabfile)\.py$"
 )
+# What builds make, or a walk passes over; a package that finds modules in its own way; and who may name what is made.
+_MADE = re.compile(r"_?version|_C|.*_pb2(?:_grpc)?|build|_?dist|_build|venv|wandb")
+_OWN_WAY = re.compile(r"__path__|__getattr__|sys\.modules|sys\.meta_path|LazyModule")
+_MAKERS = (".gitignore", ".gitmodules", "setup.py", "setup.cfg", "pyproject.toml", "CMakeLists.txt")
 _GUARD = re.compile(r"TYPE_CHECKING|is_\w*available|find_spec|HAS_|has_|HAVE_")
 
 
 class Import(NamedTuple):
-    """A top-level module, how firmly it is imported, and the firmest place that does; `files`: how many do."""
+    """A module, how firmly it is imported, and the firmest place that does; `files`: how many do.
+
+    A top-level one, or one that a package of the tree lacks; `near` is the nearest name that the tree has.
+    """
 
     module: str
     firmness: str
     path: str
     line: int
     files: int
+    near: str = ""
 
 
 def imports_of(
@@ -45,7 +55,7 @@ def imports_of(
     read: Callable[[str], Optional[str]],
     is_known: Callable[[str], bool] = frozenset().__contains__,
 ) -> List[Import]:
-    """What the code of a tree imports beyond itself and what `is_known`, by name.
+    """What the code of a tree imports beyond itself and what `is_known`, by name; of its own what it lacks.
 
     A file is parsed only where it may say something firmer than what is known already.
     """
@@ -54,19 +64,31 @@ def imports_of(
     listed = list(paths)
     beside = _folders(listed)
     code = [path for path in listed if path.endswith(".py")]
+    own = _Own(listed, beside, read)
     for path in sorted(code, key=lambda path: (_is_aside(path), path)):
         text = read(path)
         if text is None:
             continue
-        named = {name for name in _named(text) if not is_known(name) and not _is_local(name, path, beside)}
+        whole = set(_named(text))
+        named = {name.partition(".")[0] for name in whole if not name.startswith(".")}
+        named = {name for name in named if not is_known(name) and not _is_local(name, path, beside)}
         for name in named:
             counts[name] = counts.get(name, 0) + 1
         open_ = {name for name in named if name not in firmest or _is_firmer(path, firmest[name])}
-        for name, line, guarded in _of_syntax(text) if open_ else ():
+        own_names = () if _is_aside(path) else (name for name in whole if "." in name)
+        sought = ((name, own.lacks(name, path)) for name in own_names)
+        lacking = {name: lost for name, lost in sought if lost is not None and not is_known(lost[0])}
+        for name, line, guarded in _of_syntax(text) if open_ or lacking else ():
             firmness = "aside" if _is_aside(path) else "guarded" if guarded else "required"
+            if name in lacking and not guarded:
+                module, near = lacking[name]
+                counts[module] = counts.get(module, 0) + 1
+                firmest.setdefault(module, Import(module, firmness, path, line, 0, near))
+            name = name.partition(".")[0]
             before = firmest.get(name)
             if name in open_ and (before is None or ORDER.index(firmness) < ORDER.index(before.firmness)):
-                firmest[name] = Import(name, firmness, path, line, 0)
+                around = beside.get(path.rpartition("/")[0], set()) | beside.get("", set())
+                firmest[name] = Import(name, firmness, path, line, 0, _near(name, around))
     return [imported._replace(files=counts[name]) for name, imported in sorted(firmest.items())]
 
 
@@ -82,7 +104,7 @@ def _named(text: str) -> Iterator[str]:
     """Names that may be imported, by lines alone: too many, never too few."""
     for match in _LINE.finditer(text):
         for part in match.group(1).split(","):
-            yield part.strip().partition(".")[0].partition(" ")[0]
+            yield re.split(r"\s", part.strip())[0]
 
 
 def _folders(paths: Iterable[str]) -> Dict[str, Set[str]]:
@@ -107,6 +129,60 @@ def _is_local(name: str, path: str, beside: Dict[str, Set[str]]) -> bool:
     )
 
 
+def _near(name: str, there: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(name, sorted(there), 1, 0.75)), "")
+
+
+class _Own:
+    """The packages of a tree, and what of their own they lack."""
+
+    def __init__(self, paths: List[str], beside: Dict[str, Set[str]], read: Callable[[str], Optional[str]]) -> None:
+        self.paths, self.beside, self.read = set(paths), beside, read
+        self.made: Optional[Set[str]] = None
+        self.named: Dict[str, List[str]] = {}
+        for folder in beside:
+            self.named.setdefault(folder.rpartition("/")[2], []).append(folder)
+
+    def lacks(self, name: str, path: str) -> Optional[Tuple[str, str]]:
+        """The full name of what an import of `name` in the file `path` does not find, and of a module near it."""
+        above = path.split("/")[:-1]
+        level = len(name) - len(name.lstrip("."))
+        if level > len(above) or (not level and not _is_local(name.partition(".")[0], path, self.beside)):
+            return None
+        exact = above[: len(above) - level + 1] if level else []
+        parts = name.lstrip(".").split(".")
+        parents, parts = (["/".join(exact)], parts) if level else (self.named.get(parts[0], []), parts[1:])
+        before = exact or [name.partition(".")[0]]
+        while parts and parents and all(self._is_plain(folder) for folder in parents):
+            part = parts.pop(0)
+            if not any(part in self.beside[folder] or folder + "/" + part in self.paths for folder in parents):
+                if _MADE.fullmatch(part) or part in self._makers_words():
+                    return None
+                there = {other for folder in parents for other in self.beside[folder]}
+                near, package = _near(part, there), self._module_of(before) if level else before
+                return ".".join(package + [part]), ".".join(package + [near]) if near else ""
+            parents = [folder + "/" + part for folder in parents if folder + "/" + part in self.beside]
+            before = before + [part]
+        return None
+
+    def _is_plain(self, folder: str) -> bool:
+        """Whether a folder is a package that finds its modules in the usual way."""
+        if "__init__" not in self.beside.get(folder, ()):
+            return False
+        return not _OWN_WAY.search(self.read(folder + "/__init__.py") or "")
+
+    def _module_of(self, folders: List[str]) -> List[str]:
+        first = len(folders) - 1
+        while first and "__init__" in self.beside.get("/".join(folders[:first]), ()):
+            first -= 1
+        return folders[first:]
+
+    def _makers_words(self) -> Set[str]:
+        if self.made is None:
+            self.made = {word for path in _MAKERS for word in re.findall(r"\w+", self.read(path) or "")}
+        return self.made
+
+
 def parsed(text: str) -> Optional[ast.Module]:
     """The syntax of a file; None for what this Python does not take."""
     try:
@@ -126,10 +202,10 @@ def _of_syntax(text: str) -> Iterator[Tuple[str, int, bool]]:
 def _below(node: ast.AST, guarded: bool) -> Iterator[Tuple[str, int, bool]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
-            yield from ((alias.name.partition(".")[0], child.lineno, guarded) for alias in child.names)
+            yield from ((alias.name, child.lineno, guarded) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
-            if not child.level and child.module:
-                yield child.module.partition(".")[0], child.lineno, guarded
+            if child.module:
+                yield "." * child.level + child.module, child.lineno, guarded
         elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
             test = ast.dump(child.test) if isinstance(child, ast.If) else ""
             soft = isinstance(child, ast.Try) or bool(_GUARD.search(test))
@@ -186,6 +262,17 @@ class _Resolver:
                 self.standard.add(name)
         return self.missing[name]
 
+    def has(self, name: str) -> bool:
+        """Whether the package that is installed has this module of it; nothing of it runs."""
+        parts = name.split(".")
+        if len(parts) == 1 or self.is_missing(parts[0]):
+            return False
+        spec = importlib.util.find_spec(parts[0]) if parts[0] not in sys.modules else sys.modules[parts[0]].__spec__
+        for depth in range(2, len(parts) + 1):
+            places = spec.submodule_search_locations if spec is not None else None
+            spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:depth]), places) if places else None
+        return spec is not None
+
 
 def _closure(channel: Channel, trees: Dict[str, str], files: Dict[str, List[str]], places: Places) -> None:
     resolver = _Resolver(places)
@@ -193,9 +280,15 @@ def _closure(channel: Channel, trees: Dict[str, str], files: Dict[str, List[str]
     lost: Dict[str, Dict[str, str]] = {firmness: {} for firmness in ORDER}
     for name, top in sorted(trees.items()):
         channel.stage("reading the code of %s" % name)
-        for imported in imports_of(files[name], lambda path, top=top: _read(os.path.join(top, path))):  # type: ignore[misc]
-            if resolver.is_missing(imported.module):
-                lost[imported.firmness].setdefault(imported.module, "%s/%s:%d" % (name, imported.path, imported.line))
+
+        def read(path: str, top: str = top) -> Optional[str]:
+            return _read(os.path.join(top, path))
+
+        for imported in imports_of(files[name], read, resolver.has):
+            if "." in imported.module or resolver.is_missing(imported.module):
+                place = "%s/%s:%d" % (name, imported.path, imported.line)
+                near = "; near: %s" % imported.near if imported.near else ""
+                lost[imported.firmness].setdefault(imported.module, place + near)
             elif imported.module not in resolver.standard:
                 third.add(imported.module)
     optional = dict(lost["aside"], **lost["guarded"])
