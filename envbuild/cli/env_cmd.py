@@ -72,14 +72,18 @@ def env() -> None:
 
 
 def _tested(rows: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """What the last smoke test of each stack missed, and which code was changed after it."""
+    """What the last smoke test of each stack missed, which code was changed after it, and what failed."""
     texts = dict[str, None]()
     for _, item in rows:
         tested, stack = item.get("tested") or {}, item["stack"]
         if names := sorted(tested.get("open") or {}):
             texts[f"! {stack}: nothing brings {few(names)}, which its code imports"] = None
         for name, files in (tested.get("changed") or {}).items():
-            texts[f"! {stack}: {few(files)} of the source {name} changed after the smoke test of {tested['at']}"] = None
+            texts[f"! {stack}: {few(files)} of the source {name} changed after the smoke test of {tested['good']}"] = (
+                None
+            )
+        for name, (at, says) in sorted((tested.get("failed") or {}).items()):
+            texts[f"! {stack}: {name} failed in the smoke test of {at}: {says}"] = None
     return list(texts)
 
 

@@ -21,6 +21,7 @@ from envbuild.report.verdict import (
     all_checks,
     code_changed,
     computed,
+    failed_before,
     far_above,
     missing_modules,
     node_checks,
@@ -113,7 +114,8 @@ def _functional(evidence: Evidence) -> Badge:
     says.append(f"{ran} of them by running the environment" if ran else "no smoke test and no benchmark ran")
     says += [f"missing: {few(missing)}"] if missing else []
     says += [f"{plural(changed, 'file')} of code changed after the smoke test"] if changed else []
-    green = ran and not missing and not changed
+    says += [f"failed in the smoke test of {at}: {few(what)}" for at, what in failed_before(evidence).items()]
+    green = ran and not missing and not changed and not failed_before(evidence)
     return Badge("Functional", "red" if bad else "green" if green else "amber", tuple(says))
 
 

@@ -11,7 +11,7 @@ from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report import equality
 from envbuild.report.render import shown
 from envbuild.report.tables import headline, image_rows, seconds
-from envbuild.report.verdict import GOOD, code_changed, reason
+from envbuild.report.verdict import GOOD, code_changed, failed_before, reason
 from envbuild.report.view import NODE_MARKS, View, mark
 from envbuild.text import COPIED, grouped, plural
 
@@ -106,14 +106,19 @@ def _next(view: View) -> list[tuple[str, str]]:
     node = next(
         (node for node in evidence.nodes if node.status in GOOD and node.environment and node.image is None), None
     )
-    if evidence.verb != "provision" or node is None or node.environment is None:
+    if evidence.verb not in ("provision", "verify") or node is None or node.environment is None:
         return []
     prefix = posixpath.dirname(posixpath.dirname(node.environment))
     script = posixpath.join(prefix, "current", evidence.stack, ".envbuild", "activate.sh")
-    differed = any(check.details.get("differed") for check in node.checks)
     again = view.commands[1]
-    if differed or code_changed(evidence):
+    if any(check.details.get("differed") or check.details.get("rebuild") for check in node.checks):
         again = f"{again.replace(' verify', ' provision', 1)} --repair"
+    elif code_changed(evidence) or failed_before(evidence):
+        again = again.replace(" verify", " smoke", 1)
+    elif evidence.verb == "verify":
+        return []
+    if evidence.verb == "verify":
+        return [("next", again)]
     return [("use", f". {shlex.quote(script)}"), ("next", again)]
 
 

@@ -55,6 +55,7 @@ def make_verdict(evidence: Evidence) -> Verdict:
             or any(map(far_above, all_checks(evidence)))
             or missing_modules(evidence)
             or code_changed(evidence)
+            or failed_before(evidence)
             or any(check.details.get("differed") for check in all_checks(evidence))
         )
         good: Tone = "partial" if asked else "good"
@@ -175,12 +176,24 @@ def _taken_for_granted(evidence: Evidence) -> list[str]:
     if any(check.details.get("unimported") for check in all_checks(evidence)):
         open_.append("None of its code was imported.")
     open_ += [f"Changed after the smoke test: {plural(changed, 'file')} of code."] if changed else []
+    for at, says in failed_before(evidence).items():
+        open_.append(f"Failed in the smoke test of {at}: {few(says, 2, '; ').rstrip('.')}.")
     return open_ + ([f"Not checked: {'; '.join(rest)}."] if rest else [])
 
 
 def missing_modules(evidence: Evidence) -> list[str]:
     """The modules that the code of the sources imports, and nothing brings."""
     return sorted({str(name) for check in all_checks(evidence) for name in check.details.get("open") or ()})
+
+
+def failed_before(evidence: Evidence) -> dict[str, list[str]]:
+    """What failed in earlier smoke tests and was not good since, by date."""
+    failed = dict[str, list[str]]()
+    for check in all_checks(evidence):
+        if "failed_at" in check.details:
+            says = failed.setdefault(str(check.details["failed_at"]), [])
+            says += [str(check.details["failed"])] * (check.details["failed"] not in says)
+    return failed
 
 
 def code_changed(evidence: Evidence) -> int:

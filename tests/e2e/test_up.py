@@ -74,6 +74,26 @@ def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(co
     assert "Missing" not in code.good("verify", "./own.yaml", "-t", "local").out, "the last smoke test has all"
 
 
+def test_what_failed_in_a_smoke_test_is_repeated_until_one_is_good(code: World) -> None:
+    assert code.run("up", "./own", "-t", "local", "--yes").rc == 0
+    own, good = code.work / "own" / "own" / "__init__.py", (code.work / "own" / "own" / "__init__.py").read_text()
+    own.write_text(good + "raise RuntimeError('is broken')\n")
+    assert code.run("smoke", "./own.yaml", "-t", "local").rc == 1
+    again = code.run("up", "./own", "-t", "local")
+    assert again.rc == 0 and again.out.startswith("! own (exact) was already in place"), again.out
+    for done in again.out, code.good("verify", "./own.yaml", "-t", "local").out:
+        said = " ".join(done.split())
+        assert "Changed after the smoke test: 1 file of code. Failed in the smoke test of 20" in said, said
+        assert "Z: import own: RuntimeError: is broken" in said
+        assert "next envbuild smoke ./own.yaml --target local" in said
+    assert "! own: smoke/sound failed in the smoke test of 20" in code.good("status", "-t", "local").out
+    code.good("smoke", "./own.yaml", "-t", "local", "--only", "sound/closure")
+    assert "Failed in the smoke test" in code.run("up", "./own", "-t", "local").out, "another check tells nothing of it"
+    own.write_text(good)
+    code.good("smoke", "./own.yaml", "-t", "local")
+    assert "! " not in code.run("up", "./own", "-t", "local").out.splitlines()[0]
+
+
 def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) -> None:
     done = code.run("up", "./own", "-t", "local")
     assert (done.rc, done.code) == (7, "plan-unconfirmed") and "plan: own" in done.err

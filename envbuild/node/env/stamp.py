@@ -24,7 +24,7 @@ MADE = "made.json"  # sha256 of what builds and tests had made of `generated:` b
 INSTALLED = "installed.json"
 SCAN = "scan.json"
 READ = "read.json"  # when the contents were last read; not part of the root
-TESTED = "tested.json"  # what the last smoke test missed, and the code of working trees then; not part of the root
+TESTED = "tested.json"  # what smoke tests missed, what failed, and the code that was good; not part of the root
 
 
 read = inventory.read_stamp
@@ -68,22 +68,32 @@ def last_read(environment: str, stamp: Json) -> tuple[str | None, int]:
     return noted.get("at"), int(noted.get("differed") or 0)
 
 
-def last_test(environment: str, stamp: Json) -> Json:
-    """What the last smoke test knew: `at`, the modules `open`, and what has `changed` since (source -> paths of code).
+def noted_test(environment: str) -> Json:
+    """The note of smoke tests: modules `open` `at` a date, the `code` of the last `good` one, and what `failed` since.
 
-    Empty where no test has read the code.
+    `failed` has date and sentence by name of the check; `code`, by source, is empty where no test was good.
     """
     noted = paths.read_json(paths.meta(environment, TESTED)) or {}
-    if not has_fields(noted, at=str, open=dict, code=dict):
-        return {}
-    changed = {}
+    if not has_fields(noted, open=dict, code=dict):
+        noted = {"at": None, "open": {}, "code": {}}
+    failed = noted.get("failed")
+    good = noted.get("good") or (None if failed else noted["at"])
+    return dict(noted, good=good, failed=failed if isinstance(failed, dict) else {})
+
+
+def last_test(environment: str, stamp: Json) -> Json:
+    """What is known of smoke tests (`noted_test`, without the code), and what has `changed` of it: source -> paths."""
+    noted = noted_test(environment)
+    code, changed = noted.pop("code"), {}
     for tree in stamp.get("trees") or ():
-        before = noted["code"].get(tree["name"], {})
+        before = code.get(tree["name"])
+        if before is None:
+            continue
         now = git_source.code_digests(tree["at"], environment, before)
         differs = [path for path in {**before, **now} if before.get(path, [None])[-1] != now.get(path, [None])[-1]]
         if differs:
             changed[tree["name"]] = sorted(differs)
-    return {"at": noted["at"], "open": noted["open"], "unimported": noted.get("unimported"), "changed": changed}
+    return dict(noted, changed=changed)
 
 
 def is_current(prefix: str, stack: str, environment: str) -> bool:

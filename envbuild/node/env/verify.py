@@ -98,7 +98,7 @@ class _Look:
             return None
         self._packages(stamped)
         tested = stamp.last_test(self.environment, stamped)
-        self._trees(stamped, tested.get("changed") or {})
+        self._trees(stamped, tested["changed"])
         self._missing(tested)
         self._link(str(self.args["stack"]))
         if self.args.get("deep"):
@@ -129,12 +129,15 @@ class _Look:
         self._add("packages", problems, good, "stamped")
 
     def _missing(self, tested: Json) -> None:
-        """A deviation: the modules that the last smoke test missed, for nothing has brought them since."""
-        if tested.get("open"):
+        """Deviations: the modules that the last smoke test missed, for nothing has brought them since; what failed."""
+        if tested["open"]:
             modules = [f"{name} ({place})" for name, place in sorted(tested["open"].items())]
             says = f"the code imports {few(modules)}, and nothing brings it: the smoke test of {tested['at']} says so"
-            details = {"deviation": "imports-open", "open": tested["open"], "unimported": tested["unimported"]}
+            details = {"deviation": "imports-open", "open": tested["open"], "unimported": tested.get("unimported")}
             self._add("imports", [], says, "stamped", details=details)
+        for name, (at, says) in sorted(tested["failed"].items()):
+            details = {"deviation": "smoke-failed", "failed_at": at, "failed": says}
+            self._add("tested", [], f"{name} failed in the smoke test of {at}: {says}", "stamped", details=details)
 
     def _trees(self, stamped: Json, changed: "dict[str, list[str]]") -> None:
         """A deviation for each working tree: at which commit it is now, and what of its code `changed` since the test.
@@ -154,9 +157,10 @@ class _Look:
             good = f"source {name} is a working tree, {words}, not part of the digest"
             details = {"deviation": "working-tree", "name": name, **state}
             if name in changed:
-                good += f"; {few(changed[name])} changed after the smoke test: `envbuild smoke` tests the code as it "
-                good += "is now, `envbuild provision --repair` also builds it"
+                good += f"; {few(changed[name])} changed after the smoke test"
                 details["code_changed"] = len(changed[name])
+                # Python reads the rest where it lies.
+                details["rebuild"] = any(not path.endswith((".py", ".pyi")) for path in changed[name])
             self._add("working-tree", problems, good, details=details)
 
     def _link(self, stack: str) -> None:

@@ -4,8 +4,8 @@
 there. `machine`: matrix products and an all-reduce against their expected results. `training`: a small GPT must learn.
 `extensions`: compiled extensions compute what plain torch computes. `step`: the stack's own training script takes a few
 steps. A failing check is a result, not an error: the answer has `ok` false and `exit` 1, or 6 when only floors were
-missed. Nothing that the root covers is written into the environment; beside the stamp is noted which modules are
-missing, and which code was tested.
+missed. Nothing that the root covers is written into the environment; beside the stamp is noted what failed, which
+modules are missing, and which code was tested.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ def run(request: Json) -> tuple[bool, Json]:
         )
         trees = {} if spec.image else {tree["name"]: tree["at"] for tree in spec.variant.get("trees") or []}
         code = {name: git_source.code_digests(place, environment) for name, place in trees.items()}
+        before = stamp.noted_test(environment)["failed"]
         checks = smoke_items(spec, list(args.get("items") or []), args.get("tmp"))
         if not spec.image:
-            _note(prefix, environment, code, checks)
+            _note(prefix, environment, code, checks, [] if spec.only else list(before))
         return summary(checks)
 
     prefix, name = str(request.get("prefix") or ""), request.get("run")
@@ -68,15 +69,25 @@ def run(request: Json) -> tuple[bool, Json]:
     return False, _under_lease(lease.acquire(prefix, str(name), None, 0), work)
 
 
-def _note(prefix: str, environment: str, code: Json, checks: list[Json]) -> None:
-    """Note for those who test nothing what a test has read: which code, and which modules it imports in vain."""
-    for check in checks:
-        if check["name"] == "smoke/sound/closure" and check["status"] == "passed":
-            missing = {"open": check["details"]["open"], "unimported": bool(check["details"].get("unimported"))}
-            # Who may only read the environment leaves no note.
-            with contextlib.suppress(OSError, NodeError):
-                paths.set_umask(prefix)
-                paths.write_json(paths.meta(environment, stamp.TESTED), {"at": utc_time(), "code": code, **missing})
+def _note(prefix: str, environment: str, code: Json, checks: list[Json], repeated: list[str]) -> None:
+    """Note for those who test nothing what a test has read: which code, which modules it imports in vain, what failed.
+
+    Gone are the failures of the checks that passed now or were `repeated`; those of other nodes meanwhile stay. The
+    code to compare with is that of the last test without any.
+    """
+    passed = {check["name"]: check for check in checks if check["status"] == "passed"}
+    now, noted = utc_time(), stamp.noted_test(environment)
+    failed = {name: row for name, row in noted["failed"].items() if name not in passed and name not in repeated}
+    failed.update({check["name"]: [now, check["says"]] for check in checks if check["status"] == "failed"})
+    note = dict(noted, failed=failed)
+    if read := passed.get("smoke/sound/closure"):
+        note.update(at=now, open=read["details"]["open"], unimported=bool(read["details"].get("unimported")))
+        note.update({} if failed else {"good": now, "code": code})
+    if note != noted:
+        # Who may only read the environment leaves no note.
+        with contextlib.suppress(OSError, NodeError):
+            paths.set_umask(prefix)
+            paths.write_json(paths.meta(environment, stamp.TESTED), note)
 
 
 def check_there(environment: str) -> None:

@@ -264,8 +264,8 @@ def _checks(responses: Responses) -> Iterable[Check]:
     for verb in ("ensure", "smoke", "verify", "meet"):
         for data in _result(responses, verb).get("checks", ()):
             check = Check.from_plain(data)
-            if check.name == "imports" and "smoke" in responses:
-                continue  # a note of what `smoke/sound/closure` of this run says
+            if check.name in ("imports", "tested") and "smoke" in responses:
+                continue  # notes of what the smoke test of this run says anew
             if check.name == "files" and check.level == "not-checked" and stamped.get("level") == "measured":
                 # The fast check reads nothing; what it would say was true until this run hashed every file.
                 says = f"every file hashed for the stamp, root {str(stamped['root'])[:12]} measured"
