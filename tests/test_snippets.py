@@ -70,7 +70,7 @@ FILLED = {
     "KEY": "key",
     "TARGET": "lab.yaml",
     "STACK": "./my.yaml",
-    "init my-azure.yaml": "init new.yaml --facts azure-nd96",  # asks nothing
+    "init my-azure.yaml --extends": "init new.yaml --facts azure-nd96 --extends",  # asks nothing
 }
 
 

@@ -101,7 +101,8 @@ def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
     made = make(loaded.stack, profile, launch_settings(flags["settings"]), place)
     made = _of_rank(made, flags["rank"])
     if _for_a_job(described_target(flags), flags):
-        again = f"`envbuild launch {stack} --target {flags['target'] or configured(flags).target} --submit`"
+        own = [] if flags["target"] else ["--target", str(configured(flags).target)]
+        again = f"`{shlex.join(['envbuild', *sys.argv[1:], *own, '--submit'])}`"
         made = made.model_copy(update={"notes": (*made.notes, f"for nodes inside a job, not for this host: {again}")})
     activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
     if flags["run_here"]:
@@ -409,6 +410,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
     """What a trial of `bench` runs: the file of its job, or its commands."""
     from envbuild.launch.recipes import launch
     from envbuild.launch.shell import render
+    from envbuild.provision.bench import refuse_too_long
     from envbuild.provision.jobs.launch import make_job
     from envbuild.provision.own_run import measured_by
     from envbuild.report.claimed import Gpus, claim_for
@@ -423,6 +425,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
         place = launch_place(prepared.stack.name, flags)
         made = launch(prepared.stack, prepared.profile, values, place)
         text = render(made, f"{place.environment}/.envbuild/activate.sh")
+    refuse_too_long(prepared.target, reference, measured, made, None, asked_of(values, flags).deadline)
     claim = claim_for(reference, measured, made, Gpus(None, made.nodes * made.gpus_per_node))
     claimed = f"claimed: {claim.value:g} {measured.unit}, {claim.where}" if claim else "no figure is claimed for it"
     ui.note(f"it measures {measured.metric} in {measured.unit} of the run below; {claimed}")

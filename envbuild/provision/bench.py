@@ -226,7 +226,7 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
             )
             first = made.trials[0].launch
             if not asked.logs:
-                _refuse_too_long(prepared.target, reference, measure, first, made.facts, asked.run.deadline)
+                refuse_too_long(prepared.target, reference, measure, first, made.facts, asked.run.deadline)
             gpus = plural(first.nodes * first.gpus_per_node, "GPU")
             doing = "reading the log of" if asked.logs else "running"
             with work.phase("bench", f"{doing} {first.model} on {gpus}"):
@@ -244,7 +244,7 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
 _USUAL = 0.4
 
 
-def _refuse_too_long(
+def refuse_too_long(
     target: Target, reference: Reference, measure: Bench, ran: Launch, facts: NodeFacts | None, deadline: float | None
 ) -> None:
     """Raise EnvbuildError `launch-does-not-fit` (exit 7) where a run cannot end in time, were its GPUs at their peak.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
 import pytest
 
 from envbuild.cli.launch_cmd import absolute, asked_of, bench, launch
+from envbuild.errors import EnvbuildError
 from envbuild.launch.request import Place
 from envbuild.schedule.cluster import Here, Login
 from tests.support.fails import fails
@@ -90,8 +92,11 @@ def test_bench_prints_its_job_and_launch_its_commands_where_no_scheduler_answers
         assert line in out
     assert "the scheduler was not asked" in err
     assert "measures wps in words/s of the run below; claimed: 200000 words/s, one Standard_ND96amsr_A100_v4" in err
+    with pytest.raises(EnvbuildError, match=r"30b on 8 GPUs takes 4\.198 h at least, and has 1 h"):
+        bench.main(args=[*words, "--set", "model_size=30b", "--gpus-per-node", "8", "--dry-run"], standalone_mode=False)
+    monkeypatch.setattr(sys, "argv", ["envbuild", "launch", *words, "--nodes", "4"])
     out = run(capsys, *words)
-    assert "# note: for nodes inside a job, not for this host: `envbuild launch opt-175b --target azure-nd96" in out
+    assert "not for this host: `envbuild launch opt-175b -t azure-nd96 --nodes 4 --submit`" in out
     assert f"cd {top}/launches\n" in out
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert "not for this host" not in run(capsys, *words)

@@ -310,9 +310,9 @@ def test_a_run_that_cannot_end_in_its_time_is_refused_before_it_begins_where_the
     )
     asked = (where, opt.reference, opt.reference.bench, ran, None, deadline)
     if not needs:
-        bench._refuse_too_long(*asked)
+        bench.refuse_too_long(*asked)
         return
     with pytest.raises(EnvbuildError) as caught:
-        bench._refuse_too_long(*asked)
+        bench.refuse_too_long(*asked)
     assert (caught.value.code, caught.value.what) == ("launch-does-not-fit", needs)
     assert "`--run-timeout 11h`" in caught.value.hint
