@@ -52,7 +52,7 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> Non
     from envbuild.report import render, terminal
     from envbuild.report.recheck.opened import open_report
 
-    path = _place(run)
+    path = _place(ui, run)
     opened = open_report(path)
     evidence, text, signature = opened.evidence, opened.text, opened.signature
     if publish:
@@ -107,7 +107,7 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
     else:
         from envbuild.report.recheck.verify import verify_report
 
-        opened, findings = verify_report(_place(path), run=run, signers=signers)
+        opened, findings = verify_report(_place(ui, path), run=run, signers=signers)
     ui.result(as_dict(opened, findings), lambda: lines(opened, findings))
     return ExitCode.INTEGRITY if any(finding.kind == "problem" for finding in findings) else ExitCode.OK
 
@@ -125,7 +125,7 @@ def diff(ui: Ui, before: str, after: str) -> int:
     from envbuild.report.diff import compare, exit_code, lines
     from envbuild.report.recheck.opened import open_report
 
-    one, other = (open_report(_place(place)).evidence for place in (before, after))
+    one, other = (open_report(_place(ui, place)).evidence for place in (before, after))
     changes = compare(one, other)
     data = {"before": one.run, "after": other.run, "changes": [change.as_dict() for change in changes]}
     ui.result(data, lambda: lines(one, other, changes))
@@ -145,7 +145,7 @@ def sign(ui: Ui, run: str, key: Path | None) -> None:
 
     if key is None:
         raise click.UsageError("Missing option '--key'.")
-    path = _place(run)
+    path = _place(ui, run)
     written = sign_report(path if path.is_dir() else path.parent, key)
     ui.result({"signature": str(written)}, lambda: f"written: {written}")
 
@@ -171,9 +171,10 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
     from envbuild.kit.make import computed_run, default_name, make_kit
     from envbuild.provision.run.run_dir import list_runs
 
-    newest = path = _place(run)
+    newest = path = _place(ui, run)
     if run == "last":
-        path = computed_run([run_dir.path for run_dir in list_runs(load_config().runs_root)])
+        runs = [run_dir.path for run_dir in list_runs(load_config().runs_root)]
+        path = computed_run(runs[runs.index(newest) :] if newest in runs else [newest])
         newer = "" if path == newest else f" that ran a test or a benchmark; the newer run {newest.name} ran none"
         ui.note(f"kit of {path.name}, the last run{newer}")
     output = output or Path(default_name(path))
@@ -187,13 +188,13 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
     ui.result(data, lambda: f"written: {output} ({len(files)} files, {size / 1e6:.2f} MB)")
 
 
-def _place(run: str) -> Path:
-    """The folder or file that RUN means: a path, or an id as `run show` takes it."""
+def _place(ui: Ui, run: str) -> Path:
+    """The folder or file that RUN means: a path, or an id as `run show` takes it; `last` is the last with evidence."""
     for path in (Path(run), Path(run) / "report"):  # the second: of a kit
         if run.endswith((".json", ".html")) or (path / "evidence.json").is_file():
             return path
     from envbuild.config import load_config
-    from envbuild.provision.run.run_dir import open_run
+    from envbuild.provision.run.run_dir import list_runs, open_run
 
     if run and Path(run).is_dir():
         raise EnvbuildError(
@@ -202,4 +203,11 @@ def _place(run: str) -> Path:
             why="it has neither evidence.json nor report/evidence.json",
             hint="give a run directory, a kit, or the id of a run: `envbuild run list` shows them",
         )
-    return open_run(load_config().runs_root, run).path
+    runs = load_config().runs_root
+    newest = open_run(runs, run)
+    if run == "last":
+        written = (run_dir for run_dir in list_runs(runs) if (run_dir.path / "evidence.json").exists())
+        if (last := next(written, newest)).id != newest.id:
+            ui.note(f"the last run with a report is {last.id}; {newest.id} ({newest.outcome}) has none")
+            return last.path
+    return newest.path

@@ -106,11 +106,11 @@ def _row(run: RunDir) -> dict[str, Any]:
     """What one line says about a run. A journal that cannot be read is a row too."""
     try:
         events = run.journal.events
-        status: str = run.status
+        status, outcome = run.status, run.outcome
     except EnvbuildError as error:
-        return {"id": run.id, "status": "unreadable", "error": error.what}
+        return {"id": run.id, "status": "unreadable", "outcome": "unreadable", "error": error.what}
     first = events[0].data if events else {}
-    row: dict[str, Any] = {"id": run.id, "status": status}
+    row: dict[str, Any] = {"id": run.id, "status": status, "outcome": outcome}
     row |= {key: first[key] for key in ("verb", "stack", "profile", "target", "command") if key in first}
     if events:
         row |= {"started": events[0].t, "last": events[-1].t}
@@ -135,7 +135,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
     lines = [("RUN", "STATUS", "VERB", "STACK AND TARGET")]
     for row in rows:
         what = f"{row.get('stack', '')} on {row['target']}" if "target" in row else row.get("error", "")
-        lines.append((row["id"], row["status"], row.get("verb", ""), what))
+        lines.append((row["id"], row["outcome"], row.get("verb", ""), what))
     return columns(lines) if rows else ""
 
 

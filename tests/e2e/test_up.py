@@ -99,6 +99,12 @@ def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) 
     assert (done.rc, done.code) == (7, "plan-unconfirmed") and "plan: own" in done.err
     assert not code.current.parent.exists() and not list((code.prefix / "envs").glob("*"))
     assert code.run("up", "own.yaml", "-t", "local", "--yes", "--json").json["stack"] == "own"
+    second = code.run("up", "./own.yaml", "-t", "local", "--prefix", str(code.top / "other"))
+    assert second.code == "plan-unconfirmed"
+    assert "not confirmed" in code.good("run", "list").out.splitlines()[1]
+    for words in (["report", "show"], ["report", "kit", "-o", str(code.top / "kit")]):
+        done = code.good(*words)
+        assert "the last run with a report is " in done.err, done.err
     assert "did you mean ./own.yaml?" in code.run("verify", "own", "-t", "local").err
     (code.work / "config.yaml").write_text("model: {lr: 0.1}\n")
     done = code.run("up", "config.yaml", "-t", "local", "--yes")

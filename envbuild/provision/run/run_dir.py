@@ -170,6 +170,13 @@ class RunDir:
         return "finished"
 
     @property
+    def outcome(self) -> str:
+        """The status in words for people: a plan that nobody confirmed is `not confirmed`, and no failure."""
+        error = self.journal.events[-1].data.get("error") if self.journal.events else None
+        declined = isinstance(error, dict) and error.get("code") == "plan-unconfirmed"
+        return "not confirmed" if declined else self.status
+
+    @property
     def elsewhere(self) -> str:
         """The host of a run that goes on, for all that this machine can see; empty for every other."""
         first = self.journal.events[0].data if self.status == "running" else {}
