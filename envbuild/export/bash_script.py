@@ -16,6 +16,7 @@ from envbuild.export import steps
 from envbuild.export.bash_sources import needs_of, quote, sources
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan
+from envbuild.model.target import proxies
 from envbuild.node import read_text
 from envbuild.node.packages import installed
 from envbuild.node.paths import EPOCH
@@ -183,6 +184,8 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
         return "\n".join([*lines, "}", ""])
     prefix, _, _ = first.environment.rpartition("/envs/")
     lines += [f"  local prefix={quote(prefix)}", f"  environment={quote(first.environment)}"]
+    variables = requests["activate"]["args"]["variables"]
+    lines += [f"  export {name}={quote(value)}" for name, value in sorted(proxies(variables).items())]
     if "install" in requests:
         variant = _variant(lock, first)
         args = requests["install"]["args"]
@@ -196,7 +199,7 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
         lines += _packages(variant, args["artifacts"].get("indexes") or {}, record_command(lock.stack, lock.profile))
         lines += call(variant, args.get("asked"))
         lines += sources(lock.stack, variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
-    lines += _activation(lock.stack, requests["activate"]["args"]["variables"])
+    lines += _activation(lock.stack, variables)
     return "\n".join([*lines, "}", ""])
 
 

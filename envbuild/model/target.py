@@ -1,6 +1,7 @@
 """A target: where an environment is built, as its YAML file says it; its `container:` section says it of images."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -12,6 +13,8 @@ RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
 _PATH = re.compile(r"(?:/[A-Za-z0-9._+-]+)+")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
+
+_PROXY = re.compile(r"(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
 
 
 def _word(value: str) -> str:
@@ -374,6 +377,11 @@ class Target(StrictModel):
         if self.placement == "image" and self.engine != "container":
             raise ValueError("placement: image needs engine: container")
         return self
+
+
+def proxies(variables: Mapping[str, object]) -> dict[str, str]:
+    """Those of the variables that programs need to get out of a compute node."""
+    return {name: value for name, value in variables.items() if _PROXY.match(name) and isinstance(value, str)}
 
 
 def login_connection(target: Target) -> Connection | None:

@@ -142,6 +142,14 @@ def test_the_question_of_what_is_required_uses_no_name_that_it_does_not_bring() 
         assert used <= known, used - known
 
 
+def test_downloads_go_through_the_proxies_of_the_target(tmp_path: Path, home: Path) -> None:
+    lock, _ = real_lock(tmp_path, home)
+    script = render_script(planned(lock, str(tmp_path / "pre"), environment={"https_proxy": "http://p/'"}), lock)
+    uv = executable(tmp_path / "bin/uv", '#!/bin/sh\nprintf "%s" "$https_proxy" > seen\nexit 1\n')
+    assert run(script, tmp_path, PATH=f"{uv.parent}:{os.environ['PATH']}").returncode
+    assert (tmp_path / "seen").read_text() == "http://p/'"
+
+
 def test_files_that_the_probe_found_are_taken_without_an_index(tmp_path: Path, home: Path) -> None:
     lock, wheels = real_lock(tmp_path, home)
     found = {file.name: str(file) for file in wheels.iterdir()}

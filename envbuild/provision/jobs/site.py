@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import posixpath
-import re
 import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import mistakes
 from envbuild.model.facts import NodeFacts
-from envbuild.model.target import Connection, QueueLimits, Target, login_connection
+from envbuild.model.target import Connection, QueueLimits, Target, login_connection, proxies
 from envbuild.node.redact import redact_text
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
@@ -29,8 +28,6 @@ from envbuild.schedule.wait import Limits, wait_for
 
 PROBE_LIMIT = 600
 _SCHEDULERS: dict[str, type[Scheduler]] = {"slurm": Slurm, "pbs": Pbs}
-# What programs of a job need to get out of a compute node, under the names that they read.
-_PROXY = re.compile(r"\A(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
 
 # What a job's script says where nobody was asked.
 UNASKED = """\
@@ -111,7 +108,7 @@ class JobSite:
             "builder": builder,
             "filesystems": wanted.filesystems, "resources": wanted.resources,
             "modules": wanted.modules,
-            "variables": proxies(self.target),
+            "variables": proxies(self.target.environment),
         }  # fmt: skip
         try:
             return Job(**given)
@@ -149,11 +146,6 @@ class _UnaskedPool:
 
     def queue(self, nodes: int, seconds: int) -> str | None:
         return self.name
-
-
-def proxies(target: Target) -> dict[str, str]:
-    """The variables of a target that programs of a job need to get out of a compute node."""
-    return {key: value for key, value in target.environment.items() if _PROXY.match(key) and isinstance(value, str)}
 
 
 def place(runner: Runner, folder: str, files: Mapping[str, bytes]) -> None:

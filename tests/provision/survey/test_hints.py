@@ -165,10 +165,12 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
 def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     target: str, submit: str, tmp_path: Path
 ) -> None:
-    mine = write_file(tmp_path / "mine.yaml", f"name: mine\nextends: {target}\nscheduler: {{account: lab}}\n")
+    site = "scheduler: {account: lab}\nenvironment: {https_proxy: 'http://proxy:3128'}\n"
+    mine = write_file(tmp_path / "mine.yaml", f"name: mine\nextends: {target}\n{site}")
     result = ask("provision", "--target", str(mine), "--facts", target, "--print-script")
     assert (result.exit_code, submit in result.stdout) == (0, True), result.stderr
     assert "the scheduler was not asked. Not known: " in result.stdout and "--hash=sha256:" in result.stdout
+    assert "\n  export https_proxy=http://proxy:3128\n" in result.stdout.partition("uv venv ")[0], "before downloads"
 
 
 def test_no_job_is_printed_for_a_template_and_no_scheduler_sends_to_facts() -> None:
