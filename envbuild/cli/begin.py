@@ -38,8 +38,8 @@ def text() -> str:
 
 def _steps(used: list[str], scheduler: str) -> list[Step]:
     """The three commands, the most useful first."""
-    explain = ("envbuild explain opt-175b", "what a published document gets wrong")
     here = ("envbuild provision --target local", "build torch-smoke here, test and verify it")
+    own = ("envbuild up FOLDER", "draft, build and test what your code asks for")
     cluster = [
         ("envbuild init cluster.yaml", f"describe the cluster that {scheduler} gives you"),
         ("envbuild doctor --target cluster.yaml", "check the cluster; changes nothing"),
@@ -52,11 +52,11 @@ def _steps(used: list[str], scheduler: str) -> list[Step]:
         return [
             (f'eval "$(envbuild env activate {name})"', "use it in this shell, until `deactivate`"),
             (verify, "read every file again" if shipped else "list the environments"),
-            cluster[0] if scheduler else explain,
+            cluster[0] if scheduler else own,
         ]
     if scheduler:
         return cluster
-    return [here, explain, ("envbuild init lab.yaml", "describe machines that you reach over SSH")]
+    return [here, own, ("envbuild init lab.yaml", "describe machines that you reach over SSH")]
 
 
 def _gpus() -> int:

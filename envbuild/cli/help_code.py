@@ -21,6 +21,8 @@ _MEANS = {
     "manifest-differs": "a field of the stack file is not what the lock was made from; `envbuild lock create STACK` "
     "makes the lock again",
     "package-yanked": "a locked version was withdrawn by its maker; it stays locked",
+    "plan-unconfirmed": "the plan was shown and not carried out: it was declined, or no terminal could be asked",
+    "python-open": "no file of the page names one Python: the draft takes the one that fits, and says why",
     "report-claim-differs": "the comparison with a claim does not follow from the values, the launch and the claim",
     "report-figure-differs": "a figure does not follow from the values behind it",
     "report-lock-invalid": "the lock in the report cannot be read, or its digests do not hold",
@@ -44,6 +46,9 @@ STATUSES = {
     "measured": "level of a check: envbuild read or measured it in this run",
     "stamped": "level of a check: envbuild took it from the stamp, and read no contents",
     "not-checked": "level of a check: nobody looked; the report lists it under what was not checked",
+    "deviation": "word of a check that passed with a reservation: the report lists it, and the exit code stays 0",
+    "working-tree": "name of a check: a source is a folder of yours, at this commit, with these changes",
+    "closure": "name of a check, smoke/sound/closure: whether every module that the code imports is there",
     "reproduced": "verdict on a claim: on the same number of the same GPUs, the figure reaches at least 97 % of it",
     "below": "verdict on a claim: the figure is less than 97 % of it",
     "not-comparable": "verdict on a claim: another GPU, number of GPUs or launch than the claim's",

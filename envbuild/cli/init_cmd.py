@@ -261,14 +261,16 @@ def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool, here: bool
     from envbuild.init.make import draft, drafted_before, reference
     from envbuild.node.redact import redact_text
 
-    target, changed = drafted_before(source)
+    target, changed, still = drafted_before(source)
     if changed:
         ui.warn(
             f"{few(changed, 4)} changed after {target} was drafted: `mv {target} {target}.old`, then type this command "
             "again; the new draft has no edits of yours"
         )
     elif target:
-        ui.note(f"drafted before: {target}")
+        ui.note(
+            f"drafted before: {target}" + (f"; its comments leave open: {few(still, between='; ')}" if still else "")
+        )
     if target:
         return target
     with RunProgress(ui) as progress:

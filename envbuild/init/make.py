@@ -19,7 +19,7 @@ from envbuild.init.input import opened
 from envbuild.init.known import load_known
 from envbuild.init.pins import pinned
 from envbuild.init.tree import Tree
-from envbuild.init.write import AS_ASKED, IMPORTS, head, text
+from envbuild.init.write import AS_ASKED, IMPORTS, NOT_SAID, head, text
 from envbuild.regular_file import read_file
 
 # As `write` names the files that a draft was made of.
@@ -32,8 +32,10 @@ def reference(path: Path) -> str:
     return str(path) if "/" in str(path) else f"./{path}"
 
 
-def drafted_before(source: str) -> tuple[str, list[str]]:
-    """The stack file here that was drafted from this input (empty: none), and what has changed of that input.
+def drafted_before(source: str) -> tuple[str, list[str], list[str]]:
+    """The stack file here that was drafted from this input (empty: none), what has changed of that input, what is open.
+
+    Open are imports of the input's own code that the file still has as not said.
 
     Raises EnvbuildError as `opened`.
     """
@@ -42,13 +44,18 @@ def drafted_before(source: str) -> tuple[str, list[str]]:
         begins = head(tree.origin, any_commit=tree.folder is not None)
         written = _written(path)
         if not written.startswith(begins):
-            return "", []
+            return "", [], []
         imports = _IMPORTS.search(written)
-        now = assemble(tree, load_known()).imports if imports else ""
-        changed = [f"what {tree.origin.name} imports"] if imports and imports[1] != now else []
+        now = assemble(tree, load_known()) if imports else None
+        changed = [f"what {tree.origin.name} imports"] if imports and now and imports[1] != now.imports else []
+        open_ = [
+            f"{closing.imported.module} ({closing.where})"
+            for closing in (now.closed if now else ())
+            if closing.imported.firmness == "required" and f"{NOT_SAID} `import {closing.imported.module}`" in written
+        ]
         texts = {name: (tree.text(name), was) for name, was in _READ.findall(written)}
         changed += [name for name, (text, was) in texts.items() if text is None or digest(text) != was]
-        return reference(path), changed
+        return reference(path), changed, open_
 
 
 def _written(path: Path) -> str:

@@ -41,6 +41,7 @@ _REQUIREMENT = re.compile(r'^ +- "([^"]+)"  # ([^\n;]*)', re.MULTILINE)
 AS_ASKED = "as it was asked for"
 _HEAD = "# Drafted by `envbuild init` from"
 IMPORTS = "# imports:"
+NOT_SAID = "# not said: what brings"
 _MOST_PLACES = 2
 _MOST_EQUAL = 100  # as many as `nth` takes
 _FULL = 40
@@ -206,7 +207,7 @@ def _packages(result: Result) -> Iterator[str]:
         if closed.how == "vendor":
             yield f"      # left out: {closed.imported.module}, another vendor's back end ({closed.imported.place})"
         elif closed.how == "open":
-            yield f"      # not said: what brings `import {closed.imported.module}` ({closed.where})"
+            yield f"      {NOT_SAID} `import {closed.imported.module}` ({closed.where})"
     groups = {name: listed for name, listed in draft.extras.items() if not name.startswith("file:")}
     for name, members in groups.items():
         yield f"      # {_safe(name)}: {_safe(', '.join(member.index_text for member in members))}"

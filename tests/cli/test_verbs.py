@@ -256,7 +256,7 @@ def alone(world: World, *programs: str, **env: str) -> list[str]:
 
 def test_envbuild_alone_names_three_next_steps_that_fit_the_machine(world: World) -> None:
     first = alone(world)
-    assert [line.split()[1] for line in first] == ["provision", "explain", "init"]
+    assert [line.split()[1] for line in first] == ["provision", "up", "init"]
     assert alone(world, "sbatch", SLURM_CONF=str(world.top / "slurm.conf"))[0].startswith("envbuild init")
     (world.prefix / "envs" / "e").mkdir(parents=True)
     (world.prefix / "current").mkdir()

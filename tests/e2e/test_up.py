@@ -57,6 +57,7 @@ def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(co
     assert "missing: nowhere (own/own/__init__.py:1); none of the code was imported: name what brings them" in done.out
     again = code.run("up", "./own", "-t", "local")
     assert again.rc == 0 and again.out.startswith("! own (exact) was already in place"), again.out
+    assert "its comments leave open: nowhere (own/__init__.py:1:1" in " ".join(again.err.split()), again.err
     assert "Missing: 1 module that its code imports, nowhere. None of its code was imported." in again.out
     assert "nowhere (own/own/__init__.py:1)" in code.good("verify", "./own.yaml", "-t", "local").out
     assert "! own: nothing brings nowhere, which its code imports" in code.good("status", "-t", "local").out
