@@ -215,7 +215,8 @@ def _trees(spec: Spec) -> dict[str, str]:
 def _closure(work: Work, trees: dict[str, str]) -> Part:
     """Modules that the code imports and nothing resolves: a deviation, as code that nobody runs imports modules too.
 
-    If the stack imports nothing but torch, no check has imported the code; the text of the check then adds that.
+    Where the smoke test has the stack's own first steps, they are `beside` what it is for, and not `open`. If the stack
+    imports nothing but torch, no check has imported the code; the text of the check then adds that.
     """
     part = Part("smoke/sound/closure")
     if not trees:
@@ -229,9 +230,13 @@ def _closure(work: Work, trees: dict[str, str]) -> Part:
     lost, absent = dict(part.details.get("open") or {}), dict(part.details.get("optional") or {})
     good = len(part.details.get("resolved") or ())
     part.says = f"{good} of {good + len(lost)} modules that the code imports are there"
+    steps = any(item.get("name") == "step" for item in work.spec.variant.get("smoke") or ())
     if lost:
         part.details["deviation"] = "imports-open"
-        part.says += f"; missing: {few([f'{name} ({place})' for name, place in sorted(lost.items())])}"
+        whose = ", in code that the stack's first training steps do without" if steps else ""
+        part.says += f"; missing{whose}: {few([f'{name} ({place})' for name, place in sorted(lost.items())])}"
+    if lost and steps:
+        part.details.update(open={}, beside=lost)
     if absent:
         part.says += f"; {plural(len(absent), 'optional one')} missing: {few(sorted(absent))}"
     if lost and {*work.spec.variant.get("imports", ())} <= {"torch"}:

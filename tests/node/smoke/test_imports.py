@@ -248,7 +248,7 @@ def test_a_torch_that_was_imported_only_is_said_to_have_computed_nothing() -> No
 
 
 def closure(
-    bare: Bare, files: dict[str, str], only: tuple[str, ...] = (), imports: tuple[str, ...] = ("json",)
+    bare: Bare, files: dict[str, str], only: tuple[str, ...] = (), imports: tuple[str, ...] = ("json",), **more: Any
 ) -> list[Check]:
     """The checks of `sound` where a source `code` lies in the environment with these files."""
     for path, text in files.items():
@@ -256,7 +256,7 @@ def closure(
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
     source = {"name": "code", "git": "https://git.example.org/lab/code", "commit": "0" * 40, "install": "path"}
-    variant = {"python": PYTHON, "sources": [source], "imports": list(imports)}
+    variant = {"python": PYTHON, "sources": [source], "imports": list(imports), **more}
     spec = smoke.Spec(str(bare.path), variant, False, only=only)
     checks = smoke.smoke_items(spec, [{"name": "sound", "deadline": PATIENCE}], None)
     return [Check.from_plain(check) for check in checks]
@@ -276,6 +276,12 @@ def test_what_the_code_imports_and_nothing_brings_is_a_deviation_with_its_place(
         "2 optional ones missing: fast, pytest_of_nobody"
     )
     assert check.details["deviation"] == "imports-open"
+
+
+def test_missing_modules_are_beside_the_point_where_the_stack_s_own_first_steps_are_tested(bare: Bare) -> None:
+    _, check = closure(bare, {"tools/clean.py": "import absent\n"}, smoke=[{"name": "sound"}, {"name": "step"}])
+    assert (check.details["open"], check.details["beside"]) == ({}, {"absent": "code/tools/clean.py:1"})
+    assert "missing, in code that the stack's first training steps do without: absent (code/tools" in check.says
 
 
 def test_a_module_that_a_package_of_the_tree_lacks_is_missing_with_the_nearest_name(bare: Bare) -> None:
