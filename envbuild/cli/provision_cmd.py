@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 @click.command("provision")
 @build_options
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--print-script", is_flag=True, help="Print a bash file that does the same with uv and git, and stop.")
+@click.option(
+    "--print-script", is_flag=True, help="Print a bash file that builds the same, and stop; it says what must be there."
+)
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path, exists=True),
@@ -149,7 +151,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         return {"plan": plan_data(made), "errors": as_dicts(survey.errors), **selected}
 
     if not settings.script:
-        ui.result(data, lambda: _of_example(facts) + plan_text(made, survey, prepared.selection))
+        ui.result(data, lambda: _of_example(facts) + plan_text(made, survey, prepared.selection) + _job(made, prepared))
         return exit_of(survey.errors)
     from envbuild.export.bash_script import render_script
     from envbuild.provision.provision import refuse_unrecorded
@@ -165,6 +167,15 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         for error in survey.errors.values():
             print_error(error)
     return exit_of(survey.errors)
+
+
+def _job(made: Plan, prepared: Prepared) -> str:
+    """The line about the job that `provision` will submit; none where it submits none."""
+    if prepared.target.connection.kind != "job" or made.nothing_to_do:
+        return ""
+    from envbuild.plan.job import request_text
+
+    return f"  job: {request_text(made, prepared.target)}\n"
 
 
 def _of_example(facts: str | None) -> str:

@@ -74,7 +74,7 @@ _HEADER = """\
 #!/usr/bin/env bash
 # @TITLE@
 #
-# Rendered by envbuild from a plan and its lock; it needs bash, uv and git@NEEDS@.
+# Rendered by envbuild from a plan and its lock; where it runs, it needs bash, uv and git on PATH@NEEDS@.
 # It does not do what only envbuild does: check files against RECORD, build without a network and without logins,
 # compile in parallel and keep what it compiled, run the smoke test, write a stamp, build so that it can be resumed.
 # uv reads UV_DEFAULT_INDEX and UV_FIND_LINKS, not pip's configuration: set them where an index is out of reach.
@@ -136,6 +136,8 @@ def render_script(plan: Plan, lock: Lock, errors: Mapping[str, EnvbuildError] | 
     for variant in built:
         steps.refuse_conda(variant)
     needs, check, helpers = needs_of(built)
+    pythons = sorted({str(_first(nodes).python) for nodes in groups if _installs(_first(nodes))})
+    needs = "".join(f", the interpreter {visible(path)}" for path in pythons) + needs
     parts[0] = parts[0].replace("@NEEDS@", needs).replace("@CHECK@", check)
     parts += [function(), *helpers] if built else helpers
     for number, nodes in enumerate(groups, 1):

@@ -261,6 +261,11 @@ class Scheduler(StrictModel):
     modules: Modules | None = None
 
     @property
+    def limits(self) -> tuple[QueueLimits, ...]:
+        """The queues of a PBS site that a job may go to: `queue` alone if it is set."""
+        return (QueueLimits(name=self.queue),) if self.queue else self.queues
+
+    @property
     def starts_tasks(self) -> bool:
         """Whether it starts a job's tasks on nodes given by name itself (srun); else the stack's own launcher does."""
         return self.kind == "slurm"

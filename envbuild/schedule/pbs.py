@@ -393,7 +393,7 @@ class Pbs(Scheduler):
         `scheduler-unreachable`.
         """
         wanted = target.scheduler
-        limits = (QueueLimits(name=wanted.queue),) if wanted.queue else wanted.queues
+        limits = wanted.limits
         queues = {}
         if limits:
             offered = parse_queues(self.asked("qstat", "-Q", "-f"))

@@ -11,6 +11,7 @@ from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
+from envbuild.plan.job import limit_of
 from envbuild.plan.sharing import builder_of, other_steps, pinned
 from envbuild.provision.contact.first_contact import ContactResult, node_request
 from envbuild.provision.contact.toolchain import NodeTools
@@ -27,8 +28,11 @@ from envbuild.provision.run.evidence import all_well, first_error
 from envbuild.provision.survey.ask import current_of, decide, probe_args
 from envbuild.schedule.job import JobStep
 
-LEAST_LIMIT = 1800
 SMOKE_LIMIT = 3600
+# Without envbuild, there is nothing to test on other nodes.
+ONE_NODE = """\
+# Whatever the target says, this file asks for one node, which builds; `envbuild provision` alone tests on every node.
+"""
 Answers = Mapping[str, Mapping[str, ContactResult]]
 
 
@@ -48,7 +52,7 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
         "envbuild-provision", folder, requests, once=once, after=meeting, program=(tools.python, tools.pyz),
         builder=pinned(plan),
     )  # fmt: skip
-    answers = ask_in_job(work, site, asked, limit_of(plan, site))
+    answers = ask_in_job(work, site, asked, limit_of(plan, site.target))
     made, outcome = _outcome(plan, builder, answers, work)
     note_floors(work, outcome)
     known = facts_file(work.prepared.target, site.login)
@@ -97,19 +101,12 @@ def job_script(plan: Plan, target: Target, text: str, recorded: Mapping[str, Nod
 
     `recorded`: the plan was made from these facts; then no scheduler is asked either.
     """
-    if recorded is None:
-        site = JobSite.of(target)
-    else:
-        site, text = JobSite.unasked(target, recorded.values()), text.replace("\n", f"\n{UNASKED}", 1)
-    job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit_of(plan, site), builder=pinned(plan))
-    # One node builds; there is nothing to test without envbuild on the others.
-    return site.scheduler.render_body(job.model_copy(update={"nodes": 1}), text)
-
-
-def limit_of(plan: Plan, site: JobSite) -> int:
-    """Seconds that a job may run: as the target says, or four times what was estimated, half an hour at least."""
-    estimated = max(sum(step.seconds for step in node.steps) for node in plan.nodes)
-    return site.limit(max(LEAST_LIMIT, round(4 * estimated / 60) * 60))
+    site = JobSite.of(target) if recorded is None else JobSite.unasked(target, recorded.values())
+    notes = (UNASKED if recorded is not None else "") + (ONE_NODE if target.scheduler.nodes != 1 else "")
+    text = text.replace("\n", f"\n{notes}", 1)
+    limit = limit_of(plan, target)
+    job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit, builder=pinned(plan))
+    return site.scheduler.render_body(job.model_copy(update={"nodes": 1, "queue": site.pool.queue(1, limit)}), text)
 
 
 def _outcome(plan: Plan, builder: NodePlan, answers: Answers, work: Work) -> tuple[Plan, Outcome]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import mistakes
 from envbuild.model.facts import NodeFacts
-from envbuild.model.target import Connection, QueueLimits, Target, login_connection, proxies
+from envbuild.model.target import Connection, Target, login_connection, proxies
 from envbuild.node.redact import redact_text
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
@@ -65,7 +65,7 @@ class JobSite:
         pool: Pool = _UnaskedPool(target.partition or wanted.queue, max((offer.gpus for offer in offers), default=0))
         if wanted.kind == "pbs":
             offers = offers or (Offer(0, gpus or target.expects.gpus_per_node or 0, 0),)
-            pool = Queues((QueueLimits(name=wanted.queue),) if wanted.queue else wanted.queues, offers)
+            pool = Queues(wanted.limits, offers)
         return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, Connection(kind="local"))
 
     @property

@@ -159,11 +159,14 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "submit"),
-    [("polaris", "#PBS -l select=1:ncpus=64:ngpus=4:system=polaris"), ("azure-nd96", "--gres=gpu:8")],
+    ("target", "submit", "job"),
+    [
+        ("polaris", "#PBS -l select=1:ncpus=64:ngpus=4:system=polaris", "2 nodes of debug for at most 1:00:00"),
+        ("azure-nd96", "--gres=gpu:8", "all nodes in service of hpc for at most 0:30:00"),
+    ],
 )
 def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
-    target: str, submit: str, tmp_path: Path
+    target: str, submit: str, job: str, tmp_path: Path
 ) -> None:
     site = "scheduler: {account: lab}\nenvironment: {https_proxy: 'http://proxy:3128'}\n"
     mine = write_file(tmp_path / "mine.yaml", f"name: mine\nextends: {target}\n{site}")
@@ -171,6 +174,20 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     assert (result.exit_code, submit in result.stdout) == (0, True), result.stderr
     assert "the scheduler was not asked. Not known: " in result.stdout and "--hash=sha256:" in result.stdout
     assert "\n  export https_proxy=http://proxy:3128\n" in result.stdout.partition("uv venv ")[0], "before downloads"
+    assert "this file asks for one node, which builds" in result.stdout
+    made = ask("plan", "--target", str(mine), "--facts", target).stdout
+    assert f"\n  job: {job}, account lab\n" in made
+
+
+def test_a_printed_job_asks_for_a_queue_that_takes_one_node(tmp_path: Path) -> None:
+    site = "name: mine\nextends: polaris\nscheduler: {account: lab, nodes: 12, time_limit: %s}\n"
+    mine = write_file(tmp_path / "mine.yaml", site % "30m")
+    place = ("--target", str(mine), "--facts", "polaris")
+    assert "\n  job: 12 nodes of prod for at most 0:30:00, account lab\n" in ask("plan", *place).stdout
+    assert "#PBS -q debug\n" in ask("provision", *place, "--print-script").stdout
+    mine.write_text(site % "2h")
+    result = ask("provision", *place, "--print-script")
+    assert (result.exit_code, "no queue takes a job of 1 node for 2:00:00" in result.stderr) == (2, True)
 
 
 def test_no_job_is_printed_for_a_template_and_no_scheduler_sends_to_facts() -> None:
