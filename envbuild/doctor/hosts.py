@@ -109,7 +109,11 @@ def _needs(stack: Wanted, facts: NodeFacts, target: Target) -> Diagnosis:
         return Diagnosis("stack", "warning", f"{name} ({profile})", "", "the target does not say which GPUs nodes have",
                          f"`expects: {{gpu: MODEL}}` in the target file; {asks}")  # fmt: skip
     if judged[profile].fits:
-        fits = f"it fits {target.expects.gpu}" if job else "driver, nvcc, Python and system fit it"
+        fits = (
+            f"of the nodes their {target.expects.gpu} is known, and it fits that"
+            if job
+            else "driver, nvcc, Python and system fit it"
+        )
         return Diagnosis("stack", "ok", f"{name} ({profile})", "", fits, asks if job else "")
     other = fitting(stack.loaded, judged)
     return Diagnosis("stack", "missing", f"{name} ({profile})", "", judged[profile].why,

@@ -277,7 +277,7 @@ def test_a_stack_is_held_against_the_host_or_against_the_gpus_that_jobs_get() ->
     assert needs(h200, target(), "ported-cu130").level == "ok"
     login = facts(**IN_SLURM)
     line = needs(login, target(**JOBS, expects={"gpu": "A100"}))
-    assert (line.level, line.consequence) == ("ok", "it fits A100")
+    assert (line.level, line.consequence) == ("ok", "of the nodes their A100 is known, and it fits that")
     assert "`envbuild plan opt-175b --target ./mine.yaml` asks the nodes for driver, nvcc and Python" in line.hint
     assert needs(login, target(**JOBS, expects={"gpu": "H100"})).hint == "`--profile ported-cu130` fits"
     assert needs(login, target(**JOBS)).consequence == "the target does not say which GPUs nodes have"
