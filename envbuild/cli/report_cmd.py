@@ -168,7 +168,7 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
     such an address the kit has the wheel of envbuild.
     """
     from envbuild.config import load_config
-    from envbuild.kit.make import computed_run, default_name, make_kit
+    from envbuild.kit.make import computed_run, default_name, make_kit, measured_run
     from envbuild.provision.run.run_dir import list_runs
 
     newest = path = _place(ui, run)
@@ -177,6 +177,10 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
         path = computed_run(runs[runs.index(newest) :] if newest in runs else [newest])
         newer = "" if path == newest else f" that ran a test or a benchmark; the newer run {newest.name} ran none"
         ui.note(f"kit of {path.name}, the last run{newer}")
+        if other := measured_run(runs, path):
+            ui.note(
+                f"it has the contents from the stamp; {other.name} measured them: `envbuild report kit {other.name}`"
+            )
     output = output or Path(default_name(path))
     files, left = make_kit(path, output, publish=publish, stack=stack, key=key)
     if publish and key is not None:

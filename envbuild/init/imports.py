@@ -71,7 +71,8 @@ def scan(tree: Tree, local: Roots, built: Collection[str] = ()) -> tuple[Import,
     def is_known(name: str) -> bool:
         return name in passed or name.partition(".")[0] in _STANDARD
 
-    imports = closure.imports_of(tree.files, tree.text, is_known)
+    there = set(tree.files)  # files that are asked for and not there are not left out
+    imports = closure.imports_of(tree.files, lambda path: tree.text(path) if path in there else None, is_known)
     return tuple(
         Import(
             imported.module,

@@ -81,7 +81,7 @@ def stack_name(evidence: Evidence) -> str:
     return f"{evidence.stack}.yaml"
 
 
-def readme(manifest: Manifest, evidence: Evidence, *, signed: bool, own: bool) -> bytes:
+def readme(manifest: Manifest, evidence: Evidence, lock: Lock | None, *, signed: bool, own: bool) -> bytes:
     """The text; `own`: whether the kit has the file of a stack that envbuild does not ship."""
     view = shown(evidence)
     run = commands(evidence, f"./{stack_name(evidence)}" if own else evidence.stack)
@@ -90,7 +90,7 @@ def readme(manifest: Manifest, evidence: Evidence, *, signed: bool, own: bool) -
         view=view, kit=manifest, source=source, signed=signed, lock_name=lock_name(evidence), kick=KICK,
         run=run,
         own=stack_name(evidence) if own else "", rows=rows(view, run), shipped=evidence.stack in list_stacks(),
-        trees=any(check.name == "working-tree" for check in all_checks(evidence)),
+        trees=lock is not None and any(variant.trees for variant in lock.variants),
         gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
     ).encode()  # fmt: skip
 
@@ -182,6 +182,25 @@ def computed_run(runs: Sequence[Path]) -> Path:
     return runs[0]
 
 
+def measured_run(runs: Sequence[Path], run: Path) -> Path | None:
+    """The newest good run of the same environments that measured their contents, where `run` took them from stamps."""
+    places = _contents_of(run)
+    if {level for *_, level in places} <= {"measured"}:
+        return None
+    same = ((path, _contents_of(path)) for path in runs)
+    wanted = {(*place, "measured") for *place, _ in places}
+    return next((path for path, rows in same if wanted <= rows), None)
+
+
+def _contents_of(run: Path) -> set[tuple[str | None, ...]]:
+    """Node, environment, root and its level of a good run; of another, or one without a report, nothing."""
+    with suppress(EnvbuildError):
+        evidence = open_report(run).evidence
+        if not evidence.exit:
+            return {(node.node, node.environment, node.root, node.root_level) for node in evidence.nodes if node.root}
+    return set()
+
+
 def _computed(evidence: Evidence) -> bool:
     ran = any(check.name.startswith("smoke/") and check.status != "not-run" for check in all_checks(evidence))
     return ran or evidence.verb in ("bench", "strategy")
@@ -231,7 +250,7 @@ def make_kit(
         files[wheel_name(__version__)] = wheel
     elif not manifest.address:
         left.append(f"{wheel_name(__version__)} is not in the kit: envbuild is not installed here, so hand it along")
-    files[README] = readme(manifest, evidence, signed=report.signature is not None, own=bool(own))
+    files[README] = readme(manifest, evidence, lock, signed=report.signature is not None, own=bool(own))
     files[NAME] = render(manifest.model_copy(update={"files": listed(files)}))
     parse(files[NAME])  # a kit that nobody could read is not written
     write_new(output, _tar(files, output.stem) if output.suffix == ".tar" else files)
@@ -359,7 +378,10 @@ def _stack(path: Path, evidence: Evidence, lock: Lock) -> Finding:
 
 def _readme(folder: Path, manifest: Manifest, report: Opened, *, own: bool) -> Finding:
     """README, made again: no signature covers it."""
-    made = readme(manifest, report.evidence, signed=report.signature is not None, own=own)
+    name, lock = lock_name(report.evidence), None
+    with suppress(EnvbuildError):  # what is wrong with it is another finding
+        lock = parse_lock((read_attachment(folder, name, LARGEST) or b"").decode(errors="replace"), name)
+    made = readme(manifest, report.evidence, lock, signed=report.signature is not None, own=own)
     if read_attachment(folder, README, LARGEST) == made:
         return checked("kit", f"{README} says what the report does")
     if manifest.envbuild == __version__:

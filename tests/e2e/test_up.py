@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,8 @@ def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(co
     kept = code.run("up", "./own.yaml", "-t", "local", "--yes")
     assert kept.rc == 0 and "None of its code" not in kept.out
     (code.work / "own" / "own" / "__init__.py").write_text("import alpha\n")
+    edited = code.run("up", "./own.yaml", "-t", "local").out
+    assert "Missing" not in edited and "Changed after the smoke test: 1 file of code." in edited
     code.good("smoke", "./own.yaml", "-t", "local")
     assert "Missing" not in code.good("verify", "./own.yaml", "-t", "local").out, "the last smoke test has all"
 
@@ -92,6 +95,9 @@ def test_what_failed_in_a_smoke_test_is_repeated_until_one_is_good(code: World) 
     assert "Failed in the smoke test" in code.run("up", "./own", "-t", "local").out, "another check tells nothing of it"
     own.write_text(good)
     code.good("smoke", "./own.yaml", "-t", "local")
+    kit = code.good("report", "kit", "-o", str(code.top / "kit")).err
+    assert re.search(r"it has the contents from the stamp; (20\S+) measured them: `envbuild report kit \1`", kit), kit
+    assert "a folder of the authors, which is not in this kit" in (code.top / "kit" / "README.md").read_text()
     assert "! " not in code.run("up", "./own", "-t", "local").out.splitlines()[0]
 
 

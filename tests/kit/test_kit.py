@@ -472,7 +472,7 @@ def test_a_full_kit_that_is_called_published_is_refused(report: Path, made: Path
     edited(lambda data: data.update(form="published"))(tmp_path / "full" / "kit.json")
     evidence = open_report(tmp_path / "full" / "report").evidence
     found = parse((tmp_path / "full" / "kit.json").read_bytes())
-    (tmp_path / "full" / "README.md").write_bytes(readme(found, evidence, signed=False, own=False))
+    (tmp_path / "full" / "README.md").write_bytes(readme(found, evidence, None, signed=False, own=False))
     relist(tmp_path / "full")
     [(code, says)] = problems(tmp_path / "full")
     assert code == "kit-form-differs"
