@@ -151,8 +151,10 @@ def test_a_slow_device_and_a_slow_pair_are_the_metric_not_lost_among_the_others(
     devices = "[torch.device('cpu')] * 3"
     more = one + f"        peers(channel, {devices}, 1 << 20)\n        host(channel, {devices}, 1 << 20)\n"
     more = broken("copies", one, more)["copies"].replace(".pin_memory()", "")
-    few = "return [size / each / 1e9 for each in took]"
-    slow = "_rates.calls += 1\n    return [size / each / 1e9 / (1e6 if _rates.calls == 4 else 1) for each in took]"
+    few = "return [size / seconds / 1e9 for seconds in took]"
+    slow = (
+        "_rates.calls += 1\n    return [size / seconds / 1e9 / (1e6 if _rates.calls == 4 else 1) for seconds in took]"
+    )
     assert few in more
     programs = {"copies": more.replace(few, slow).replace("\ndef main(", "\n_rates.calls = 0\n\n\ndef main(")}
     check = checks({"name": "machine", "deadline": 500}, programs, "machine/copies")[0]
