@@ -77,7 +77,7 @@ def _tested(rows: list[tuple[str, dict[str, Any]]]) -> list[str]:
     for _, item in rows:
         tested, stack = item.get("tested") or {}, item["stack"]
         if names := sorted(tested.get("open") or {}):
-            texts[f"! {stack}: nothing brings {few(names)}, which its code imports"] = None
+            texts[f"! {stack}: its code imports {few(names)}, and no package provides that"] = None
         for name, files in (tested.get("changed") or {}).items():
             texts[f"! {stack}: {few(files)} of the source {name} changed after the smoke test of {tested['good']}"] = (
                 None

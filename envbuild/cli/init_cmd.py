@@ -182,7 +182,7 @@ def _learned(result: Result, reference: str) -> str:
             f"  imports   {plural(len(added), 'more package')}, as the code imports them: {', '.join(added[:6])}"
         )
     if still:
-        lines.append(f"  open      nothing is known to bring {', '.join(still[:8])}")
+        lines.append(f"  open      no package is known that provides {', '.join(still[:8])}")
     if result.blocked:
         needs = (f"{module}, which needs {need}" for module, need in result.blocked.items())
         lines.append(f"  untested  not imported as a test: {'; '.join(needs)}")

@@ -61,7 +61,7 @@ def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(co
     assert "its comments leave open: nowhere (own/__init__.py:1:1" in " ".join(again.err.split()), again.err
     assert "Missing: 1 module that its code imports, nowhere. None of its code was imported." in again.out
     assert "nowhere (own/own/__init__.py:1)" in code.good("verify", "./own.yaml", "-t", "local").out
-    assert "! own: nothing brings nowhere, which its code imports" in code.good("status", "-t", "local").out
+    assert "! own: its code imports nowhere, and no package provides that" in code.good("status", "-t", "local").out
     (code.work / "own" / "nowhere.py").touch()
     mended = code.run("up", "./own", "-t", "local")
     assert "what own imports changed after ./own.yaml was drafted: `mv ./own.yaml ./own.yaml.old`" in mended.err
@@ -74,6 +74,7 @@ def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(co
     (code.work / "own" / "own" / "__init__.py").write_text("import alpha\n")
     edited = code.run("up", "./own.yaml", "-t", "local").out
     assert "Missing" not in edited and "Changed after the smoke test: 1 file of code." in edited
+    assert "no package provides" not in code.good("status", "-t", "local").out
     code.good("smoke", "./own.yaml", "-t", "local")
     assert "Missing" not in code.good("verify", "./own.yaml", "-t", "local").out, "the last smoke test has all"
 

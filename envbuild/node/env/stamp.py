@@ -82,7 +82,10 @@ def noted_test(environment: str) -> Json:
 
 
 def last_test(environment: str, stamp: Json) -> Json:
-    """What is known of smoke tests (`noted_test`, without the code), and what has `changed` of it: source -> paths."""
+    """What is known of smoke tests (`noted_test`, without the code), and what has `changed` of it: source -> paths.
+
+    What a changed file imports only the next test says, so it is not `open`.
+    """
     noted = noted_test(environment)
     code, changed = noted.pop("code"), {}
     for tree in stamp.get("trees") or ():
@@ -93,7 +96,9 @@ def last_test(environment: str, stamp: Json) -> Json:
         differs = [path for path in {**before, **now} if before.get(path, [None])[-1] != now.get(path, [None])[-1]]
         if differs:
             changed[tree["name"]] = sorted(differs)
-    return dict(noted, changed=changed)
+    places = {f"{name}/{path}" for name, paths in changed.items() for path in paths}
+    open_ = {module: place for module, place in noted["open"].items() if place.partition(":")[0] not in places}
+    return dict(noted, open=open_, changed=changed)
 
 
 def is_current(prefix: str, stack: str, environment: str) -> bool:

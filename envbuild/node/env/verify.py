@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 
-from envbuild.node import logs, paths
+from envbuild.node import git_source, logs, paths
 from envbuild.node.conda import meta
 from envbuild.node.env import stamp
 from envbuild.node.protocol import Json, NodeError, few, plural, utc_time
@@ -129,14 +129,11 @@ class _Look:
         self._add("packages", problems, good, "stamped")
 
     def _missing(self, tested: Json) -> None:
-        """Deviations: the modules that the last smoke test missed, for nothing has brought them since; what failed."""
-        changed = {f"{name}/{path}" for name, paths in tested["changed"].items() for path in paths}
-        # What a file imports that was changed since, only the next test says.
-        open_ = {name: at for name, at in tested["open"].items() if at.partition(":")[0] not in changed}
-        if open_:
-            modules = [f"{name} ({place})" for name, place in sorted(open_.items())]
-            says = f"the code imports {few(modules)}, and nothing brings it: the smoke test of {tested['at']} says so"
-            details = {"deviation": "imports-open", "open": open_, "unimported": tested.get("unimported")}
+        """Deviations: the modules that the last smoke test missed, and what failed in it."""
+        if tested["open"]:
+            modules = [f"{name} ({place})" for name, place in sorted(tested["open"].items())]
+            says = f"the smoke test of {tested['at']} missed modules that the code imports: {few(modules)}"
+            details = {"deviation": "imports-open", "open": tested["open"], "unimported": tested.get("unimported")}
             self._add("imports", [], says, "stamped", details=details)
         for name, (at, says) in sorted(tested["failed"].items()):
             details = {"deviation": "smoke-failed", "failed_at": at, "failed": says}
@@ -148,8 +145,6 @@ class _Look:
         Its files are the user's, so no change is drift.
         """
         for tree in stamped.get("trees") or ():
-            from envbuild.node import git_source
-
             name, place = tree["name"], tree["at"]
             link, state = os.path.join(self.environment, "src", name), git_source.tree_state(place)
             problem = f"the working tree of source {name}, {place}, {state['problem']}"
