@@ -335,7 +335,9 @@ def _asked(base: Target | None, stack: str | None) -> Answers:
 
 def _limit(text: str) -> str:
     """An answer that is a time of a target, or none. Raises click.BadParameter, and the question is asked again."""
-    if text and not re.fullmatch("[1-9][0-9]{0,5}[smh]", text.strip()):
+    from envbuild.model.target import DURATION
+
+    if text and not re.match(DURATION, text.strip()):
         raise click.BadParameter(f"{text!r} is not a time: write 90m or 2h")
     return text.strip()
 

@@ -47,7 +47,7 @@ from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked
 from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import shown, template, write_new
 from envbuild.report.sections import Claim
-from envbuild.report.verdict import all_checks
+from envbuild.report.verdict import all_checks, computed
 from envbuild.report.view import View, python_version, run_words
 from envbuild.resources import own_source
 from envbuild.text import plural
@@ -202,7 +202,7 @@ def _contents_of(run: Path) -> set[tuple[str | None, ...]]:
 
 
 def _computed(evidence: Evidence) -> bool:
-    ran = any(check.name.startswith("smoke/") and check.status != "not-run" for check in all_checks(evidence))
+    ran = any(computed(check) and check.status != "not-run" for check in all_checks(evidence))
     return ran or evidence.verb in ("bench", "strategy")
 
 

@@ -164,7 +164,7 @@ def _imported(profile: Profile, previous: Lock | None, reader: GitReader) -> dic
 
 
 def _unbrought(imported: Mapping[str, Mapping[str, str]], variants: Sequence[Variant]) -> Iterator[str]:
-    """A sentence for each module that a source imports and no package of a lock, nor another source, is known to bring.
+    """A sentence for each module that a source imports and nothing of a lock is known to provide.
 
     What an unknown base has is not known.
     """
@@ -182,7 +182,7 @@ def _unbrought(imported: Mapping[str, Mapping[str, str]], variants: Sequence[Var
                     lacking.setdefault((source, module, way), []).append(variant.id)
     for (source, module, way), names in lacking.items():
         where = "" if len(names) == len(known) else f" of {few(names)}"
-        yield f"{source} imports {module} ({way}), and no package{where} is known to bring it: add it if that code runs"
+        yield f"{source} imports {module} ({way}), and no package{where} is known to have it: add it if that code runs"
 
 
 def _extensions(source: LockedSource) -> Iterator[str]:

@@ -101,7 +101,8 @@ Device = Annotated[Text, AfterValidator(_device)]
 PathTemplate = Annotated[Text, AfterValidator(_path_template)]
 FileText = Annotated[Text, AfterValidator(not_option)]
 Host = Annotated[Text, AfterValidator(_host)]
-Duration = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
+DURATION = r"^[1-9][0-9]{0,5}[smh]$"
+Duration = Annotated[str, Field(pattern=DURATION)]
 
 
 class ContainerSettings(StrictModel):

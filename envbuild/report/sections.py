@@ -19,11 +19,9 @@ from envbuild.report.tables import NodeClass, below_floor, figure, largest
 from envbuild.report.verdict import (
     GOOD,
     all_checks,
-    code_changed,
     computed,
-    failed_before,
+    doubts,
     far_above,
-    missing_modules,
     node_checks,
     of_logs,
 )
@@ -110,12 +108,9 @@ def _functional(evidence: Evidence) -> Badge:
         return Badge("Functional", "amber", ("nothing ran here: a log was read",))
     # Green says that the code works, so something must have run, and all that it imports be there.
     ran = sum(check.status == "passed" and computed(check) for check in checks)
-    missing, changed = missing_modules(evidence), code_changed(evidence)
     says.append(f"{ran} of them by running the environment" if ran else "no smoke test and no benchmark ran")
-    says += [f"missing: {few(missing)}"] if missing else []
-    says += [f"{plural(changed, 'file')} of code changed after the smoke test"] if changed else []
-    says += [f"failed in the smoke test of {at}: {few(what)}" for at, what in failed_before(evidence).items()]
-    green = ran and not missing and not changed and not failed_before(evidence)
+    says += doubts(evidence)
+    green = ran and not doubts(evidence)
     return Badge("Functional", "red" if bad else "green" if green else "amber", tuple(says))
 
 

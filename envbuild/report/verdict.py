@@ -53,9 +53,7 @@ def make_verdict(evidence: Evidence) -> Verdict:
             or (evidence.verb == "smoke" and any(map(_none_passed, evidence.nodes)))
             or of_logs(evidence)
             or any(map(far_above, all_checks(evidence)))
-            or missing_modules(evidence)
-            or code_changed(evidence)
-            or failed_before(evidence)
+            or doubts(evidence)
             or any(check.details.get("differed") for check in all_checks(evidence))
         )
         good: Tone = "partial" if asked else "good"
@@ -171,19 +169,20 @@ def _taken_for_granted(evidence: Evidence) -> list[str]:
     unchecked = [check.says for check in all_checks(evidence) if check.level == "not-checked"]
     elsewhere = {check.says for check in (*_unread(evidence), *of_logs(evidence))}
     rest = [text for text in dict.fromkeys(unchecked) if text not in elsewhere]
-    missing, changed = missing_modules(evidence), code_changed(evidence)
-    open_ = [f"Missing: {plural(len(missing), 'module')} that its code imports, {few(missing, 4)}."] if missing else []
+    return doubts(evidence) + ([f"Not checked: {'; '.join(rest)}."] if rest else [])
+
+
+def doubts(evidence: Evidence) -> list[str]:
+    """Why good checks do not show that the code works, a sentence each: what misses, changed or failed."""
+    missing = sorted({str(name) for check in all_checks(evidence) for name in check.details.get("open") or ()})
+    says = [f"Missing: {plural(len(missing), 'module')} that its code imports, {few(missing, 4)}."] if missing else []
     if any(check.details.get("unimported") for check in all_checks(evidence)):
-        open_.append("None of its code was imported.")
-    open_ += [f"Changed after the smoke test: {plural(changed, 'file')} of code."] if changed else []
-    for at, says in failed_before(evidence).items():
-        open_.append(f"Failed in the smoke test of {at}: {few(says, 2, '; ').rstrip('.')}.")
-    return open_ + ([f"Not checked: {'; '.join(rest)}."] if rest else [])
-
-
-def missing_modules(evidence: Evidence) -> list[str]:
-    """The modules that the code of the sources imports, and nothing brings."""
-    return sorted({str(name) for check in all_checks(evidence) for name in check.details.get("open") or ()})
+        says.append("None of its code was imported.")
+    if changed := code_changed(evidence):
+        says.append(f"Changed after the smoke test: {plural(changed, 'file')} of code.")
+    for at, failed in failed_before(evidence).items():
+        says.append(f"Failed in the smoke test of {at}: {few(failed, 2, '; ').rstrip('.')}.")
+    return says
 
 
 def failed_before(evidence: Evidence) -> dict[str, list[str]]:
@@ -192,7 +191,8 @@ def failed_before(evidence: Evidence) -> dict[str, list[str]]:
     for check in all_checks(evidence):
         if "failed_at" in check.details:
             says = failed.setdefault(str(check.details["failed_at"]), [])
-            says += [str(check.details["failed"])] * (check.details["failed"] not in says)
+            what = str(check.details.get("failed") or check.name)  # a published report has the date alone
+            says += [what] * (what not in says)
     return failed
 
 

@@ -286,14 +286,14 @@ def test_d95_modules_that_no_package_brings_are_told_when_locking_with_the_way_t
     wanted, said = torch("numpy<2", sources=[source], imports=[begin] if begin else []), list[str]()
     lock = make(wanted, supply(house(tmp_path)), say=said.append)
     way = ("run/train.py → " if begin == "run.train" else "") + "titan/model.py → titan/kernels.py"
-    assert [text for text in said if "known to bring" in text] == [
-        f"titan imports {module} ({way}), and no package is known to bring it: add it if that code runs"
+    assert [text for text in said if "known to have" in text] == [
+        f"titan imports {module} ({way}), and no package is known to have it: add it if that code runs"
         for module in ("amp_C", "apex", "triton")
         if begin
     ]
     said.clear()
     make(wanted, supply(house(tmp_path)), say=said.append, previous=lock, upgrade=True)
-    assert not [text for text in said if "known to bring" in text], "the same commit is told of once"
+    assert not [text for text in said if "known to have" in text], "the same commit is told of once"
 
 
 def test_d95_a_script_that_the_stack_starts_is_where_imports_begin() -> None:

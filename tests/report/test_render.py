@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.model.evidence import Evidence
 from envbuild.report.claimed import metric
+from envbuild.report.publish import published
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.render import render_html, render_json, render_markdown, write_report
 from envbuild.report.tables import figure
@@ -409,8 +410,13 @@ def test_a_figure_below_its_floor_never_reads_as_the_floor() -> None:
     [
         ([{"name": "stamp"}], "amber", "no smoke test and no benchmark ran"),
         ([{"name": "stamp"}, {"name": "smoke/sound"}], "green", "1 of them by running the environment"),
-        ([{"name": "smoke/sound", "details": {"open": {"x": "a.py:1"}}}], "amber", "missing: x"),
-        ([{"name": "smoke/sound", "details": {"code_changed": 2}}], "amber", "2 files of code changed"),
+        ([{"name": "smoke/sound", "details": {"open": {"x": "a.py:1"}}}], "amber", "Missing: 1 module that its code"),
+        ([{"name": "smoke/sound", "details": {"code_changed": 2}}], "amber", "Changed after the smoke test: 2 files"),
+        (
+            [{"name": "smoke/sound"}, {"name": "tested", "details": {"failed_at": "2026-03-02", "failed": "no x"}}],
+            "amber",
+            "Failed in the smoke test of 2026-03-02: no x.",
+        ),
         ([{"name": "smoke/sound", "status": "failed"}], "red", "0 checks passed, 1 failed"),
     ],
 )
@@ -418,6 +424,7 @@ def test_functional_is_what_ran_whole(checks: list[dict[str, Any]], tone: str, s
     run = evidence(node(checks=[{"status": "passed", "says": "well", **check} for check in checks]))
     badge = View(run).badges[1]
     assert (badge.name, badge.tone, says in "; ".join(badge.says)) == ("Functional", tone, True), badge.says
+    assert View(published(run)).badges[1].tone == tone, "a published report hides no doubt"
 
 
 def test_a_log_that_was_read_is_no_run_in_badges_gaps_and_claims() -> None:
