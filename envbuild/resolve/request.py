@@ -159,7 +159,7 @@ def refused(decisions: Decisions) -> bool:
 
 TARGET = Note("the target and the lock", "compared as they are")
 # They compare what the node has outside of images: its C library, compilers and toolkits.
-OUTSIDE = frozenset({"glibc-floor", "nvcc-absent", "gcc-range"})
+OUTSIDE = frozenset({"glibc-floor", "nvcc-absent", "gcc-range", "system-packages"})
 _NGC = re.compile(r"(?:.*/)?nvidia/pytorch:([0-9]{2}\.[0-9]{2})-py3(?:@.*)?")
 
 

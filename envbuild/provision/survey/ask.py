@@ -137,7 +137,7 @@ def probe_args(prepared: Prepared) -> dict[str, Any]:
     from envbuild.resolve.rules.packages import system_needs
 
     variants = prepared.lock.variants
-    needs = [system_needs(variant.packages, load_compat()) for variant in variants]
+    needs = [system_needs(variant, load_compat()) for variant in variants]
     trees = {tree.name: tree.at for variant in variants for tree in variant.trees if tree.at}
     args: dict[str, Any] = {
         "stack": prepared.stack.name,

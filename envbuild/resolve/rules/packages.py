@@ -188,8 +188,10 @@ def homonym(name: str, compat: Compat) -> Decision:
 
 
 def system_packages(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`system-packages`: what a source distribution is compiled against is named before anything is built."""
-    built = [name for name in request.packages if f"{name}{_FROM_SOURCE}" in request.traits]
+    """`system-packages`: what a package or source is compiled against is named before anything is built."""
+    built = {name: f"{name} {version} as a source distribution" for name, version in request.packages.items()
+             if f"{name}{_FROM_SOURCE}" in request.traits}  # fmt: skip
+    built |= {name: f"the source {name}" for name in request.built if name in compat.system}
     out = []
     for name in (name for name in built if name in compat.system):
         needs = compat.system[name]
@@ -198,11 +200,13 @@ def system_packages(facts: NodeFacts, request: Request, compat: Compat) -> Decis
             continue
         known = "the node lacks" if facts.system_packages else "not checked, because the node has no dpkg:"
         what = f"{name} is compiled where it is installed, against packages of the system; {known} {', '.join(missing)}"
-        compared = (f"{name} {request.packages[name]} as a source distribution", f"it needs {', '.join(needs)}")
-        install = f"`apt-get install {' '.join(missing)}` there first, or what another system calls these"
+        compared = (built[name], f"it needs {', '.join(needs)}")
+        install = (
+            f"`apt-get install {' '.join(missing)}` there first, or what the system or a module of the site calls these"
+        )
         out.append(decision("system-packages", "warn", what, compared, compat.system_note, install))
     if built and not out:
-        compared = (f"source distributions: {', '.join(built)}", "none is known to need packages that are missing")
+        compared = (f"compiled there: {', '.join(built)}", "none is known to need packages that are missing")
         what = "what they are compiled against is there, as far as it is known"
         out.append(decision("system-packages", "allow", what, compared, compat.system_note))
     return tuple(out)
@@ -268,9 +272,11 @@ def from_source(packages: Iterable[LockedPackage]) -> frozenset[str]:
     return frozenset(f"{canonicalize_name(package.name)}{_FROM_SOURCE}" for package in sdists)
 
 
-def system_needs(packages: Iterable[LockedPackage], compat: Compat) -> set[str]:
-    """Packages of the system that source distributions among `packages` are compiled against."""
-    built = from_source(packages)
+def system_needs(variant: Variant, compat: Compat) -> set[str]:
+    """Packages of the system that source distributions and sources of a variant are compiled against."""
+    built = from_source(variant.packages) | {
+        f"{source.name}{_FROM_SOURCE}" for source in variant.sources if source.build
+    }
     return {need for name, needs in compat.system.items() if f"{name}{_FROM_SOURCE}" in built for need in needs}
 
 
