@@ -134,18 +134,18 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
 
 def is_template(target: Target) -> bool:
     """Whether a target is there only to be extended."""
-    return _placeholder(target) is not None
+    return bool(_placeholders(target))
 
 
-def _placeholder(target: Target) -> tuple[tuple[str, ...], str] | None:
-    """The first field (as a path) that still holds a placeholder such as `<your-hosts>`, with that placeholder."""
+def _placeholders(target: Target) -> list[tuple[tuple[str, ...], str]]:
+    """The fields (as paths) that still hold a placeholder such as `<your-hosts>`, each with its placeholder."""
     hosts = target.hosts
     texts: list[tuple[tuple[str, ...], str | None]] = [(("hosts",), host) for host in hosts if isinstance(host, str)]
     if isinstance(hosts, HostSource):
         texts = [(("hosts",), value) for value in hosts.given.values()]
     scheduler = target.scheduler
     texts += [(("scheduler", "queue"), scheduler.queue), (("scheduler", "account"), scheduler.account)]
-    return next(((path, text) for path, text in texts if text and _PLACEHOLDER.fullmatch(text)), None)
+    return [(path, text) for path, text in texts if text and _PLACEHOLDER.fullmatch(text)]
 
 
 def pick_profile(loaded: LoadedStack, profile: str | None) -> str:
@@ -288,23 +288,22 @@ def _extends_error(document: YamlDocument, problem: str, hint: str = "") -> Envb
 def refuse_template(loaded: LoadedTarget) -> None:
     """Raises EnvbuildError `target-template` (exit 2): a template such as `ssh` leaves `hosts` to be said."""
     target, documents = loaded.target, loaded.documents
-    match = _placeholder(target)
-    if match is None:
+    matches = _placeholders(target)
+    if not matches:
         return
-    path, placeholder = match
-    field = ".".join(path)
-    line, column = documents[0].locate(path) if documents[0].holds(path) else (1, 1)
-    wanted = f"your own `{field}`"
-    if field == "hosts":
-        kind = target.scheduler.kind
-        wanted = "`hosts: [...]`" if placeholder == PLACEHOLDER_HOST else f"`hosts: {{{kind}: PARTITION}}`"
+    line, column = next((documents[0].locate(path) for path, _ in matches if documents[0].holds(path)), (1, 1))
+    hosts = "[...]" if (("hosts",), PLACEHOLDER_HOST) in matches else f"{{{target.scheduler.kind}: PARTITION}}"
+    wanted = " and ".join(
+        f"`hosts: {hosts}`" if path == ("hosts",) else f"your own `{'.'.join(path)}`" for path, _ in matches
+    )
+    held = ", ".join(f"`{'.'.join(path)}: {placeholder}`" for path, placeholder in matches)
     own = f"write your own target with `extends: {target.name}` and {wanted}"
     raise refuse(
         "target-template",
         documents[0].name,
         line,
         column,
-        f"`{field}` still holds the placeholder {placeholder}",
+        f"still holds placeholders: {held}",
         own if loaded.shipped else f"add {wanted} to {loaded.ref}",
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from envbuild import resources
+from envbuild.catalog.loader import load_target
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts, fold_hosts
 from envbuild.model.common import first_mistake
@@ -30,6 +31,17 @@ _MAY_BE_UNSAFE = re.compile(rb"[^ -~\n\r\t]|\\")
 def list_facts() -> tuple[str, ...]:
     """Names of the shipped examples."""
     return tuple(sorted(path.stem for path in (resources.catalog() / "facts").glob("*.json")))
+
+
+def of_example(ref: str, target: Target) -> str:
+    """That facts are of a shipped example, and which modules it saw that jobs of `target` do not load; else empty."""
+    if ref not in list_facts():
+        return ""
+    shipped = load_target(ref, template=True).target  # an example is of the shipped target with its name
+    ours, theirs = (set(modules.load) if (modules := item.scheduler.modules) else set() for item in (target, shipped))
+    lacking = ", ".join(sorted(theirs - ours))
+    seen = f", seen with the module {lacking} loaded, as jobs of `extends: {ref}` load it" if lacking else ""
+    return f"example facts of {ref}: its nodes, not yours{seen}"
 
 
 def load_facts(ref: str) -> dict[str, NodeFacts]:

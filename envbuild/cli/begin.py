@@ -56,7 +56,7 @@ def _steps(used: list[str], scheduler: str) -> list[Step]:
         ]
     if scheduler:
         return cluster
-    return [here, own, ("envbuild init lab.yaml", "describe machines that you reach over SSH")]
+    return [here, own, ("envbuild init lab.yaml", "describe a Slurm or PBS cluster, or SSH hosts")]
 
 
 def _gpus() -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import begin, names
-from envbuild.cli.choose import stack_argument
+from envbuild.cli.choose import stack_argument, usual_stack
 from envbuild.cli.output import Ui, columns, common_options, each_checked, named
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode
@@ -90,12 +90,7 @@ def _configured() -> str:
     """The stack of the configuration, else that of its target."""
     from envbuild.config import load_config
 
-    config = load_config()
-    if config.stack:
-        return config.stack
-    from envbuild.catalog.loader import load_target
-
-    return load_target(config.target).target.stack or "torch-smoke"
+    return usual_stack(None, load_config()) or "torch-smoke"
 
 
 def _locks(loaded: LoadedStack) -> dict[str, dict[str, Any]]:
@@ -225,7 +220,7 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     """
     from envbuild.catalog import target_file
     from envbuild.catalog.loader import is_template, load_target
-    from envbuild.catalog.node_facts import load_facts
+    from envbuild.catalog.node_facts import load_facts, of_example
 
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"a target file ends in .yaml: {file}.yaml")
@@ -237,6 +232,8 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     extended = load_target(answers.extends or answers.kind, template=True).target
     if answers.kind in ("slurm", "pbs") and not answers.nodes and extended.scheduler.nodes is None:
         answers = replace(answers, nodes=1)  # a job without a number takes every node
+    if facts and (example := of_example(facts, extended)):
+        ui.note(example)
     answers = _with_profile(ui, answers, file.parent, nodes)
     text = target_file.text(re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-.") or "mine", answers)
     try:
@@ -447,7 +444,9 @@ def _with_profile(ui: Ui, answers: Answers, folder: Path, nodes: Mapping[str, No
         reasons = "; ".join(f"{judgement.name}: {judgement.why}" for judgement in judged.values())
         ui.warn(f"no profile of {loaded.stack.name} fits: {reasons}")
         return answers
-    return replace(answers, stack=stack, profile=able, why=f"{usual} does not fit: {judged[usual].why}")
+    why = f"{usual} does not fit: {judged[usual].why}"
+    ui.note(f"profile: {able}; {why}")
+    return replace(answers, stack=stack, profile=able, why=why)
 
 
 def _as_file(data: dict[str, Any]) -> str:

@@ -72,8 +72,32 @@ def missing_stack() -> click.MissingParameter:
     return click.MissingParameter(ctx=context, param=param, param_hint="'STACK'")
 
 
-def stack_argument(*, required: bool = False, complete: names.Completion = names.stacks) -> Callable[[F], F]:
-    """The first argument of a command: STACK, a shipped name or a file. `--stack` is another way to write it."""
+def usual_stack(target: str | None, config: Config) -> str | None:
+    """The stack of the configuration, unless the command line names a target; else the one that the target names."""
+    from envbuild.catalog.loader import load_target, stack_of
+
+    if target is None and config.stack:
+        return config.stack
+    return stack_of(load_target(target or config.target, template=True))
+
+
+def _stack_to_run(flags: dict[str, Any]) -> str:
+    """The stack of a command that runs one, where STACK is left out. Raises click.MissingParameter."""
+    config = configured(flags)
+    named = flags["target"] or config.stack or config.target != "local"
+    stack = usual_stack(flags["target"], config) if named else None
+    if stack is None:
+        raise missing_stack()
+    return stack
+
+
+def stack_argument(
+    *, required: bool = False, run: bool = False, complete: names.Completion = names.stacks
+) -> Callable[[F], F]:
+    """The first argument of a command: STACK, a shipped name or a file. `--stack` is another way to write it.
+
+    `run`: the command runs it, and takes the one of the configuration or of a target that is named.
+    """
 
     def decorate(function: F) -> F:
         @click.argument("stack", required=False, metavar="STACK" if required else "[STACK]", shell_complete=complete)
@@ -92,7 +116,7 @@ def stack_argument(*, required: bool = False, complete: names.Completion = names
                 )
             if required and not given:
                 raise missing_stack()
-            return function(*args, stack=next(iter(given), None), **kwargs)
+            return function(*args, stack=next(iter(given), None) or (_stack_to_run(kwargs) if run else None), **kwargs)
 
         return cast(F, wrapper)
 

@@ -19,6 +19,7 @@ from envbuild.cli.choose import (
     settings_of,
     stack_argument,
     target_of,
+    usual_stack,
 )
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest, writing
@@ -118,13 +119,12 @@ def _target(ui: Ui, flags: dict[str, Any]) -> int:
 
 def _wanted(ui: Ui, flags: dict[str, Any], target: Target) -> Wanted | None:
     """The stack that is asked about: named here, in the configuration or by the target."""
-    from envbuild.catalog.loader import load_stack, load_target, stack_of
+    from envbuild.catalog.loader import load_stack
     from envbuild.doctor.hosts import Wanted
     from envbuild.lock.agreement import choose_profile
 
     config = configured(flags)
-    by_target = stack_of(load_target(flags["target"] or config.target, template=True))
-    stack = flags["stack"] or (None if flags["target"] else config.stack) or by_target
+    stack = flags["stack"] or usual_stack(flags["target"], config)
     if stack is None:
         return None
     try:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from envbuild.provision.run.context import Prepared
 
 _LONGEST = 999_999.0 * 3600
+NOT_ASKED = "the scheduler was not asked: partition, GPUs and paths are those of the target file"
 environment_option = click.option(
     "--environment", metavar="DIR", help="The built environment (default: the one in use under the prefix)."
 )
@@ -51,7 +52,7 @@ run_options = options(
     click.option(
         "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a parameter of the stack; repeatable."
     ),
-    click.option("--nodes", type=Count(min=1), help="Number of nodes (default: 1; of a job, the target's)."),
+    click.option("--nodes", type=Count(min=1), help="Number of nodes (default: 1; of a submitted job, the target's)."),
     click.option("--gpus-per-node", type=Count(min=1), help="GPUs of a node (default: the target's)."),
     click.option("--master", metavar="ADDR", help="Address of the first node (`bench` over SSH: its SSH address)."),
     click.option("--port", type=Count(1024, 65535), help="Port of the first node (default: the document's)."),
@@ -59,7 +60,7 @@ run_options = options(
 
 
 @click.command("launch")
-@stack_argument(required=True)
+@stack_argument(run=True)
 @profile_option
 @target_option
 @prefix_option
@@ -103,7 +104,14 @@ def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
     if _for_a_job(described_target(flags), flags):
         own = [] if flags["target"] else ["--target", str(configured(flags).target)]
         again = f"`{shlex.join(['envbuild', *sys.argv[1:], *own, '--submit'])}`"
-        made = made.model_copy(update={"notes": (*made.notes, f"for nodes inside a job, not for this host: {again}")})
+        nodes = described_target(flags).scheduler.nodes
+        more = (
+            f"; a job of the target has {nodes} nodes, this is for {made.nodes}"
+            if nodes not in (None, made.nodes)
+            else ""
+        )
+        note = f"for nodes inside a job, not for this host: {again}{more}"
+        made = made.model_copy(update={"notes": (*made.notes, note)})
     activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
     if flags["run_here"]:
         _ask_for_environment(ui, flags)
@@ -316,7 +324,13 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
 
     target, asked = target_of(ui, flags, jobs=True), asked_of(values, flags)
     if flags["print_script"]:
-        site, job, _ = make_job(target, stack, profile, asked)
+        try:
+            site, job, _ = make_job(target, stack, profile, asked)
+        except EnvbuildError as error:
+            if error.code not in ("scheduler-missing", "node-unreachable"):
+                raise
+            site, job, _ = make_job(target, stack, profile, asked, prefix=prefix_here(flags))
+            ui.warn(f"{error.what}; {NOT_ASKED}")
         text = site.scheduler.render(job)
         ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
         return 0
@@ -351,7 +365,7 @@ def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
 
 
 @click.command("bench")
-@stack_argument(required=True)
+@stack_argument(run=True)
 @where_options
 @run_options
 @click.option("--trials", type=Count(min=1, max=100), default=1, help="Number of runs (default: 1).")
@@ -419,7 +433,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
     if prepared.target.connection.kind == "job":
         asked, prefix = asked_of(values, flags), prefix_here(flags)
         site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, prefix=prefix)
-        ui.note("the scheduler was not asked: partition, GPUs and paths are those of the target file")
+        ui.note(NOT_ASKED)
         text = site.scheduler.render(job)
     else:
         place = launch_place(prepared.stack.name, flags)
@@ -436,7 +450,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
 
 
 @click.command("data")
-@stack_argument(required=True)
+@stack_argument(run=True)
 @target_option
 @prefix_option
 @environment_option

@@ -127,6 +127,7 @@ def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
 
 def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> int:
     """The plan, or the script that does the same; why nodes are left out stands in both, of a script on stderr too."""
+    example = ""
     if facts is None:
         from envbuild.cli.progress import RunProgress
         from envbuild.provision.provision import dry_run
@@ -134,7 +135,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         with RunProgress(ui) as progress:
             made, survey = dry_run(prepared, settings, progress)
     else:
-        from envbuild.catalog.node_facts import load_facts
+        from envbuild.catalog.node_facts import load_facts, of_example
         from envbuild.provision.survey.plan_run import plan_recorded
 
         if settings.bundle is not None:
@@ -145,14 +146,18 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         made, survey = plan_recorded(
             prepared, load_facts(facts), toolchain_file=toolchain, repair=repair, bundle=bundle
         )
+        example = of_example(facts, prepared.target)
 
     def data() -> dict[str, Any]:
         selected = {} if prepared.selection is None else {"selection": prepared.selection.as_dict()}
         return {"plan": plan_data(made), "errors": as_dicts(survey.errors), **selected}
 
     if not settings.script:
-        ui.result(data, lambda: _of_example(facts) + plan_text(made, survey, prepared.selection) + _job(made, prepared))
+        first = f"{example}\n" if example else ""
+        ui.result(data, lambda: first + plan_text(made, survey, prepared.selection) + _job(made, prepared))
         return exit_of(survey.errors)
+    if example:
+        ui.warn(example)
     from envbuild.export.bash_script import render_script
     from envbuild.provision.provision import refuse_unrecorded
 
@@ -176,13 +181,6 @@ def _job(made: Plan, prepared: Prepared) -> str:
     from envbuild.plan.job import request_text
 
     return f"  job: {request_text(made, prepared.target)}\n"
-
-
-def _of_example(facts: str | None) -> str:
-    """That names of nodes are those of a shipped example."""
-    from envbuild.catalog.node_facts import list_facts
-
-    return f"example facts of {facts}: its nodes, not yours\n" if facts in list_facts() else ""
 
 
 def carry_out(

@@ -54,8 +54,11 @@ def _run(arguments: list[str]) -> int:
         return _report(_usage(error, arguments), as_json=as_json, verbose=verbose)
     except click.ClickException as error:
         return _report(EnvbuildError("usage", error.format_message()), as_json=as_json, verbose=verbose)
-    except (KeyboardInterrupt, click.Abort):
-        sys.stderr.write("\ninterrupted; the same command continues where this one stopped\n")
+    except (KeyboardInterrupt, click.Abort) as error:
+        # Of an interrupt at a question click hides the cause, of any other it names it.
+        asked = isinstance(error, click.Abort) and error.__cause__ is None
+        goes_on = "asks again" if asked else "continues where this one stopped"
+        sys.stderr.write(f"\ninterrupted; the same command {goes_on}\n")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of stdout went away (`| head`); Python would complain again while flushing at exit.

@@ -49,7 +49,7 @@ _MEASURED = (
 
 
 @click.command("strategy")
-@stack_argument(required=True)
+@stack_argument(run=True)
 @where_options
 @click.option("--gpus", type=Count(1, 16384), required=True, metavar="N", help="GPUs to train on.")
 @click.option("--gpus-per-node", type=Count(1, 64), help="GPUs of a node (default: N, at most 8).")

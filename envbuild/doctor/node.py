@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.doctor.controller import Diagnosis, Level
 from envbuild.model.facts import DiskFacts, NodeFacts
-from envbuild.model.target import Target
+from envbuild.model.target import Target, proxies
 from envbuild.resolve.health import usable
 from envbuild.resolve.node_classes import gpu_fault
 from envbuild.schedule.slurm import Partition, node_names, parse_partition
@@ -256,12 +256,16 @@ _BRING = (
 
 def _network(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     reached, missed = (", ".join(hosts) for hosts in _hosts(facts.reachable))
-    proxies = ", ".join(f"{scheme} through {host}" for scheme, host in sorted(site["proxies"].items()))
+    through = ", ".join(f"{scheme} through {host}" for scheme, host in sorted(site["proxies"].items()))
+    own = ", ".join(
+        sorted({urlsplit(url).netloc.rpartition("@")[2] or url for url in proxies(target.environment).values()})
+    )
     parts = [f"{how}: {hosts}" for how, hosts in (("reached", reached), ("not reached", missed)) if hosts]
     if DEFAULT_INDEX not in facts.reachable:
         parts.append("not asked: the default index, which the configuration here turns off")
     network = "; ".join(parts)
-    network += f"; proxy: {proxies}" if proxies else "; no proxy"
+    network += f"; proxy: {through}" if through else "; no proxy"
+    network += f", and {own} that the target sets" if own else ""
     if not reached and facts.reachable:
         if target.connection.kind == "local":
             return [_line("network", "warning", network, "only caches, mirrors and bundles give files", _BRING)]

@@ -349,8 +349,8 @@ def other_profiles(
     return tuple(_other(name, _resolve(loaded, name, facts, target, compat, interpreter)) for name in names)
 
 
-# What a rule can say that knows nothing of a node but its GPUs.
-_OF_THE_GPU = frozenset({"gpu-arch", "image-gpu", "engine-fits"})
+# What a rule can say that knows a target, and nothing of its nodes but their GPUs.
+_OF_THE_GPU = frozenset({"gpu-arch", "image-gpu", "engine-fits", "base-module", "base-asked"})
 
 
 def fits_of_profiles(

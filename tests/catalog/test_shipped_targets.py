@@ -138,6 +138,13 @@ def test_a_placeholder_is_named_with_the_field_to_say(tmp_path: Path) -> None:
         with fails("target-template") as caught:
             load_target(name)
     assert "scheduler.account" in caught.value.what
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("name: mine\nextends: pbs\n")
+    with fails("target-template") as caught:
+        load_target(str(mine))
+    held = "still holds placeholders: `scheduler.queue: <your-queue>`, `scheduler.account: <your-account>`"
+    assert caught.value.what.endswith(held)
+    assert caught.value.hint == f"add your own `scheduler.queue` and your own `scheduler.account` to {mine}"
 
 
 def own(tmp_path: Path, text: str) -> Target:

@@ -61,6 +61,11 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
             ("slurm", "opt-175b", "gpu", "", "", "", "", "", "64", "H100", ""),
             {"stack": "opt-175b", "profile": "ported-cu130", "expects": {"gpu": "H100"}},
         ),
+        # Its `exact` stands on a module that jobs of this target do not load.
+        (
+            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", "A100-SXM4-40GB", "4"),
+            {"stack": "megatron-deepspeed-alcf", "profile": "ported"},
+        ),
     ],
 )  # fmt: skip
 def test_answers_become_a_commented_file_that_loads(
@@ -68,6 +73,8 @@ def test_answers_become_a_commented_file_that_loads(
 ) -> None:
     done = init(tmp_path, answers=answers)
     assert done.exit_code == 0, (done.output, done.exception)
+    if profile := wanted.get("profile"):
+        assert f"profile: {profile}; exact does not fit: " in done.output
     text = (tmp_path / "lab.yaml").read_text()
     assert text.count("\n#") >= 4 and max(map(len, text.splitlines())) <= 80
     made = load_target(str(tmp_path / "lab.yaml")).target.model_dump(mode="json", by_alias=True, exclude_defaults=True)

@@ -174,3 +174,22 @@ def test_a_prefix_without_environments_says_how_one_is_built(world: World) -> No
     done = world.good("status", "--all")
     assert done.out == "no environments\n"
     assert done.err.startswith("hint: `envbuild provision STACK` builds one")
+
+
+@pytest.mark.parametrize(
+    ("place", "words", "says"),
+    [
+        ("click.termui.visible_prompt_func", ["init", "new.yaml"], "asks again"),
+        ("envbuild.doctor.controller.diagnose", ["doctor"], "continues where this one stopped"),
+    ],
+)
+def test_an_interrupt_at_a_question_is_no_work_to_continue(
+    place: str, words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, interrupted)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert boundary.run(words) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err.endswith(f"\ninterrupted; the same command {says}\n")

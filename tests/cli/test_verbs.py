@@ -372,7 +372,7 @@ def test_d110_the_error_is_the_last_that_is_said_where_both_streams_go_into_one_
     argv = [sys.executable, "-m", "envbuild", "provision", *place, "--print-script"]
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, check=False)
     lines = done.stdout.splitlines()
-    assert (done.returncode, lines[0]) == (7, "#!/usr/bin/env bash")
+    assert (done.returncode, lines[1]) == (7, "#!/usr/bin/env bash")
     assert [line.partition(":")[0].partition("[")[0] for line in lines[-3:]] == ["error", "why", "hint"]
 
 
@@ -401,3 +401,6 @@ def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(capsys: pyte
     assert "stack: opt-175b, from the target azure-nd96" in err
     assert main(["plan", "opt-175b", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
     assert "stack: " not in capsys.readouterr().err
+    assert main(["plan", "opt-175b", "-t", "pbs", "--facts", "polaris"]) == 7
+    seen = ", seen with the module conda/2025-09-25 loaded, as jobs of `extends: polaris` load it"
+    assert capsys.readouterr().out.startswith(f"example facts of polaris: its nodes, not yours{seen}\n")

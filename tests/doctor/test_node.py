@@ -194,6 +194,8 @@ def test_no_way_out_means_that_the_controller_fetches() -> None:
     line = lines(facts(reachable={"pypi": False}), site(proxies={"https": "proxy:3128"}), target(**JOBS))["network"]
     assert (line.level, line.consequence) == ("warning", "this machine fetches and sends, where it can")
     assert "proxy: https through proxy:3128" in line.found
+    through = target(**JOBS, environment={"http_proxy": "http://me:pw@out:3128", "https_proxy": "http://out:3128"})
+    assert lines(facts(), site(), through)["network"].found.endswith("no proxy, and out:3128 that the target sets")
     assert lines(facts(reachable={"pypi": False}), site(), target(delivery="node"))["network"].level == "warning"
 
 

@@ -111,6 +111,13 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
     assert bench.main(args=["megatron-deepspeed-alcf", "-t", str(mine), "--dry-run"], standalone_mode=False) == 0
     out = capsys.readouterr().out
     assert "#PBS -l select=2:ngpus=4:system=polaris\n" in out and "#PBS -q debug\n" in out
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert launch.main(args=["-t", str(mine), "--submit", "--print-script"], standalone_mode=False) == 0
+    printed, error = capsys.readouterr()
+    assert "#PBS -l select=2:ngpus=4:system=polaris\n" in printed, "no STACK, and no scheduler"
+    assert "there is no `qstat` on localhost; the scheduler was not asked: " in error
+    assert "a job of the target has 2 nodes, this is for 1\n" in run(capsys, "-t", str(mine))
 
 
 def test_for_hosts_over_ssh_the_folder_of_the_run_is_below_their_prefix(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,13 @@ def job_script(plan: Plan, target: Target, text: str, recorded: Mapping[str, Nod
     `recorded`: the plan was made from these facts; then no scheduler is asked either.
     """
     site = JobSite.of(target) if recorded is None else JobSite.unasked(target, recorded.values())
-    notes = (UNASKED if recorded is not None else "") + (ONE_NODE if target.scheduler.nodes != 1 else "")
+    users = ", ".join(sorted({facts.user for facts in (recorded or {}).values()}))
+    asked = (
+        ""
+        if recorded is None
+        else f"{UNASKED}# `{{user}}` and `{{home}}` of the target are those of the facts: {users}.\n"
+    )
+    notes = asked + (ONE_NODE if target.scheduler.nodes != 1 else "")
     text = text.replace("\n", f"\n{notes}", 1)
     limit = limit_of(plan, target)
     job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit, builder=pinned(plan))

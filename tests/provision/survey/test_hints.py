@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack, lock_path
-from envbuild.catalog.node_facts import list_facts
+from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.cli.run import run
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import LockedTree
@@ -153,7 +153,7 @@ def test_d84_a_script_of_what_is_refused_says_the_reason_of_the_plan() -> None:
 def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
     place = ("provision", "-s", "megatron-alpa", "--profile", "ported", "-t", "local", "--facts", "h200")
     result = ask(*place, "--print-script")
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, "warning: example facts of h200: its nodes, not yours\n")
     assert result.stdout.startswith("#!/usr/bin/env bash\n") and "--hash=sha256:" in result.stdout
     assert ask(*place).exit_code == 2
 
@@ -173,6 +173,8 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     result = ask("provision", "--target", str(mine), "--facts", target, "--print-script")
     assert (result.exit_code, submit in result.stdout) == (0, True), result.stderr
     assert "the scheduler was not asked. Not known: " in result.stdout and "--hash=sha256:" in result.stdout
+    user = next(iter(load_facts(target).values())).user
+    assert f"\n# `{{user}}` and `{{home}}` of the target are those of the facts: {user}.\n" in result.stdout
     assert "\n  export https_proxy=http://proxy:3128\n" in result.stdout.partition("uv venv ")[0], "before downloads"
     assert "this file asks for one node, which builds" in result.stdout
     made = ask("plan", "--target", str(mine), "--facts", target).stdout
@@ -192,12 +194,12 @@ def test_a_printed_job_asks_for_a_queue_that_takes_one_node(tmp_path: Path) -> N
 
 def test_no_job_is_printed_for_a_template_and_no_scheduler_sends_to_facts() -> None:
     result = ask("provision", "--target", "polaris", "--facts", "polaris", "--print-script")
-    assert (result.exit_code, "placeholder <your-account>" in result.stderr) == (2, True)
+    assert (result.exit_code, "placeholders: `scheduler.account: <your-account>`" in result.stderr) == (2, True)
     result = ask("provision", "--target", "azure-nd96", "--print-script")
     assert "`envbuild plan --facts FILE|NAME` contacts no host" in result.stderr
 
 
-_LOAD = "`scheduler: {modules: {load: [conda/2023-10-04]}}` in the target; or `base_python: PATH` in the target"
+_LOAD = "`scheduler: modules:`, if the site has it; or `base_python: PATH` in the target"
 
 
 @pytest.mark.parametrize(
