@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol
 
 from envbuild.model.evidence import Comparison, Metric
 from envbuild.model.facts import NodeFacts
@@ -56,15 +56,6 @@ class Claim:
     gpu: str | None
     gpus: int | None
 
-    @classmethod
-    def beside(cls, comparison: Comparison) -> Self | None:
-        """The claim that a comparison is beside; None where it is beside none."""
-        return (
-            cls(comparison.claim, comparison.where, comparison.source, comparison.claim_gpu, comparison.claim_gpus)
-            if comparison.claim
-            else None
-        )
-
 
 def metric(bench: Bench, values: Sequence[float]) -> Metric:
     """All figures as one sample."""
@@ -96,25 +87,9 @@ def compare(
     reference: Reference, bench: Bench, ran: Ran, measured: float, gpus: Gpus, peaks: Mapping[str, float]
 ) -> Comparison:
     """The measured figure beside the claim for these degrees; `peaks`: dense TFLOP/s by model of GPU."""
-    return judge(claim_for(reference, bench, ran, gpus), bench, ran.model, measured, gpus, peaks)
-
-
-class Measure(Protocol):
-    """How a figure is measured."""
-
-    @property
-    def unit(self) -> str: ...  # noqa: D102
-    @property
-    def lower_is_better(self) -> bool: ...  # noqa: D102
-
-
-def judge(
-    claim: Claim | None, measure: Measure, model: str, measured: float, gpus: Gpus, peaks: Mapping[str, float]
-) -> Comparison:
-    """The verdict on a figure of `model` (the one that ran) against its claim."""
-    unit, lower = measure.unit, measure.lower_is_better
+    claim, unit, lower = claim_for(reference, bench, ran, gpus), bench.unit, bench.lower_is_better
     share = share_of_peak(unit, measured, gpus.peak)
-    why = f"no figure is published for {model} with these degrees"
+    why = f"no figure is published for {ran.model} with these degrees"
     comparison = Comparison(
         measured=measured, unit=unit, gpus=gpus.count, gpu=gpus.name, share=share, verdict="no-claim", why=why
     )
@@ -130,8 +105,7 @@ def judge(
     }
     comparison = comparison.model_copy(update=more)
     verdict = _verdict(comparison, gpus.model, lower_is_better=lower)
-    share_of_claim = float(percent(100 * measured / claim.value, 100 * SAME, 1))
-    comparison = comparison.model_copy(update={"verdict": verdict, "percent": share_of_claim})
+    comparison = comparison.model_copy(update={"verdict": verdict, "percent": share_of_claim(claim.value, measured)})
     return comparison.model_copy(update={"why": _why(comparison, claim, gpus, lower_is_better=lower)})
 
 
@@ -156,6 +130,11 @@ def _of_peak(share: float | None, gpu: str | None) -> str:
 def share_of_peak(unit: str, value: float, peak: float | None) -> float | None:
     """Percent, where the figure is one of computing."""
     return None if peak is None or unit != _TFLOPS else round(100 * value / peak, 1)
+
+
+def share_of_claim(claim: float, measured: float) -> float:
+    """Percent; never rounded across what counts as reproduced."""
+    return float(percent(100 * measured / claim, 100 * SAME, 1))
 
 
 def _why(comparison: Comparison, claim: Claim, gpus: Gpus, *, lower_is_better: bool) -> str:

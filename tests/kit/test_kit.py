@@ -272,7 +272,7 @@ def test_another_stack_a_report_without_a_lock_and_what_is_there_are_refused(rep
     alone = shutil.copy(report / "report.html", tmp_path / "mailed.html")
     (tmp_path / "there").mkdir()
     forged = Sealed(tmp_path / "forged")
-    forged.forge(lambda data: data.update(exit=1))
+    forged.forge(lambda data: data.update(lock_digest="ab" * 32))
     for path, output, stack, code, exit_code in (
         (report, "a", str(other), "kit-stack-differs", 2),
         (alone, "b", None, "kit-without-lock", 7),

@@ -93,11 +93,12 @@ def test_plain_ssh_keygen_verifies_it_as_the_documentation_says(copy: Path, keys
 
 def test_what_does_not_hold_is_not_signed_and_what_is_signed_can_be_signed_again(tmp_path: Path, keys: Keys) -> None:
     sealed = Sealed(tmp_path)
-    sealed.forge(lambda data: data.update(exit=1))
+    honest = sealed.data["lock_digest"]
+    sealed.forge(lambda data: data.update(lock_digest="ab" * 32))
     with fails("report-not-holding", ExitCode.INTEGRITY, match="fails its check"):
         sign_report(sealed.folder, keys.own)
     assert not (sealed.folder / SIGNATURE).exists()
-    sealed.forge(lambda data: data.update(exit=0))
+    sealed.forge(lambda data: data.update(lock_digest=honest))
     sign_report(sealed.folder, keys.other)
     sign_report(sealed.folder, keys.own)
     assert problems(sealed.folder, keys.signers) == set()

@@ -15,9 +15,9 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError
 from envbuild.model import evidence
-from envbuild.model.evidence import Attachment, BuiltVariant, Evidence, Files, NodeEvidence, root
+from envbuild.model.evidence import Attachment, BuiltVariant, Evidence, NodeEvidence, root
 from envbuild.model.lock import Lock, LockedSource, Variant
-from envbuild.model.stack import CondaPackage, Profile
+from envbuild.model.stack import CondaPackage
 from envbuild.report import evidence_file
 from envbuild.report.equality import names
 from envbuild.report.recheck.opened import Finding, Opened, checked, judged, not_checked, problem, read_attachment
@@ -35,11 +35,9 @@ class Attached:
     """What could be read: `variants` by digest, file lists by the root that they are said to give."""
 
     lock: Lock | None = None
-    profile: dict[str, Any] | None = None
-    profile_digest: str = ""
+    profile_digest: str | None = None
     variants: dict[str, Variant] = field(default_factory=dict)
     lists: dict[str, evidence.Files] = field(default_factory=dict)
-    plan: dict[str, Any] | None = None
 
 
 def read_all(report: Opened) -> tuple[Attached, list[Finding]]:
@@ -94,14 +92,11 @@ def _take(attached: Attached, item: Attachment, data: bytes) -> None:
 
         attached.lock = parse_lock(data.decode(), item.path)
     elif item.kind == "profile":
-        attached.profile, attached.profile_digest = dict(evidence_file.parse(data)), item.sha256
-        Profile.from_plain(attached.profile["contents"])
+        attached.profile_digest = item.sha256
     elif item.kind == "variant":
         attached.variants[str(item.of)] = Variant.from_plain(evidence_file.parse(data))
     elif item.kind == "files":
         attached.lists[str(item.of)] = evidence.unpack(data)
-    elif item.kind == "plan":
-        attached.plan = dict(evidence_file.parse(data))
 
 
 def _listing(report: Opened) -> Iterator[Finding]:
@@ -128,7 +123,7 @@ def _lock(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     digest = next((item.sha256 for item in evidence.attachments if item.kind == "lock"), None)
     if digest is not None and digest != evidence.lock_digest:
         yield problem("report-lock-differs", "lock", "the lock beside the evidence is not the one that it names")
-    lock, profile = attached.lock, attached.profile
+    lock = attached.lock
     if lock is None:
         yield not_checked("lock", "the lock could not be read, so packages and variants were not compared")
         return
@@ -136,23 +131,13 @@ def _lock(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         says = f"the lock is of {lock.stack} ({lock.profile}), the report of {evidence.stack} ({evidence.profile})"
         yield problem("report-lock-of-another-stack", "lock", says)
     yield checked("lock", f"{len(lock.variants)} variant digests computed from the lock's contents agree")
-    if profile is None:
-        yield not_checked("stack", "the stack's profile is missing, so the lock was not compared with a stack")
+    if attached.profile_digest is None:
+        yield not_checked("stack", "the stack's profile is missing, so the lock was not compared with it")
     elif attached.profile_digest != lock.manifest_digest:
         yield problem("report-profile-differs", "stack", "the lock was not made from the profile beside the evidence")
     else:
-        yield from _stack(lock, profile)
+        yield checked("stack", "the lock names the digest of the stack's profile")
     yield from _shipped(evidence)
-
-
-def _stack(lock: Lock, profile: Mapping[str, Any]) -> list[Finding]:
-    from envbuild.lock.agreement import contents
-
-    findings = contents(lock, Profile.from_plain(profile["contents"]))
-    problems = [
-        problem("report-lock-not-of-stack", "stack", f"{finding.subject}: {finding.says}") for finding in findings
-    ]
-    return judged("stack", "the lock holds what the stack's profile asks for, and names its digest", problems)
 
 
 def _shipped(evidence: Evidence) -> Iterator[Finding]:
@@ -178,7 +163,6 @@ def _variants(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         if evident.digest in attached.variants:
             problems += _built(evident, attached.variants[evident.digest], evidence.nodes)
     for node in evidence.nodes:
-        problems += _of_node(node, attached.variants.get(str(node.variant_digest)))
         good = node.status in GOOD and node.variant_digest
         if named and good and node.variant_digest not in named:
             says = f"{node.node} has the variant {str(good)[:12]}, which the evidence does not hold"
@@ -198,22 +182,6 @@ def _built(evident: BuiltVariant, variant: Variant, nodes: Iterable[NodeEvidence
     if missing := {row.name for row in due.packages} - {row.name for row in evident.packages}:
         says = f"{evident.id}: the hashes of {few(sorted(missing), 5)} are left out"
         yield problem("report-package-missing", "packages", says)
-
-
-def _of_node(node: NodeEvidence, variant: Variant | None) -> Iterator[Finding]:
-    """What was decided for a node, and what its base provides, against the variant that it has."""
-    if variant is None:
-        return
-    decided = node.resolution.variant_id if node.resolution else None
-    if decided not in (None, variant.id) and node.status in GOOD:
-        says = f"{node.node}: {decided} was decided on, and {variant.id} is there"
-        yield problem("report-variant-differs", "variants", says)
-    provided = {canonicalize_name(name): version for name, version in variant.provided.items()}
-    for name, version in node.base_packages.items():
-        locked = provided.get(canonicalize_name(name), "" if variant.base.kind == "none" else version)
-        if not same_version(version, locked):
-            says = f"{node.node}: the base is said to have {name} {version}, the variant stands on {locked or 'none'}"
-            yield problem("report-variant-differs", "variants", says)
 
 
 def _is_of(variant: Variant, lock: Lock) -> bool:
@@ -353,9 +321,6 @@ def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
             problems.append(problem("report-root-differs", "root", says))
     rooted = [node for node in evidence.nodes if node.root]
     good = [node for node in rooted if node.root in attached.lists]
-    sums = {digest: _sum(files) for digest, files in attached.lists.items()}
-    for node in good:
-        problems += _counts(node, sums[str(node.root)])
     if good:
         says = f"computed from the list of files for {len(good)} of {len(rooted)} nodes with one"
         yield from judged("root", says, problems)
@@ -369,33 +334,3 @@ def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     if rooted:
         says = "whether the files on the disk give this root: run `envbuild verify` on the node"
         yield not_checked("root", says)
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """A list of files in short: how many, their bytes, and the version of each package (by its dist-info)."""
-
-    files: int
-    bytes: int
-    packages: dict[str, str]
-
-
-def _sum(files: Files) -> _Sum:
-    folders = {path.rpartition("/")[0] for path in files if ".dist-info/" in path and "site-packages/" in path}
-    names = (folder.rpartition("/")[2] for folder in folders if folder.endswith(".dist-info"))
-    parts = (name.removesuffix(".dist-info").partition("-") for name in names)
-    return _Sum(
-        len(files),
-        sum(row[2] for row in files.values()),
-        {canonicalize_name(name): version for name, _, version in parts},
-    )
-
-
-def _counts(node: NodeEvidence, sums: _Sum) -> Iterator[Finding]:
-    if node.files is not None and (node.files, node.bytes) != (sums.files, sums.bytes):
-        says = f"{node.files:,} files of {node.bytes or 0:,} bytes, the list has {sums.files:,} of {sums.bytes:,}"
-        yield problem("report-file-count-differs", "root", f"{node.node}: {says}")
-    for name, version in node.packages.items() if sums.packages else ():
-        if not _is_conda(version) and not same_version(sums.packages.get(canonicalize_name(name), ""), version):
-            says = f"{node.node}: {name} {version} is installed, and the list of files has no such package"
-            yield problem("report-package-not-in-files", "root", says)

@@ -1,18 +1,14 @@
-"""Checks the figures: each against its values, its floor, and its claim."""
+"""Checks the figures: each against its values and its floor, and each percent against the figures that it is of."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
-from envbuild import __version__
-from envbuild.catalog.loader import list_stacks, load_stack
-from envbuild.model.common import StrictModel
-from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
-from envbuild.model.launch import Reference
-from envbuild.report.claimed import NO_GPU, Claim, Gpus, claim_for, gpus_of, judge, metric, named
+from envbuild.model.evidence import Check, Comparison, Evidence, Metric
+from envbuild.report.claimed import SAME, named, ratio_of, share_of_claim, share_of_peak
 from envbuild.report.recheck.opened import Finding, judged, not_checked, problem
 from envbuild.report.sources import mapping, numbers
 from envbuild.report.tables import below_floor
@@ -129,77 +125,43 @@ def _claims(evidence: Evidence) -> Iterator[Finding]:
     own = [(node, check) for node, check in due if check.comparison or check.status != "failed"]
     if not own:
         return
-    shipped = evidence.stack in list_stacks()
-    reference = load_stack(evidence.stack).stack.reference if shipped else None
     problems = [
         problem("report-claim-differs", "claims", f"{node.node}: {check.name}: {text}")
         for node, check in own
-        for text in _claim(node, check, reference, words=evidence.envbuild == __version__)
+        for text in _claim(check)
     ]
-    follows = f"values, launch and {evidence.stack}" if shipped else "its figures"
-    yield from judged("claims", f"the comparison beside {plural(len(own), 'figure')} follows from {follows}", problems)
-    if not shipped:
-        yield not_checked("claims", "the document's claims: envbuild does not ship this stack")
+    yield from judged("claims", f"the comparison beside {plural(len(own), 'figure')} follows from its values", problems)
+    yield not_checked("claims", "the claims themselves: compare them with the document")
 
 
-class _Ran(NamedTuple):
-    model: str
-    degrees: Mapping[str, int]
-
-
-def _claim(node: NodeEvidence, check: Check, reference: Reference | None, *, words: bool) -> Iterator[str]:
-    """In what a comparison is not the one that follows; `words`: its sentence is compared as well."""
-    comparison = check.comparison
+def _claim(check: Check) -> Iterator[str]:
+    """In what a comparison is not the one that follows from its values and the claim that it names."""
+    comparison, values = check.comparison, numbers(check.details.get("values"))
     if comparison is None:
         yield f"it {check.status}, and has no comparison"
         return
     if (check.status == "failed") != (comparison.verdict == "below"):
         yield f"it is {comparison.verdict} {'its claim ' * (comparison.verdict == 'below')}and {check.status}"
-    values, launch = numbers(check.details.get("values")), mapping(check.details.get("launch"))
-    model, nodes, gpus = launch.get("model"), launch.get("nodes"), launch.get("gpus_per_node")
     if len(check.metrics) != 1 or not values or min(values) <= 0:
         yield f"{plural(len(check.metrics), 'figure')} of {plural(len(values), 'value')}: no run gives this"
-    elif not (isinstance(model, str) and isinstance(nodes, int) and isinstance(gpus, int)):
-        yield "the evidence does not say what was launched"
-    else:
-        ran = _Ran(model, {name: n for name, n in mapping(launch.get("degrees")).items() if isinstance(n, int)})
-        hardware = _hardware(node, comparison, nodes * gpus)
-        yield from _beside(
-            comparison, check.metrics[0], values, reference, [(ran, where) for where in hardware], words=words
-        )
+        return
+    for name, value in _due(comparison, check.metrics[0], statistics.median(values)).items():
+        if value != getattr(comparison, name):
+            yield f"{name} is {value}, not {getattr(comparison, name)}"
 
 
-def _beside(
-    comparison: Comparison,
-    one: Metric,
-    values: list[float],
-    reference: Reference | None,
-    ran: list[tuple[_Ran, Gpus]],
-    *,
-    words: bool,
-) -> Iterator[str]:
-    """The comparison against the claim of the shipped stack; of another stack, against the claim that it tells."""
-    bench, peaks = reference.bench if reference else None, load_compat().peaks()
-    if bench is not None:
-        yield from _differs(one, [metric(bench, values)])
-    made = []
-    for what, gpus in ran:
-        claim = claim_for(reference, bench, what, gpus) if reference and bench else Claim.beside(comparison)
-        made.append(judge(claim, bench or one, what.model, statistics.median(values), gpus, peaks))
-    yield from _differs(comparison, made if words else [row.model_copy(update={"why": comparison.why}) for row in made])
-
-
-def _hardware(node: NodeEvidence, comparison: Comparison, count: int) -> list[Gpus]:
-    """The GPUs of the node; without its facts those that are told: no name is no GPU, or an unknown one."""
-    if node.facts is not None:
-        return [gpus_of(node.facts, count, load_compat())]
-    return [named(comparison.gpu, count, load_compat()), *([] if comparison.gpu else [Gpus(None, count, NO_GPU)])]
-
-
-def _differs(stated: StrictModel, made: Sequence[StrictModel]) -> Iterator[str]:
-    if stated not in made:
-        pairs = [(name, getattr(made[0], name), getattr(stated, name)) for name in type(stated).model_fields]
-        yield "; ".join(f"{name} is {one}, not {other}" for name, one, other in pairs if one != other)
+def _due(comparison: Comparison, one: Metric, measured: float) -> dict[str, Any]:
+    """The fields that a figure gives beside this claim."""
+    gpu, claim, peaks = named(comparison.gpu, comparison.gpus, load_compat()), comparison.claim, load_compat().peaks()
+    share = share_of_peak(one.unit, measured, gpu.peak)
+    due: dict[str, Any] = {"measured": measured, "unit": one.unit, "share": share}
+    if not claim:
+        return due | {"verdict": "no-claim", "percent": None}
+    ratio = ratio_of(claim, measured, lower_is_better=one.lower_is_better)
+    if comparison.verdict != "not-comparable":
+        due["verdict"] = "reproduced" if ratio >= SAME else "below"
+    due["claim_share"] = share_of_peak(one.unit, claim, peaks.get(comparison.claim_gpu or ""))
+    return due | {"percent": share_of_claim(claim, measured)}
 
 
 def _near(one: float, other: float) -> bool:

@@ -60,7 +60,7 @@ def said(check: Data, **more: Any) -> str:
 def test_what_a_run_tells_of_its_claim_holds_reproduced_and_below() -> None:
     for rate, verdict in ((196_000.0, "reproduced"), (100_000.0, "below")):
         assert ran(rate)["comparison"]["verdict"] == verdict
-        assert [each.kind for each in findings(ran(rate))] == ["checked"]
+        assert [each.kind for each in findings(ran(rate))] == ["checked", "not-checked"]
 
 
 def test_of_a_log_that_was_read_the_check_is_skipped() -> None:
@@ -69,34 +69,16 @@ def test_of_a_log_that_was_read_the_check_is_skipped() -> None:
     assert "reproduced and failed" in said(read | {"status": "failed"})
 
 
-def unclaimed(check: Data) -> None:
-    gone = dict.fromkeys(("claim", "where", "source", "claim_gpu", "claim_gpus", "percent"))
-    why = "no figure is published for 125m with these degrees"
-    check["comparison"].update(gone | {"verdict": "no-claim", "why": why})
-
-
-def less_is_better(check: Data) -> None:
-    check["metrics"][0]["lower_is_better"] = True
-    check["comparison"].update(verdict="reproduced", why="reproduced: 200 %")
-
-
 def two_units(check: Data) -> None:
-    check["metrics"][0]["unit"] = check["comparison"]["unit"] = "words/min"
+    check["comparison"]["unit"] = "words/min"
 
 
 # What is changed of a run below its claim that is called passed, and what is said of it.
 PASSED: dict[str, tuple[Callable[[Data], object], str]] = {
     "nothing but the status": (lambda c: None, "below its claim and passed"),
-    "less is better": (less_is_better, "lower_is_better is False, not True"),
+    "another verdict": (lambda c: c["comparison"].update(verdict="reproduced"), "verdict is below, not reproduced"),
     "another unit": (two_units, "unit is words/s, not words/min"),
-    "no claim": (unclaimed, "claim is 200000.0, not None"),
-    "other words": (
-        lambda c: c["comparison"].update(why="reproduced: 101 %"),
-        "why is below the claim: 50 %, not reproduced: 101 %",
-    ),
     "another share of the peak": (lambda c: c["comparison"].update(share=99.0), "share is None, not 99.0"),
-    "other GPUs": (lambda c: c["comparison"].update(gpus=7, verdict="not-comparable"), "gpus is 8, not 7"),
-    "no launch": (lambda c: c["details"].pop("launch"), "the evidence does not say what was launched"),
     "no values": (lambda c: c["details"].pop("values"), "1 figure of 0 values"),
     "values that are none": (lambda c: c["details"].update(values=[0.0]), "1 figure of 1 value"),
     "no figure": (lambda c: c.update(metrics=[]), "0 figures of 3 values"),
@@ -117,53 +99,21 @@ def test_a_run_below_its_claim_that_is_called_passed_is_rejected(change: Callabl
 @pytest.mark.parametrize(
     ("forged", "says"),
     [
-        ({"claim": 199_000.0, "percent": 98.5}, "claim is 200000.0, not 199000.0"),
-        ({"source": "somebody"}, "source is the document, not somebody"),
+        ({"claim": 199_000.0}, "percent is 98.5, not 98.0"),
         ({"percent": 100.0}, "percent is 98.0, not 100.0"),
-        ({"verdict": "not-comparable"}, "verdict is reproduced, not not-comparable"),
-        ({"gpu": "NVIDIA H200"}, "gpu is NVIDIA A100-SXM4-80GB, not NVIDIA H200"),
         ({"measured": 210_000.0, "percent": 105.0}, "measured is 196000.0, not 210000.0"),
-        ({"gpus": 16}, "gpus is 8, not 16"),
     ],
 )
-def test_a_comparison_has_to_be_the_one_that_values_launch_and_stack_give(forged: Data, says: str) -> None:
+def test_a_comparison_has_to_be_the_one_that_its_values_give(forged: Data, says: str) -> None:
     check = ran(196_000.0)
     check["comparison"] |= forged
     assert codes(check) == {"report-claim-differs"}
     assert says in said(check)
 
 
-def test_of_a_node_without_facts_the_gpus_are_those_that_are_told() -> None:
-    check = ran(196_000.0)
-    run = samples.evidence(samples.node(checks=[check], facts=None), stack="opt-175b", verb="bench")
-    assert [each.kind for each in claims(run)] == ["checked"]
-    check["comparison"]["gpu"] = "NVIDIA H200"
-    run = samples.evidence(samples.node(checks=[check], facts=None), stack="opt-175b", verb="bench")
-    assert "verdict is not-comparable, not reproduced" in claims(run)[0].says
-
-
 def test_a_failed_run_without_a_figure_is_compared_with_nothing() -> None:
     check = {"name": "bench", "status": "failed", "says": "run 1: it ended with exit code 1"}
     assert findings(check) == []
-
-
-def test_of_a_stack_that_is_not_known_here_the_arithmetic_alone_is_checked_and_that_is_said() -> None:
-    check = ran(196_000.0)
-    assert codes(check, stack="mine") == set()
-    assert "envbuild does not ship this stack" in said(check, stack="mine")
-    check["comparison"]["percent"] = 100.0
-    assert codes(check, stack="mine") == {"report-claim-differs"}
-    assert "percent is 98.0, not 100.0" in said(check, stack="mine")
-    check = ran(100_000.0) | {"status": "passed"}
-    assert codes(check, stack="mine") == {"report-claim-differs"}
-
-
-def test_words_of_another_envbuild_are_not_compared() -> None:
-    check = ran(100_000.0)
-    check["comparison"]["why"] = "50 % of the claim"
-    assert codes(check, envbuild="0.0.9") == set()
-    unclaimed(check)
-    assert codes(check, envbuild="0.0.9") == {"report-claim-differs"}
 
 
 def test_what_is_left_of_a_launch_that_was_published_is_enough() -> None:
@@ -173,4 +123,4 @@ def test_what_is_left_of_a_launch_that_was_published_is_enough() -> None:
         samples.evidence(samples.node(checks=[check], facts=samples.facts("n", 8)), stack="opt-175b", verb="bench")
     )
     assert "/home/ada" not in str(run) and "commands" not in run.nodes[0].checks[0].details["launch"]
-    assert [each.kind for each in claims(run)] == ["checked"]
+    assert [each.kind for each in claims(run)] == ["checked", "not-checked"]
