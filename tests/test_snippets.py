@@ -187,8 +187,7 @@ def run(world: World, command: str, *, before: Sequence[object] = (), **filled: 
     if command.startswith("envbuild") and not set("|&;$>") & set(command):
         return world.run(*shlex.split(command)[1:], **({"before": before} if before else {}))
     path = f"{Path(sys.executable).parent}:{world.env['PATH']}"
-    shell = ["fish", "-c"] if command.endswith("| source") else ["bash", "-ec"]
-    done = completed([*shell, command], cwd=world.work, env={**world.env, "PATH": path}, timeout=DEADLINE)
+    done = completed(["bash", "-ec", command], cwd=world.work, env={**world.env, "PATH": path}, timeout=DEADLINE)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

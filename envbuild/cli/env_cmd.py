@@ -19,14 +19,11 @@ from envbuild.cli.output import Ui, columns, common_options, failures
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest, sort_out
 from envbuild.node import paths
-from envbuild.node.env.activation_files import csh_quote
 from envbuild.text import few
 
 if TYPE_CHECKING:
     from envbuild.model.target import Target
 
-FILES = {"sh": "activate.sh", "fish": "activate.fish", "csh": "activate.csh"}
-_KINDS = {"fish": "fish", "csh": "csh", "tcsh": "csh"}
 # Which environments are meant, and how the answer is given.
 _nodes = options(installer_option, nodes_of_target, common_options)
 _in_use = options(stack_argument(complete=names.used), _nodes)
@@ -118,19 +115,16 @@ def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
 
 
 @env.command("activate")
-@click.option(
-    "--shell", type=click.Choice(["sh", "fish", "csh"]), help="Shell to print for (default: the calling one)."
-)
 @_in_use
-def activate(ui: Ui, /, shell: str | None, **flags: Any) -> None:
+def activate(ui: Ui, /, **flags: Any) -> None:
     """Print shell code that activates the environment of STACK.
 
-    To use it: eval "$(envbuild env activate STACK)". In fish: envbuild env activate STACK | source. In csh:
-    eval `envbuild env activate STACK`. Activates the environment in use; with --engine, the one that
-    this engine made, in use or not.
+    To use it in sh, bash and zsh: eval "$(envbuild env activate STACK)". In fish and csh, `envbuild env run STACK`
+    opens your shell in the environment. Activates the environment in use; with --engine, the one that this engine
+    made, in use or not.
     """
     item = _current(ui, flags)
-    code = code_for(item["path"], shell or calling_shell())
+    code = f". {shlex.quote(paths.meta(item['path'], 'activate.sh'))}\n"
     ui.result({"path": item["path"], "shell": code}, lambda: code, verbatim=True)
 
 
@@ -327,22 +321,6 @@ def change(target: Target, verb: str, args: dict[str, Any], node: str, *, wait: 
     return run_node(node, sent, target.connection, 3600.0).result()
 
 
-def calling_shell() -> str:
-    """The kind of the shell that called: what cannot be told is `sh`."""
-    try:
-        name = Path(f"/proc/{os.getppid()}/comm").read_text(encoding="utf-8").strip()
-    except OSError:
-        name = ""
-    return _KINDS.get(name, "sh")
-
-
-def code_for(environment: str, shell: str) -> str:
-    """What a shell of that kind reads to activate an environment."""
-    word = "." if shell == "sh" else "source"
-    path = f"{environment}/.envbuild/{FILES[shell]}"
-    return f"{word} {csh_quote(path) if shell == 'csh' else shlex.quote(path)}\n"
-
-
 def become(environment: str, command: Sequence[str]) -> NoReturn:
     """Run `command` in the environment in place of this process: signals and the exit code are its own.
 
@@ -355,14 +333,10 @@ def become(environment: str, command: Sequence[str]) -> NoReturn:
 def open_shell(environment: str) -> NoReturn:
     """Become the user's shell with the environment loaded after its own start-up files. Raises as `become`.
 
-    A shell other than bash and fish starts with the variables, and its start-up files may change them.
+    A shell other than bash starts with the variables, and its start-up files may change them.
     """
     shell = os.environ.get("SHELL") or "/bin/sh"
-    name = Path(shell).name
-    if name == "fish":
-        load = code_for(environment, "fish") if _file(environment, "activate.fish") else ""
-        _replace([shell, "--init-command", load])
-    if name != "bash":
+    if Path(shell).name != "bash":
         become(environment, [shell])
     start = f"[ ! -r ~/.bashrc ] || . ~/.bashrc\n. {shlex.quote(_file(environment, 'activate.sh'))}\n"
     # A file without a name, which ends with the shell that reads it.

@@ -69,7 +69,7 @@ def test_d68_no_secret_variable_of_caller_or_target_reaches_a_sink_by_any_verb(t
     assert [words for words, done in zip(lines, said, strict=True) if "c4nary" in done.out + done.err] == []
     files = [path for path in world.top.rglob("*") if path.is_file() and path.parent != world.work]
     holding_it = {path.name for path in files if b"c4nary" in path.read_bytes() and not path.is_symlink()}
-    assert holding_it <= {"activate.sh", "activate.fish", "activate.csh", "variables.json", "tiny", "stamp.json"}
+    assert holding_it <= {"activate.sh", "variables.json", "tiny", "stamp.json"}
     assert "activate.sh" in holding_it, "the environment itself has them"
 
 

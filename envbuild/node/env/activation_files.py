@@ -1,4 +1,4 @@
-"""What a person loads: `.envbuild/activate.sh` (`.fish`, `.csh`) for one shell, and a modulefile.
+"""What a person loads: `.envbuild/activate.sh` for sh, bash and zsh, and a modulefile.
 
 Start-up files are never touched.
 
@@ -46,47 +46,6 @@ printf '%s\\n' >&2 \\
     'hint: list a package under `packages` of the stack, then `envbuild lock create` and `envbuild provision`'
 exit 7
 """
-_FISH = """\
-# Source this file: source %(folder)s/activate.fish
-if set -q _envbuild_names; deactivate; end
-set -g _envbuild_names %(names)s
-for name in $_envbuild_names
-    if set -q $name; set -g _envbuild_old_$name $$name; end
-end
-function deactivate
-    for name in $_envbuild_names
-        set -l old _envbuild_old_$name
-        if set -q $old; set -gx $name $$old; set -e $old; else; set -e $name; end
-    end
-    set -e _envbuild_names
-    if functions -q _envbuild_prompt
-        functions -e fish_prompt
-        functions -c _envbuild_prompt fish_prompt
-        functions -e _envbuild_prompt
-    end
-    functions -e deactivate
-end
-%(lines)s
-if test -z "$VIRTUAL_ENV_DISABLE_PROMPT"; and type -q fish_prompt
-    functions -c fish_prompt _envbuild_prompt
-    function fish_prompt; printf '%%s' %(prompt)s; _envbuild_prompt; end
-end
-"""
-_CSH = """\
-# Source this file: source %(folder)s/activate.csh
-if ($?_envbuild_env) then
-    if (-e "$_envbuild_env/.envbuild/deactivate.csh") source "$_envbuild_env/.envbuild/deactivate.csh"
-endif
-set _envbuild_env = %(environment)s
-%(keep)s
-%(lines)s
-if ($?prompt && ! $?VIRTUAL_ENV_DISABLE_PROMPT) then
-    set _envbuild_prompt = "$prompt"
-    set prompt = %(prompt)s"$prompt"
-endif
-alias deactivate 'source "$_envbuild_env/.envbuild/deactivate.csh"'
-rehash
-"""
 Row = Tuple[
     str, str, str
 ]  # (`set`, `prepend`, `append`, `exists` or `unset`, name, value); `exists`: where the path is
@@ -99,22 +58,6 @@ _FORMS = {
         "exists": "if [ -e %(value)s ]; then export %(name)s=%(value)s; fi",
         "unset": "unset %(name)s",
     },
-    "fish": {
-        "set": "set -gx %(name)s %(value)s",
-        "prepend": "set -q %(name)s; and set -gx %(name)s %(value)s:(string join : $%(name)s);"
-        " or set -gx %(name)s %(value)s",
-        "append": "set -gx %(name)s $%(name)s %(value)s",
-        "exists": "if test -e %(value)s; set -gx %(name)s %(value)s; end",
-        "unset": "set -e %(name)s",
-    },
-    "csh": {
-        "set": "setenv %(name)s %(value)s",
-        "prepend": 'if ($?%(name)s) then\n    setenv %(name)s %(value)s:"$%(name)s"\nelse\n'
-        "    setenv %(name)s %(value)s\nendif",
-        "append": 'setenv %(name)s "$%(name)s":%(value)s',
-        "exists": "if (-e %(value)s) setenv %(name)s %(value)s",
-        "unset": "unsetenv %(name)s",
-    },
     "module": {
         "set": "setenv %(name)s %(value)s",
         "prepend": "prepend-path %(name)s %(value)s",
@@ -122,7 +65,6 @@ _FORMS = {
         "exists": "if { [file exists %(value)s] } {\n    setenv %(name)s %(value)s\n}",
     },
 }
-FILES = ("activate.sh", "activate.fish", "activate.csh", "deactivate.csh")
 _VARIABLE = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -174,8 +116,8 @@ def _changes(environment: str, stack: str, variables: Json) -> tuple[list[Row], 
 
 
 def _lines(shell: str, rows: Sequence[Row]) -> list[str]:
-    """The rows as lines of `sh`, `fish`, `csh` or of a `module`, values literally."""
-    quote = {"sh": shlex.quote, "fish": _fish_quote, "csh": csh_quote, "module": tcl_quote}[shell]
+    """The rows as lines of `sh` or of a `module`, values literally."""
+    quote = {"sh": shlex.quote, "module": tcl_quote}[shell]
     return [_FORMS[shell][kind] % {"name": name, "value": quote(value)} for kind, name, value in rows]
 
 
@@ -205,45 +147,6 @@ def modulefile(environment: str, stack: str, variables: Json) -> str:
     return "\n".join(lines + _lines("module", list(chain(*_changes(environment, stack, variables))))) + "\n"
 
 
-def fish(environment: str, stack: str, rows: Sequence[Row]) -> str:
-    """The text for fish, which reads what ends in PATH as a list."""
-    folder, prompt = _fish_quote(paths.meta(environment, "")), _fish_quote(f"({stack}) ")
-    lines = "\n".join(_lines("fish", rows))
-    return _FISH % {"folder": folder, "names": " ".join(_names(rows)), "lines": lines, "prompt": prompt}
-
-
-def csh(environment: str, stack: str, rows: Sequence[Row]) -> str:
-    """The text for csh and tcsh."""
-    keep = 'if ($?%(name)s) then\n    set _envbuild_old_%(name)s = "$%(name)s"\nendif'
-    return _CSH % {
-        "folder": csh_quote(paths.meta(environment, "")),
-        "environment": csh_quote(environment),
-        "keep": "\n".join(keep % {"name": name} for name in _names(rows)),
-        "lines": "\n".join(_lines("csh", rows)),
-        "prompt": csh_quote(f"({stack}) "),
-    }
-
-
-def csh_undo(rows: Sequence[tuple[str, str, str]]) -> str:
-    """What the alias `deactivate` of csh reads: csh has no functions."""
-    block = (
-        'if ($?%(old)s) then\n    setenv %(name)s "$%(old)s"\n    unset %(old)s\nelse\n    unsetenv %(name)s\nendif\n'
-    )
-    lines = [block % {"name": name, "old": f"_envbuild_old_{name}"} for name in _names(rows)]
-    lines += ['if ($?_envbuild_prompt) then\n    set prompt = "$_envbuild_prompt"\n    unset _envbuild_prompt\nendif\n']
-    return "".join(lines) + "unset _envbuild_env\nunalias deactivate\nrehash\n"
-
-
-def _fish_quote(text: str) -> str:
-    return "'%s'" % text.replace("\\", "\\\\").replace("'", "\\'")
-
-
-def csh_quote(text: str) -> str:
-    """One word of csh, always in quotes: `=1` is an entry of its directory stack without."""
-    # A history event and the end of a line are looked for between any quotes.
-    return "'%s'" % text.replace("'", "'\"'\"'").replace("!", "\\!").replace("\n", "\\\n")
-
-
 def write(environment: str, stack: str, variables: Json) -> bool:
     """Write what shells load, what that needs, and the variables as JSON; True when one of them was not so already."""
     changed = paths.read_json(paths.meta(environment, "variables.json")) != variables
@@ -251,16 +154,8 @@ def write(environment: str, stack: str, variables: Json) -> bool:
         paths.write_json(paths.meta(environment, "variables.json"), variables)
     for name in ("pip", "pip3"):
         changed = _write(os.path.join(paths.meta(environment, "bin"), name), _PIP, 0o777) or changed
-    rows = [*_UNSET, *chain(*_changes(environment, stack, variables))]
-    texts = {
-        "activate.sh": activate_sh(environment, stack, variables),
-        "activate.fish": fish(environment, stack, rows),
-        "activate.csh": csh(environment, stack, rows),
-        "deactivate.csh": csh_undo(rows),
-    }
-    for name, text in texts.items():
-        changed = _write(paths.meta(environment, name), text) or changed
-    return changed
+    text = activate_sh(environment, stack, variables)
+    return _write(paths.meta(environment, "activate.sh"), text) or changed
 
 
 def write_modulefile(prefix: str, environment: str, stack: str, variables: Json) -> bool:

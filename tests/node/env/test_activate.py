@@ -65,37 +65,6 @@ echo "$PS1$KEPT"; shown > after; set | grep _envbuild_ || :
     assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
 
 
-OTHERS = {
-    "fish": ("activate.fish", "set -gx KEPT 'as it was'"),
-    "tcsh": ("activate.csh", "setenv KEPT 'as it was'"),
-    "csh": ("activate.csh", "setenv KEPT 'as it was'"),
-}
-
-
-@pytest.mark.parametrize("program", OTHERS)
-def test_fish_and_csh_take_values_literally_and_give_all_of_them_back(node: Node, program: str) -> None:
-    need(program)
-    file, keep = OTHERS[program]
-    there = {"path": str(node.top), "if": "exists"}
-    values = {**NASTY, "X_BANG": "a!b !! !$", "X_STACK": "=1", "X_LAST": "=-", "KEPT": "new"}
-    variables = {**values, "H_THERE": there, "I_GONE": {"path": "/nonexistent/file", "if": "exists"}}
-    environment = node.build(make_variant([make_wheel(node.wheels)]), variables=variables)
-    load = f"source '{environment}/.envbuild/{file}'"
-    names = [*variables, "VIRTUAL_ENV", "ENVBUILD_STACK", "PATH", "PYTHONPATH", "PIP_REQUIRE_VIRTUALENV"]
-    seen = show(names).removeprefix("exec ")
-    script = f"{keep}\n{seen}\n{load}\n{load}\n{seen}\ndeactivate\n{seen}\ndeactivate\n"
-    words = [program, "-f"] if program != "fish" else [program]
-    env = {**os.environ, "PYTHONPATH": f"{node.top}/a b", "HOME": str(node.top / "home"), "LC_ALL": "C.UTF-8"}
-    done = completed(words, input=script, env=env, cwd=node.top)
-    before, loaded, after = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-    assert {key: loaded[key] for key in values} == values, done.stderr
-    assert (loaded["H_THERE"], loaded["I_GONE"]) == (str(node.top), None)
-    assert (loaded["VIRTUAL_ENV"], loaded["PYTHONPATH"]) == (str(environment), None)
-    assert loaded["PATH"] == f"{environment}/bin:{environment}/.envbuild/bin:{before['PATH']}"
-    assert after == before and before["KEPT"] == "as it was"
-    assert "deactivate" in done.stderr.lower(), "the second one is unknown: nothing is left of the first"
-
-
 @pytest.fixture
 def on_base(node: Node) -> Path:
     """An environment on a virtual environment that has the program `tool` beside its packages."""
@@ -106,17 +75,15 @@ def on_base(node: Node) -> Path:
     return node.environment(above)
 
 
-@pytest.mark.parametrize("program", ["dash", "bash", "busybox", *OTHERS])
+@pytest.mark.parametrize("program", ["dash", "bash", "busybox"])
 def test_programs_of_the_base_are_found_behind_those_of_the_caller(on_base: Path, program: str, tmp_path: Path) -> None:
     need(program)
     own = tmp_path / "own"
     own.mkdir()
     (tool := own / "tool").write_text("#!/bin/sh\necho mine\n")
     tool.chmod(0o755)
-    file, _ = OTHERS.get(program, ("activate.sh", ""))
-    word = "." if file == "activate.sh" else "source"
-    words = {"busybox": ["busybox", "sh"], "fish": ["fish"]}.get(program, [program, "-f"])
-    script = f"{word} '{on_base}/.envbuild/{file}'\ntool\n"
+    words = {"busybox": ["busybox", "sh"]}.get(program, [program, "-f"])
+    script = f". '{on_base}/.envbuild/activate.sh'\ntool\n"
     said = []
     for path in ("/usr/bin:/bin", f"/usr/bin:/bin:{own}"):  # as a command over SSH has it, and a caller's own behind it
         env = {"PATH": path, "HOME": str(tmp_path)}
@@ -141,35 +108,6 @@ def test_the_base_of_an_interpreter_has_its_programs_beside_it(tmp_path: Path, s
     for home, folder in {"/opt/it's/bin": "/opt/it's/bin", "/usr/bin": "/usr/local/bin"}.items():
         (tmp_path / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = {system}\n")
         assert paths.base_programs(str(tmp_path)) == ([folder] if system == "true" else [])
-
-
-@pytest.mark.parametrize("program", OTHERS)
-def test_lines_of_a_value_stay_apart_in_fish_and_csh(tmp_path: Path, program: str) -> None:
-    need(program)
-    file, _ = OTHERS[program]
-    # As an activation script of a conda package may set it.
-    value = "it's\n=1 !x\n"
-    text = {"activate.fish": activation_files.fish, "activate.csh": activation_files.csh}[file]
-    (tmp_path / file).write_text(text(str(tmp_path), "demo", [("set", "LINES_OF", value)]))
-    words = [program, "-f"] if program != "fish" else [program]
-    script = f"source '{tmp_path}/{file}'\n{show(['LINES_OF'])}\n"
-    done = completed(words, input=script)
-    assert json.loads(done.stdout.splitlines()[-1]) == {"LINES_OF": value}, done.stderr
-
-
-def test_prompts_of_fish_and_csh_name_the_stack_until_deactivate(node: Node) -> None:
-    environment = node.build(make_variant([make_wheel(node.wheels)]))
-    asked = {
-        "fish": f"function fish_prompt; echo -n '> '; end; source {environment}/.envbuild/activate.fish; fish_prompt;"
-        "echo; deactivate; fish_prompt",
-        "tcsh": f"set prompt = '> '; source {environment}/.envbuild/activate.csh; echo \"$prompt\"\ndeactivate\n"
-        'echo "$prompt"',
-    }
-    for program, script in asked.items():
-        need(program)
-        words = [program, "-f"] if program != "fish" else [program]
-        done = completed(words, input=script)
-        assert done.stdout.splitlines() == ["(demo) > ", "> "], (program, done.stderr)
 
 
 def test_pip_of_another_python_installs_nothing_behind_the_stacks_back(node: Node) -> None:
