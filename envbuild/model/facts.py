@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import ConfigDict
 
 from envbuild.model.common import NodeName, Public, StrictModel
+from envbuild.model.lock import digest_here
 from envbuild.node.probe.inventory import parse
 from envbuild.node.variables import VISIBLE
 from envbuild.text import visible_data
@@ -146,7 +147,7 @@ class SchedulerFacts(_Fact):
 class TreeFacts(_Fact):
     """A working tree of the user on the node: `problem` says why it is unusable, `unknown` why git reports nothing.
 
-    `changed`: files that differ from the commit; `untracked`: those that are not in git.
+    `changed`: files that differ from the commit; `untracked`: those that are not in git; `names`: up to three of both.
     """
 
     path: str
@@ -154,6 +155,7 @@ class TreeFacts(_Fact):
     branch: str | None = None
     changed: int | None = None
     untracked: int | None = None
+    names: tuple[str, ...] = ()
     problem: str = ""
     unknown: str = ""
 
@@ -172,6 +174,11 @@ class StampFacts(_Fact):
     current: bool = False
     stamp: dict[str, Any] | None = None
     checks: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def here(self) -> str:
+        """The digest of its variant on this machine (`digest_here`)."""
+        return digest_here(self.variant_digest or "", (self.stamp or {}).get("trees") or ())
 
     @property
     def generation(self) -> int:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from packaging.utils import canonicalize_name
@@ -164,6 +164,15 @@ class LockedInterpreter(StrictModel):
         return self
 
 
+def digest_here(digest: str, trees: Iterable[Mapping[str, Any]]) -> str:
+    """What tells environments of one machine apart: the digest, and where the working trees lie.
+
+    Two clones get two environments of one variant.
+    """
+    places = {tree["name"]: tree["at"] for tree in trees if tree.get("at")}
+    return hashlib.sha256(canonical_json([digest, places])).hexdigest() if places else digest
+
+
 class Variant(StrictModel, defer_build=False):  # used whole and as a part: built once for both
     """One buildable environment. `id` is its readable label, `digest` its identity (see `compute_digest`).
 
@@ -229,7 +238,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
         """What the digest covers: everything that decides which files and variables the environment has.
 
         Left out: the label, the smoke list and the way of training (they check an environment, they do not change one),
-        where a record or metadata came from, what was read in the trees of sources, and sizes.
+        where a record or metadata came from, where working trees lie, what was read in the trees of sources, and sizes.
         """
         beside = {"id", "digest", "smoke", "training"}
         data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=beside)
@@ -246,6 +255,8 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
             for key in ("patch_pins", "outputs"):
                 if not source[key]:
                     del source[key]
+        for tree in data["trees"]:
+            tree.pop("at", None)
         if not data["trees"]:  # as above
             del data["trees"]
         data.get("image", {}).pop("reason", None)
@@ -273,13 +284,15 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
         known = self.model_copy(update={"provided": dict(sorted(provided.items())), "packages": packages})
         return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
 
-    def with_trees(self, stack: str, profile: str, places: Mapping[str, str]) -> Self:
-        """The same variant with its working trees at these absolute paths: two clones get two environments."""
-        if not self.trees:
-            return self
+    def with_trees(self, places: Mapping[str, str]) -> Self:
+        """The same variant with its working trees at these absolute paths, which are no part of its digest."""
         trees = tuple(tree.model_copy(update={"at": places.get(tree.name)}) for tree in self.trees)
-        known = self.model_copy(update={"trees": trees})
-        return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
+        return self.model_copy(update={"trees": trees})
+
+    @property
+    def here(self) -> str:
+        """Its digest on one machine (`digest_here`)."""
+        return digest_here(self.digest, [tree.to_json_dict() for tree in self.trees])
 
     def on_top(self, provided: Mapping[str, str]) -> tuple[LockedPackage, ...]:
         """The packages without those that the base has in an accepted version."""

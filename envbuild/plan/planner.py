@@ -64,8 +64,8 @@ def make_plan(
 
     def planned(node: NodeFacts, resolution: Resolution) -> NodePlan:
         variant, plain = chosen.with_plain(resolution, node)
-        stamp = stamp_of(node, lock, variant.digest)
-        folder = generations.folder(node, variant.digest, stamp)
+        stamp = stamp_of(node, lock, variant.here)
+        folder = generations.folder(node, variant.here, stamp)
         steps = NodeSteps(node, target, lock, variant, plain, chosen.cost(variant, node), inputs, resolution, folder)
         return NodePlan(
             node=node.node,

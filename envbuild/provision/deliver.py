@@ -215,7 +215,7 @@ def _python(variant: Variant, facts: NodeFacts, asked: Asked) -> Iterator[Piece]
 
 def _built(prepared: Prepared, variant: Variant, facts: NodeFacts, scratch: Path) -> Iterator[Piece]:
     """The wheels that a finished environment of this variant was made with, from the store of its node."""
-    stamps = stamps_of(facts, prepared.lock, variant.digest)
+    stamps = stamps_of(facts, prepared.lock, variant.here)
     keys = {name: key for stamped in stamps for name, key in keys_of((stamped.stamp or {}).get("sources")).items()}
     if not keys:
         return

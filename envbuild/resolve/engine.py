@@ -218,7 +218,7 @@ class Resolver:
         self, place: int, variant: Variant, facts: NodeFacts, state: Health, shared: int, without: frozenset[str]
     ) -> _Judged:
         fitting, bound = self._bound(variant, facts, shared)
-        stamp = stamp_of(facts, self.lock, bound.digest)
+        stamp = stamp_of(facts, self.lock, bound.here)
         cost, platform = self._cost(variant, facts, shared)
         built = stamp is not None
         found_at = supplied(bound, facts, self.target, self.supply, platform)

@@ -400,7 +400,7 @@ def bound_variant(
 
 
 def stamp_of(facts: NodeFacts, lock: Lock, digest: str) -> StampFacts | None:
-    """The finished environment of that digest: the one in use, else the newest; None without (half built: no stamp)."""
+    """The finished environment with that `here`: the one in use, else the newest; None without a stamp."""
     return max(
         stamps_of(facts, lock, digest),
         key=lambda environment: (environment.current, environment.generation),
@@ -409,11 +409,9 @@ def stamp_of(facts: NodeFacts, lock: Lock, digest: str) -> StampFacts | None:
 
 
 def stamps_of(facts: NodeFacts, lock: Lock, digest: str) -> list[StampFacts]:
-    """All finished generations of the environment with that digest."""
+    """All finished generations of the environment with that `here`."""
     wanted = (lock.stack, lock.profile, digest)
     finished = (environment for environment in facts.environments if environment.stamp is not None)
     return [
-        environment
-        for environment in finished
-        if (environment.stack, environment.profile, environment.variant_digest) == wanted
+        environment for environment in finished if (environment.stack, environment.profile, environment.here) == wanted
     ]

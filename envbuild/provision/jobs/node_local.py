@@ -56,7 +56,7 @@ def keep_only_wanted(survey: Survey, prepared: Prepared, nodes: list[str]) -> No
         good = tuple(
             item
             for item in facts.environments
-            if item.variant_digest == variant.digest and (item.stamp or {}).get("variables") == variables
+            if item.here == variant.here and (item.stamp or {}).get("variables") == variables
         )
         survey.facts[node] = facts.model_copy(update={"environments": good})
 

@@ -17,7 +17,7 @@ from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Lock, Variant
+from envbuild.model.lock import Lock, Variant, digest_here
 from envbuild.model.plan import Decision, NodePlan, Resolution
 from envbuild.model.target import Target
 from envbuild.plan.source_builds import bundle_name, bundles
@@ -25,6 +25,7 @@ from envbuild.provision.contact.first_contact import ContactResult, contact, nod
 from envbuild.provision.run.context import Choice, Prepared, Survey
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.resolve.estimate import Supply, channel_key, channels_needed, indexes_needed, sources_needed
+from envbuild.text import few
 
 if TYPE_CHECKING:
     from envbuild.resolve.compat import Compat
@@ -404,14 +405,16 @@ Current = tuple[str, Variant, dict[str, Any]]
 def matching_variant(lock: Lock, stamp: Mapping[str, Any]) -> Variant | None:
     """The variant of the lock that a stamp was built from.
 
-    What the base provided then, and the GPUs that sources were compiled for, are part of the comparison.
+    What the base provided then, the GPUs that sources were compiled for, and the places of working trees are part of
+    the comparison.
     """
     archs = stamp.get("arch_list")
+    here = digest_here(str(stamp.get("variant_digest")), stamp.get("trees") or ())
     for locked in lock.variants:
         variant = locked.with_arch_list(lock.stack, lock.profile, None if archs is None else tuple(archs))
         if variant.base.kind != "none":
             variant = variant.with_provided(lock.stack, lock.profile, dict(stamp.get("base_packages") or {}))
-        if variant.digest == stamp.get("variant_digest"):
+        if variant.here == here:
             return variant
     return None
 
@@ -428,6 +431,11 @@ def of_stack(items: Iterable[dict[str, Any]], stack: str | None, engine: str | N
         return next((item for item in mine if item.get("current")), None)
     theirs = [item for item in mine if made_by(item) == engine]
     return max(theirs, key=lambda item: (bool(item.get("current")), str(item["stamp"].get("stamped_at"))), default=None)
+
+
+def _code_of(stamp: Mapping[str, Any]) -> str:
+    trees = few([str(tree["at"]) for tree in stamp.get("trees") or ()])
+    return f", with the code in {trees}" if trees else ""
 
 
 def current_of(prepared: Prepared, node: str, listed: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:
@@ -452,7 +460,7 @@ def current_of(prepared: Prepared, node: str, listed: list[dict[str, Any]] | Env
             return EnvbuildError(
                 "environment-not-of-lock",
                 f"{node}: the environment in use matches no variant of {prepared.lock_file.name}",
-                why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}",
+                why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}{_code_of(stamp)}",
                 hint=f"`envbuild provision {place} --profile {prepared.profile}` builds what the lock says now; "
                 "the old environment stays until removed",
             )

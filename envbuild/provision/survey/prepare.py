@@ -117,7 +117,7 @@ def _with_trees(lock: Lock, loaded: loader.LoadedStack, profile: str, *, build: 
                 "or ask for a stack file with `git:` and `commit:`",
                 exit_code=ExitCode.REFUSED,
             )
-    variants = tuple(variant.with_trees(lock.stack, lock.profile, places) for variant in lock.variants)
+    variants = tuple(variant.with_trees(places) for variant in lock.variants)
     return lock.model_copy(update={"variants": variants}) if places else lock
 
 
