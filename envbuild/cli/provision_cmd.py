@@ -360,7 +360,8 @@ def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
 def smoke(ui: Ui, /, *, only: tuple[str, ...], **flags: Any) -> int:
     """Run the smoke tests in the environment in use.
 
-    Exit 1 if one fails, 6 below a floor. Tests left out by --only are reported as not checked.
+    Exit 1 if one fails, 6 below a floor. Tests left out by --only are reported as not checked. If the code of the stack
+    is a folder of yours, every file is then compared as `verify` does.
     """
     from envbuild.cli.progress import RunProgress
     from envbuild.provision import provision

@@ -53,6 +53,11 @@ _CODE = (".py", ".pyi", ".pyx", ".so")
 _COMPILED = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 _COUNT = re.compile(r"[0-9]{1,4}\Z")
 _HEX = re.compile(r"\A[0-9a-f]{40}\Z")
+_FIELDS = {"2": 9, "u": 10}  # before the path in a row of `git status --porcelain=v2`; others have eight
+# What envbuild writes beside the user's own files.
+_LOCK = ".lock.toml"
+_KIT = re.compile(r"(\A|/)kit-[^/]+-[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}(/|\.tar)\Z")
+_NAMES = 3
 
 
 def _git(folder: str, *args: str, deadline: float = DEADLINE, more: "dict[str, str] | None" = None) -> "proc.Finished":
@@ -215,10 +220,11 @@ def _unreachable(done: "proc.Finished", name: str, origin: str, folder: str) -> 
 def tree_state(place: str) -> Json:
     """The state of the user's working tree `place`, which is only read, in the shape of `TreeFacts`.
 
-    `changed`: how many files differ from the commit; `untracked`: how many are not in git (a new folder counts as one).
+    `changed`: how many files differ from the commit; `untracked`: how many are not in git (a new folder counts as one),
+    but for stack files with a lock beside them, their locks, and kits. `names`: up to three of both.
     `problem` says why the folder cannot be used; `unknown` why git says nothing of it.
     """
-    state: Json = {"path": place, "commit": None, "branch": None, "changed": None, "untracked": None}
+    state: Json = {"path": place, "commit": None, "branch": None, "changed": None, "untracked": None, "names": []}
     state.update(problem="", unknown="")
     if not os.path.isdir(place):
         return dict(state, problem="is no folder" if os.path.lexists(place) else "is not there")
@@ -295,7 +301,7 @@ def tree_unusable(name: str, place: str, problem: str) -> "NodeError":
 def _status(rows: "list[str]") -> Json:
     """What the rows of `git status --porcelain=v2 --branch -z` say; a renamed file has a second row, its old name."""
     head: Json = {}
-    changed, untracked, renamed = 0, 0, False
+    changed, untracked, renamed = [], [], False  # type: list[str], list[str], bool
     for row in rows:
         if renamed or not row:
             renamed = False
@@ -305,15 +311,18 @@ def _status(rows: "list[str]") -> Json:
             _hash, name, value = (row.split(" ", 2) + [""])[:3]
             head[name] = value
         elif kind == "?":
-            untracked += 1
+            untracked.append(row[2:])
         else:
-            changed += 1
             renamed = kind == "2"
+            changed.append(row.split(" ", _FIELDS.get(kind, 8))[-1])
     commit = head.get("branch.oid", "")
     branch = head.get("branch.head", "")
     named = None if branch == "(detached)" else branch
     commits = {"commit": commit if _HEX.match(commit) else None, "branch": named}
-    return dict(commits, changed=changed, untracked=untracked)
+    locks = [name[: -len(_LOCK)] for name in untracked if name.endswith(_LOCK)]
+    stacks = {part + ".yaml" for lock in locks for part in (lock, lock.rpartition(".")[0])}
+    untracked = [name for name in untracked if not (name.endswith(_LOCK) or name in stacks or _KIT.search(name))]
+    return dict(commits, changed=len(changed), untracked=len(untracked), names=(changed + untracked)[:_NAMES])
 
 
 def state_words(state: Json) -> str:
@@ -324,7 +333,8 @@ def state_words(state: Json) -> str:
     where = "on %s" % state["branch"] if state["branch"] else "on no branch"
     changed = "%s changed" % plural(state["changed"], "file") if state["changed"] else "no changes"
     beside = ", %d not in git" % state["untracked"] if state["untracked"] else ""
-    return "%s %s, %s%s" % (commit, where, changed, beside)
+    names = list(state["names"]) + ["…"] * (state["changed"] + state["untracked"] > len(state["names"]))
+    return "%s %s, %s%s%s" % (commit, where, changed, beside, ": " + ", ".join(names) if names else "")
 
 
 def lost_object(output: str) -> str:

@@ -200,36 +200,47 @@ Together = Callable[[Work, Mapping[str, Current | EnvbuildError], Mapping[str, C
 
 def ask_in_use(work: Work, question: Question, together: Together = lambda *_: Outcome()) -> list[NodeEvidence]:
     """Ask every node about its environment in use, and then several `together`."""
-    prepared, run, verb = work.prepared, work.run, question.verb
+    prepared = work.prepared
     with work.phase("probe", "looking for environments"):
-        there = environments(prepared.target, run)
+        there = environments(prepared.target, work.run)
         current = {node: current_of(prepared, node, answer) for node, answer in there.items()}
+    answers = _answers(work, question, current)
+    outcome = together(work, current, answers)
+    for node, answer in answers.items():
+        outcome.take(node, question.verb, answer)
+    if question.then is not None:
+        able = {node: current[node] for node, answer in answers.items() if answer.response is not None}
+        for node, answer in _answers(work, question.then, able).items():
+            outcome.take(node, question.then.verb, answer)
+    return [
+        asked_evidence(node, in_use, outcome.responses.get(node, {}), outcome.errors.get(node))
+        for node, in_use in current.items()
+    ]
+
+
+def _answers(
+    work: Work, question: Question, current: Mapping[str, Current | EnvbuildError]
+) -> dict[str, ContactResult]:
+    """What the nodes that have an environment in use answer."""
+    prepared, verb = work.prepared, question.verb
     requests: dict[str, dict[str, Any]] = {}
     for node, in_use in current.items():
         if not isinstance(in_use, EnvbuildError):
             environment, variant, stamp = in_use
             work.survey.variants[node] = variant
             args = {"stack": prepared.stack.name, "environment": environment, **question.args(variant, stamp)}
-            requests[node] = node_request(verb, prepared.target.prefix, args, run.id)
-    answers: dict[str, ContactResult] = {}
-    if requests:
-        with (
-            work.phase(verb, f"{verb} on {plural(len(requests), 'node')}"),
-            _telling(verb, requests, work) as asked,
-        ):
-            answers = contact(asked, asked.__getitem__, prepared.target.connection, question.deadline, run=run)
-            for node, reply in answers.items() if verb == "smoke" else ():
-                well = reply.failure is None and reply.result().get("ok", True)
-                work.journal.tell(EventKind.STEP_FINISHED, node=node, step=verb, status="ok" if well else "failed")
-    joint = together(work, current, answers)
-    nodes = []
-    for node, in_use in current.items():
-        answer = answers.get(node)
-        error = in_use if isinstance(in_use, EnvbuildError) else answer.error if answer is not None else None
-        own = {verb: answer.response or {}} if answer is not None and answer.error is None else {}
-        own |= joint.responses.get(node, {})
-        nodes.append(asked_evidence(node, in_use, own, error or joint.errors.get(node)))
-    return nodes
+            requests[node] = node_request(verb, prepared.target.prefix, args, work.run.id)
+    if not requests:
+        return {}
+    with (
+        work.phase(verb, f"{verb} on {plural(len(requests), 'node')}"),
+        _telling(verb, requests, work) as asked,
+    ):
+        answers = contact(asked, asked.__getitem__, prepared.target.connection, question.deadline, run=work.run)
+        for node, reply in answers.items() if verb == "smoke" else ():
+            well = reply.failure is None and reply.result().get("ok", True)
+            work.journal.tell(EventKind.STEP_FINISHED, node=node, step=verb, status="ok" if well else "failed")
+    return answers
 
 
 @contextmanager
@@ -252,7 +263,9 @@ def asked_evidence(
     node: str, in_use: Current | EnvbuildError, responses: Mapping[str, Any], error: EnvbuildError | None
 ) -> NodeEvidence:
     """What one node answered; `error` where it could not, or not to everything."""
-    if isinstance(in_use, EnvbuildError) or not responses:
+    if isinstance(in_use, EnvbuildError):
+        return collect.failed_node(node, in_use)
+    if not responses:
         silent = EnvbuildError("node-silent", f"{node} did not answer")
         return collect.failed_node(node, error or silent)
     environment, variant, stamp = in_use

@@ -103,16 +103,23 @@ def verify(
     prepared: Prepared, settings: Settings, watch: Watch, *, deep: bool, deadline: float | None = None
 ) -> tuple[Evidence, RunDir]:
     """Compare the environment in use on every node with its lock and its stamp; exit 1 on drift."""
+    return _inspect(prepared, settings, watch, _comparison(deep=deep, deadline=deadline))
+
+
+def _comparison(*, deep: bool, deadline: float | None = None, tested: bool = False) -> Question:
+    """`tested`: after a smoke test, so that no note of an earlier one counts."""
 
     def args(variant: Variant, _: Mapping[str, Any]) -> dict[str, Any]:
-        return {"variant": variant.to_json_dict(), "deep": deep}
+        return {"variant": variant.to_json_dict(), "deep": deep, "tested": tested}
 
-    return _inspect(prepared, settings, watch, Question("verify", args, deadline or (3600.0 if deep else DEADLINE)))
+    return Question("verify", args, deadline or (3600.0 if deep else DEADLINE))
 
 
 def smoke(prepared: Prepared, settings: Settings, watch: Watch) -> tuple[Evidence, RunDir]:
     """Run the smoke benchmarks in the environment in use on every node; exit 1 or 6 when they do not hold.
 
+    Where the code is a folder, which changes without a build, the test is followed by what `verify` does (a whole one
+    by all of it): one report says which code was tested in which files.
     Raises EnvbuildError `smoke-unknown` (exit 2) for a name that `only` gives and the stack does not have.
     """
 
@@ -122,7 +129,9 @@ def smoke(prepared: Prepared, settings: Settings, watch: Watch) -> tuple[Evidenc
         return as_asked(prepared, settings, smoke_args(variant, stamp, prepared.target))
 
     prepared = chosen(prepared, settings)
-    return _inspect(prepared, settings, watch, Question("smoke", args, SMOKE_DEADLINE))
+    trees = any(variant.trees for variant in prepared.lock.variants)
+    then = _comparison(deep=not settings.only, tested=True) if trees else None
+    return _inspect(prepared, settings, watch, Question("smoke", args, SMOKE_DEADLINE, then))
 
 
 def _inspect(prepared: Prepared, settings: Settings, watch: Watch, question: Question) -> tuple[Evidence, RunDir]:

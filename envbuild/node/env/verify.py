@@ -26,6 +26,7 @@ def run(request: Json) -> tuple[bool, Json]:
     (`level` says so). Else stamp, variant digest, package set and versions, link; the check `files` is `not-run` and
     says when the contents were last read. `base`: its packages are told, as stamped. `image`: the environment
     `args.environment` of an image, which has no stamp: packages are compared with `variant`, files with RECORD.
+    `tested`: a smoke test has just run, so nothing is said of earlier ones.
     `result.ok` is False on drift. Raises NodeError `environment-unknown` (2), those of `stamp.of_image`.
     """
     args, prefix = request["args"], request["prefix"]
@@ -97,7 +98,9 @@ class _Look:
         if stamped is None:
             return None
         self._packages(stamped)
-        tested = stamp.last_test(self.environment, stamped)
+        tested: Json = {"changed": {}, "open": {}, "failed": {}}
+        if not self.args.get("tested"):
+            tested = stamp.last_test(self.environment, stamped)
         self._trees(stamped, tested["changed"])
         self._missing(tested)
         self._link(str(self.args["stack"]))

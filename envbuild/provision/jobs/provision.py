@@ -216,8 +216,9 @@ class InJobs(Environments):
         if isinstance(current, EnvbuildError):
             raise current
         environment, variant, stamp = current
-        args = {"stack": prepared.stack.name, "environment": environment, **question.args(variant, stamp)}
-        requests = {question.verb: node_request(question.verb, prepared.target.prefix, args, work.run.id)}
+        about = {"stack": prepared.stack.name, "environment": environment}
+        given = {part.verb: {**about, **part.args(variant, stamp)} for part in (question, question.then) if part}
+        requests = {verb: node_request(verb, prepared.target.prefix, args, work.run.id) for verb, args in given.items()}
         meeting = job_request(work, variant, environment, gpus_of_stamp(variant, stamp), site.nodes)
         folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
         with work.phase("smoke", "testing through a job"):

@@ -273,11 +273,15 @@ class Work(Run):
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of an environment in use: a verb, its arguments by variant and stamp, and the seconds it has."""
+    """What is asked of an environment in use: a verb, its arguments by variant and stamp, and the seconds it has.
+
+    `then`: what is asked of it afterwards.
+    """
 
     verb: str
     args: Callable[[Variant, Mapping[str, Any]], dict[str, Any]]
     deadline: float
+    then: Question | None = None
 
 
 @dataclass
