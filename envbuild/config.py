@@ -2,7 +2,8 @@
 
 Files are TOML with the keys of `KEYS` at the top level. The project file is `envbuild.toml` in the working directory or
 above it, up to the root of the git checkout; the user file `config.toml` in the user's configuration directory (XDG);
-the system file `/etc/envbuild/config.toml`. Relative paths in a file are relative to that file.
+the system file `/etc/envbuild/config.toml`. Relative paths in a file are relative to that file. The default stack is
+that of the working directory, if it has one with a lock.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from envbuild.errors import EnvbuildError
 from envbuild.node import trust
+from envbuild.node.read_text import names
 from envbuild.regular_file import parse_toml, read_manifest
 from envbuild.text import did_you_mean, seconds_of, unsafe
 
@@ -131,6 +133,8 @@ def load_config(
     files = tuple(path for path in candidates if path is not None and path.is_file())
     settings = {key: Setting(entry.default, "default") for key, entry in KEYS.items()}
     settings["runs"] = Setting(str(platformdirs.user_state_path("envbuild") / "runs"), "default")
+    if own := _stack_of(folder):
+        settings["stack"] = Setting(f"./{own}", "this folder (the only stack with a lock)")
     sources: list[tuple[str, Any, str, Path]] = [  # key, value, origin and folder, the weakest first
         *((key, value, str(path), path.parent) for path in reversed(files) for key, value in _read(path).items()),
         *([("color", "never", "NO_COLOR", folder)] if environment.get("NO_COLOR") else []),
@@ -165,6 +169,16 @@ def find_project_file(folder: Path) -> Path | None:
     if project is not None:
         _refuse_foreign(project, *([git] if git is not None else []))
     return project
+
+
+def _stack_of(folder: Path) -> str:
+    """The stack file of a folder that alone has a lock beside it; none that another user can change."""
+    there = names(str(folder))
+    locks = [name for name in there if name.endswith(".lock.toml")]
+    files = (name for name in there if locks and name.endswith((".yaml", ".yml")) and (folder / name).is_file())
+    stacks = [name for name in files if any(lock.startswith(f"{Path(name).stem}.") for lock in locks)]
+    places = (str(folder), *(str(folder / name) for name in stacks))
+    return stacks[0] if len(stacks) == 1 and not any(map(trust.foreign, places)) else ""
 
 
 def _refuse_foreign(project: Path, *more: Path) -> None:

@@ -54,6 +54,20 @@ def test_defaults(layers: Layers, tmp_path: Path) -> None:
     assert config.files == ()
 
 
+def test_the_stack_of_a_folder_is_the_only_one_with_a_lock(layers: Layers) -> None:
+    for name in ("mine.yaml", "mine.exact.lock.toml", "other.yaml"):
+        (layers.cwd / name).touch()
+    setting = layers.load().settings["stack"]
+    assert (setting.value, setting.origin) == ("./mine.yaml", "this folder (the only stack with a lock)")
+    (layers.cwd / "mine.yaml").chmod(0o666)
+    assert layers.load().stack is None, "anybody can change it"
+    (layers.cwd / "mine.yaml").chmod(0o644)
+    (layers.cwd / "other.lock.toml").touch()
+    assert layers.load().stack is None, "which of the two is not known"
+    layers.user.write_text("stack = 'torch-smoke'\n")
+    assert layers.load().stack == "torch-smoke"
+
+
 def test_each_layer_wins_over_the_next(layers: Layers) -> None:
     layers.system.write_text("wait = '1s'\nprefix = '/system'\ncache = '/system'\nprofile = 'system'\nquiet = true\n")
     layers.user.write_text("wait = '2s'\nprefix = '/user'\ncache = '/user'\nprofile = 'user'\n")

@@ -72,6 +72,13 @@ def missing_stack() -> click.MissingParameter:
     return click.MissingParameter(ctx=context, param=param, param_hint="'STACK'")
 
 
+def own_file(reference: str) -> str:
+    """The file of a user's own stack for its name: `./proj.yaml` for `proj`, which envbuild does not ship."""
+    if "/" in reference or reference in names.shipped("stacks"):
+        return reference
+    return next((f"./{reference}{end}" for end in (".yaml", ".yml") if Path(f"{reference}{end}").is_file()), reference)
+
+
 def usual_stack(target: str | None, config: Config) -> str | None:
     """The stack of the configuration, unless the command line names a target; else the one that the target names."""
     from envbuild.catalog.loader import load_target, stack_of
@@ -106,7 +113,8 @@ def stack_argument(
         )  # fmt: skip
         @functools.wraps(function)
         def wrapper(*args: Any, stack: str | None, more: tuple[str, ...], **kwargs: Any) -> Any:
-            given = list(dict.fromkeys([*filter(None, [stack]), *more]))
+            named = [*filter(None, [stack]), *more]
+            given = list(dict.fromkeys(named if complete is names.used else map(own_file, named)))
             if len(given) > 1:
                 raise EnvbuildError(
                     "stack-twice",
@@ -311,7 +319,8 @@ def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> 
     )
     prepared = prepare(choice, **more)
     if choice.stack is None and not choice.target.endswith((".yaml", ".yml")):
-        ui.note(f"stack: {prepared.reference}, from the target {choice.target}; for another, name it after the command")
+        other = config.stack or "another"
+        ui.note(f"stack: {prepared.reference}, from the target {choice.target}; for {other}, name it after the command")
     elif not flags.get("stack") and choice.stack:
         ui.note(f"stack: {prepared.reference}, of {config.settings['stack'].origin}")
     tell_lock(ui, prepared.lock_file)

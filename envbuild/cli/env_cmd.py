@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import configured, installer_option, nodes_of_target, options, prefix_target, stack_argument
+from envbuild.cli.choose import (
+    configured,
+    installer_option,
+    nodes_of_target,
+    options,
+    own_file,
+    prefix_target,
+    stack_argument,
+    usual_stack,
+)
 from envbuild.cli.output import Ui, columns, common_options, failures
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest, sort_out
@@ -240,25 +249,21 @@ def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
     from envbuild.provision.survey.ask import of_stack
 
     target, engine = prefix_target(ui, flags), flags["engine"]
-    stack = flags["stack"] or target.stack
+    stack = flags["stack"] or usual_stack(flags["target"], configured(flags))
     name = _stack_name(stack) if stack else None
     items = _one_node(target, engine)
     item = of_stack(items, name, engine)
     if item is not None:
         return item
-    # The name of a file need not be that of its stack.
-    known = stack is None or is_path(stack) or stack in list_stacks()
-    reference = (
-        stack
-        if known
-        else next((f"./{stack}{end}" for end in (".yaml", ".yml") if Path(f"{stack}{end}").is_file()), "FILE")
-    )
+    reference = own_file(stack or "")
+    if stack and reference == stack and not is_path(stack) and stack not in list_stacks():
+        reference = "FILE"  # whose name need not be that of its stack
     used = sorted({str(item["stack"]) for item in items if item.get("current")})
     raise EnvbuildError(
         "environment-unknown",
         f"no environment of {name} is {f'of the engine {engine}' if engine else 'in use'}",
         why=f"in use: {', '.join(used)}" if used else "",
-        hint=f"build it: envbuild provision {reference or ''}".rstrip()
+        hint=f"build it: envbuild provision {reference}".rstrip()
         + f"{f' --engine {engine}' if engine else ''}; `envbuild status --all` lists all environments",
         exit_code=ExitCode.CHECK_FAILED,
     )

@@ -14,6 +14,7 @@ from envbuild.cli.choose import (
     configured,
     described_target,
     facts_option,
+    own_file,
     prepared_of,
     settings_of,
     trust_environment_option,
@@ -160,7 +161,10 @@ def _summary(result: Result, reference: str, lock: str) -> str:
 
 
 def _learned(result: Result, reference: str) -> str:
+    from envbuild.catalog.loader import load_stack
+
     draft, (known, every) = result.draft, result.understood
+    lost = f"; {every - known} not understood" if known < every else ""
     torch = (
         f"torch {draft.torch.value} {draft.flavour.value if draft.flavour else ''}".strip()
         if draft.torch
@@ -173,7 +177,7 @@ def _learned(result: Result, reference: str) -> str:
         if closing.how == "open" and closing.imported.firmness == "required"
     ]
     lines = [
-        f"wrote {reference}: {known} of {every} statements of {few(list(result.collected.used))} understood",
+        f"wrote {reference} from {plural(every, 'statement')} of {few(list(result.collected.used))}{lost}",
         f"  decided   Python {draft.python.value}, {torch}, {plural(len(draft.packages), 'package')}, "
         f"{plural(len(draft.sources) + len(result.projects), 'source')}",
     ]
@@ -190,6 +194,12 @@ def _learned(result: Result, reference: str) -> str:
         lines.append(
             "  not said  "
             + "; ".join(f"{question.what}: {question.default or 'open'}" for question in result.missing[:5])
+        )
+    if any(profile.working_trees for profile in load_stack(reference).stack.profiles.values()):
+        origin = draft.origin
+        way = f"envbuild up {origin.url or 'ADDRESS'}@{origin.commit[:12] or 'COMMIT'}"
+        lines.append(
+            f"  kit       cannot hold a folder of code: push it, then `{way}`, in another folder, drafts a pinned stack"
         )
     if result.left_out:
         lines.append(f"  left out  {plural(len(result.left_out), 'file')}; the draft names them")
@@ -221,6 +231,7 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
     config = configured(flags)
     stack = source or (None if flags.get("target") else config.stack)
     if stack is not None:
+        stack = stack if Path(stack).exists() else own_file(stack)
         if not _is_stack(stack):
             # A target that is none is refused before anything is written.
             here = described_target(flags).connection.kind == "local"

@@ -35,6 +35,7 @@ def test_a_folder_is_drafted_locked_built_and_verified_and_a_second_time_nothing
     assert (code.work / "own.yaml").is_file() and (code.work / "own.lock.toml").is_file()
     steps = ("wrote ./own.yaml", "resolving own", "plan: own", "own (exact) is provisioned on 1 node")
     said = done.err + done.out
+    assert "  kit       cannot hold a folder of code: push it, then `envbuild up ADDRESS@COMMIT`" in said
     assert [said.find(step) for step in steps] == sorted(said.find(step) for step in steps) and "report" in done.out
     assert "runs: imports" not in said, "a draft knows nothing to launch, so nothing is refused"
     assert "2 of 2 modules" not in said and "smoke/sound/closure" in said, said
@@ -55,6 +56,8 @@ def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(co
     done = code.run("up", "./own", "-t", "local", "--yes")
     assert done.rc == 0 and done.out.startswith("! ")
     assert "Missing: 1 module that its code imports, nowhere. None of its code was imported." in done.out
+    add = "add what brings nowhere to `packages:` of ./own.yaml, then `envbuild lock create ./own.yaml`"
+    assert f"  next    {add} and `envbuild provision ./own.yaml --target local`" in done.out
     assert "missing: nowhere (own/own/__init__.py:1); none of the code was imported: name what brings them" in done.out
     again = code.run("up", "./own", "-t", "local")
     assert again.rc == 0 and again.out.startswith("! own (exact) was already in place"), again.out
@@ -96,6 +99,7 @@ def test_what_failed_in_a_smoke_test_is_repeated_until_one_is_good(code: World) 
     assert "Failed in the smoke test" in code.run("up", "./own", "-t", "local").out, "another check tells nothing of it"
     own.write_text(good)
     code.good("smoke", "./own.yaml", "-t", "local")
+    code.good("smoke", "./own.yaml", "-t", "local", "--only", "sound/closure")
     kit = code.good("report", "kit", "-o", str(code.top / "kit")).err
     assert re.search(r"it has the contents from the stamp; (20\S+) measured them: `envbuild report kit \1`", kit), kit
     assert "a folder of the authors, which is not in this kit" in (code.top / "kit" / "README.md").read_text()
@@ -113,7 +117,9 @@ def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) 
     for words in (["report", "show"], ["report", "kit", "-o", str(code.top / "kit")]):
         done = code.good(*words)
         assert "the last run with a report is " in done.err, done.err
-    assert "did you mean ./own.yaml?" in code.run("verify", "own", "-t", "local").err
+    assert code.good("verify", "own", "-t", "local").out.startswith("✓ own (exact)")
+    assert "stack: ./own.yaml, of this folder" in code.good("verify").err
+    assert "from the target local; for ./own.yaml, name it" in code.run("verify", "-t", "local").err
     (code.work / "config.yaml").write_text("model: {lr: 0.1}\n")
     done = code.run("up", "config.yaml", "-t", "local", "--yes")
     assert done.code == "manifest-invalid" and "profiles is missing" in done.err
