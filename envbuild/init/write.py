@@ -112,7 +112,7 @@ def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iter
     draft, (known, every) = result.draft, result.understood
     origin = draft.origin
     yield head(origin)
-    yield f"# {known} of {every} statements understood."
+    yield f"# from {plural(every, 'statement')}{f', {every - known} of them not understood' if known < every else ''}."
     for path, noun in result.collected.used.items():
         yield f"# read: {_safe(path)} ({noun}), sha256 {result.collected.contents[path]}"
     if folder is not None:

@@ -57,7 +57,7 @@ UNKNOWN = "not measured"
 # What each command of a kit calls.
 _VERBS = {"provision": "provision", "verify": "verify", "figures": "smoke"}
 # Ended by `timeout` in any case, so that "under 30 minutes" holds.
-KICK = "timeout 30m envbuild provision torch-smoke --target local"
+_KICK = "timeout 30m envbuild provision {} --target local"
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,27 @@ def stack_name(evidence: Evidence) -> str:
 def readme(manifest: Manifest, evidence: Evidence, lock: Lock | None, *, signed: bool, own: bool) -> bytes:
     """The text; `own`: whether the kit has the file of a stack that envbuild does not ship."""
     view = shown(evidence)
-    run = commands(evidence, f"./{stack_name(evidence)}" if own else evidence.stack)
+    stack = f"./{stack_name(evidence)}" if own else evidence.stack
+    run, beyond = commands(evidence, stack), _beyond(evidence, lock, own=own)
     source = f"git+{manifest.address}@{manifest.commit}" if manifest.address else f"./{wheel_name(manifest.envbuild)}"
     return template("kit.md.j2").render(
-        view=view, kit=manifest, source=source, signed=signed, lock_name=lock_name(evidence), kick=KICK,
-        run=run,
+        view=view, kit=manifest, source=source, signed=signed, lock_name=lock_name(evidence), run=run,
+        kick=_KICK.format("torch-smoke" if beyond else f"{stack} --profile {evidence.profile}"), beyond=beyond,
         own=stack_name(evidence) if own else "", rows=rows(view, run), shipped=evidence.stack in list_stacks(),
         trees=lock is not None and any(variant.trees for variant in lock.variants),
         gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
     ).encode()  # fmt: skip
+
+
+def _beyond(evidence: Evidence, lock: Lock | None, *, own: bool) -> str:
+    """Why the stack of a kit is not for any machine without a GPU; empty where it is."""
+    if lock is None or not (own or evidence.stack in list_stacks()):
+        return "the stack or its lock is not in this kit"
+    if any(variant.trees for variant in lock.variants):
+        return "the code of this stack is a folder of the authors"
+    if all(variant.uses_cuda or variant.base.kind != "none" for variant in lock.variants):
+        return "this stack is for machines with GPUs"
+    return ""
 
 
 def commands(evidence: Evidence, stack: str) -> dict[str, str]:
@@ -228,11 +240,12 @@ def make_kit(
     evidence = report.evidence
     files[lock_name(evidence)] = _lock(files, evidence)
     lock = parse_lock(files[lock_name(evidence)].decode(), lock_name(evidence))
-    own = _own(path, evidence, lock, stack)
+    own, file = _own(path, evidence, lock, stack), f"./{stack_name(evidence)}"
     for name in dict.fromkeys(tree.name for variant in lock.variants for tree in variant.trees):
         left.append(
             f"the folder of the source {name} is not in the kit, so nobody else can build it: in the stack file, "
-            "write `git:` (https:// or ssh://) and `commit:` instead of `path:`, then provision and make the kit again"
+            f"write `git:` (https:// or ssh://) and `commit:` instead of `path:`, then `envbuild lock create {file}`, "
+            f"`envbuild provision {file}`, and make the kit again"
         )
     if evidence.exit:
         left.append(f"the run {evidence.run} failed (exit {evidence.exit}): the kit shows a failure")

@@ -87,10 +87,15 @@ def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
     pinned = sum(commit and tree for _, commit, tree in sources)
     due = {canonicalize_name(pin.name) for pin in pins}.difference(*map(built_names, evidence.nodes))
     hashed = due - {canonicalize_name(pin.name) for pin in pins if pin.sha256 in ("", "unrecorded")}
-    says = [f"{len(hashed):,} of {plural(len(due), 'package')} by sha256"] if hashed else []
-    says += [f"{pinned} of {plural(len(sources), 'source')} by commit and tree"] if sources else []
+    says = [f"{_share(len(hashed), len(due), 'package')} by sha256"] if hashed else []
+    says += [f"{_share(pinned, len(sources), 'source')} by commit and tree"] if sources else []
     # ACM's badge is for an archive under a DOI, which no evidence has.
     return Badge("Available", "amber", (*(says or ["the evidence has no hash and no commit"]), "no DOI of an archive"))
+
+
+def _share(count: int, total: int, noun: str) -> str:
+    """`3 nodes`, or `2 of 3 nodes` where it is not all."""
+    return plural(total, noun) if count == total else f"{count:,} of {plural(total, noun)}"
 
 
 def _functional(evidence: Evidence) -> Badge:
@@ -98,7 +103,7 @@ def _functional(evidence: Evidence) -> Badge:
     checks = all_checks(evidence)
     passed, failed = (sum(check.status == status for check in checks) for status in ("passed", "failed"))
     says = [
-        f"{good} of {plural(len(evidence.nodes), 'node')} ready",
+        f"{_share(good, len(evidence.nodes), 'node')} ready",
         f"{plural(passed, 'check')} passed, {failed} failed",
     ]
     skipped = len(checks) - passed - failed
@@ -117,11 +122,12 @@ def _functional(evidence: Evidence) -> Badge:
 def _reproduced(rows: tuple[Claim, ...]) -> Badge:
     claimed = [claim for claim in rows if claim.claimed != "–"]
     floors = [claim for claim in rows if claim.floor != "–"]
-    says = [f"{sum(c.tone == 'green' for c in claimed)} of {plural(len(claimed), 'claim')} reached"] if claimed else []
+    reached, held = (sum(row.tone == "green" for row in rows) for rows in (claimed, floors))
+    says = [f"{_share(reached, len(claimed), 'claim')} reached"] if claimed else []
     for verdict, words in (("not comparable", "not comparable"), ("above the claim", "far above")):
         count = sum(claim.verdict == verdict for claim in claimed)
         says += [f"{plural(count, 'claim')} {words}"] if count else []
-    says += [f"{sum(c.tone == 'green' for c in floors)} of {plural(len(floors), 'floor')} held"] if floors else []
+    says += [f"{_share(held, len(floors), 'floor')} held"] if floors else []
     if not claimed:
         says.append("no claim of the document was measured in this run")
     tones = {claim.tone for claim in (*claimed, *floors)}

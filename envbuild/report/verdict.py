@@ -115,7 +115,7 @@ def _smoked(node: NodeEvidence) -> str:
 
 
 def _none_passed(node: NodeEvidence) -> bool:
-    return not any(check.status == "passed" for check in node.checks)
+    return not any(check.status == "passed" and computed(check) for check in node.checks)
 
 
 def of_logs(evidence: Evidence) -> list[Check]:
@@ -174,7 +174,7 @@ def _taken_for_granted(evidence: Evidence) -> list[str]:
 
 def doubts(evidence: Evidence) -> list[str]:
     """Why good checks do not show that the code works, a sentence each: what misses, changed or failed."""
-    missing = sorted({str(name) for check in all_checks(evidence) for name in check.details.get("open") or ()})
+    missing = open_modules(evidence)
     says = [f"Missing: {plural(len(missing), 'module')} that its code imports, {few(missing, 4)}."] if missing else []
     if any(check.details.get("unimported") for check in all_checks(evidence)):
         says.append("None of its code was imported.")
@@ -183,6 +183,11 @@ def doubts(evidence: Evidence) -> list[str]:
     for at, failed in failed_before(evidence).items():
         says.append(f"Failed in the smoke test of {at}: {few(failed, 2, '; ').rstrip('.')}.")
     return says
+
+
+def open_modules(evidence: Evidence) -> list[str]:
+    """The modules that the code imports and no package provides."""
+    return sorted({str(name) for check in all_checks(evidence) for name in check.details.get("open") or ()})
 
 
 def failed_before(evidence: Evidence) -> dict[str, list[str]]:

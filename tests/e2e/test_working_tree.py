@@ -44,11 +44,11 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     plan = world.good("plan", "--target", "local", "--stack", "./tiny.yaml", "--json").out
     node = world.built()
     check = told(node)
-    state = f"commit {commit[:12]} on {branch}, 1 file changed, 3 not in git"
+    state = f"commit {commit[:12]} on {branch}, 1 file changed, 1 not in git: model.py, data/shakespeare_char/input.txt"
     says = f"source nano is a working tree, {state}, not part of the digest"
     assert check["says"] == says
     assert node["facts"]["trees"]["nano"]["commit"] == commit
-    assert node["variant_digest"] in plan
+    assert node["variant_digest"] in plan and node["variant_digest"] in lock, "nor has a digest"
     stamp = json.loads((world.current / ".envbuild" / "stamp.json").read_text())
     (tree,) = stamp["trees"]
     assert (tree["at"], tree["state"]["commit"], tree["state"]["changed"]) == (str(clone), commit, 1)
@@ -64,8 +64,13 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     assert again.split(maxsplit=1)[1] == "envbuild smoke ./tiny.yaml --target local", "the code is used where it lies"
     status = world.good("status", "--target", "local").out
     assert "! tiny: model.py of the source nano changed after the smoke test" in status
+    smoked = world.good("smoke", "./tiny.yaml", "--target", "local", "--json").node
+    assert (smoked["root"], smoked["root_level"], told(smoked)["says"]) == (node["root"], "measured", says)
     made = world.good("report", "kit", "-o", str(world.top / "kit"))
+    assert f"- {says}" in (world.top / "kit" / "README.md").read_text().replace("\\", "")
+    assert not [path for path in (world.top / "kit").rglob("*.json") if str(clone) in path.read_text()]
     assert "the folder of the source nano is not in the kit" in made.err and "`commit:`" in made.err
+    assert "`envbuild lock create ./tiny.yaml`, `envbuild provision ./tiny.yaml`, and make the kit again" in made.err
     there = world.run("provision", str(world.top / "kit" / "tiny.yaml"), "--target", "local")
     assert (there.rc, there.code) == (7, "source-unreachable") and "ask the authors for the folder" in there.err
     assert "attachments/stack.yaml" not in made.err and (world.top / "kit" / "tiny.yaml").is_file()
@@ -73,6 +78,7 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     assert drift(world) == (0, {}), "what is in the tree is no drift"
     assert world.python(IMPORT) == "3"
     (clone / "model.py").write_text("X = 2\n")
+    world.good("smoke", "./tiny.yaml", "--target", "local")
     again = world.built()
     assert (again["status"], told(again)["says"]) == ("unchanged", check["says"])
     assert world.built("--repair")["root"] == node["root"]

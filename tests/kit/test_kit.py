@@ -28,8 +28,10 @@ from envbuild.cli.report_cmd import report as command
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.kit import manifest
 from envbuild.kit.make import UNKNOWN, commands, computed_run, make_kit, readme, rows, verify_kit
-from envbuild.kit.manifest import KitFile, Manifest, listed, parse, render
+from envbuild.kit.manifest import KitFile, Manifest, listed, manifest_of, parse, render
 from envbuild.kit.wheel import wheel_name
+from envbuild.lock.files import read_lock
+from envbuild.model.lock import LockedTree
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.view import View
 from tests.report import samples
@@ -229,6 +231,23 @@ def own_stack(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"flavour": "cu126"}, "this stack is for machines with GPUs"),
+        ({"trees": (LockedTree(name="mine"),)}, "the code of this stack is a folder of the authors"),
+    ],
+)
+def test_what_a_reviewer_cannot_build_without_a_gpu_is_tried_with_the_example_stack(
+    made: Path, change: dict[str, Any], why: str
+) -> None:
+    lock = read_lock(made / LOCK)
+    lock = lock.model_copy(update={"variants": tuple(each.model_copy(update=change) for each in lock.variants)})
+    text = readme(manifest_of(made), samples.evidence(), lock, signed=False, own=True).decode()
+    assert "\ntimeout 30m envbuild provision torch-smoke --target local\n" in text
+    assert f"This command builds envbuild's example stack, because {why}." in text
+
+
 def test_the_file_of_an_own_stack_is_in_its_kit_and_checked(report: Path, tmp_path: Path) -> None:
     given = own_stack(tmp_path)
     _, left = make_kit(report, tmp_path / "kit", stack=given)
@@ -236,6 +255,7 @@ def test_the_file_of_an_own_stack_is_in_its_kit_and_checked(report: Path, tmp_pa
     assert (tmp_path / "kit" / "torch-smoke.yaml").read_bytes() == Path(given).read_bytes()
     text = (tmp_path / "kit" / "README.md").read_text()
     assert "envbuild provision ./torch-smoke.yaml " in text and "envbuild verify ./torch-smoke.yaml " in text
+    assert "\ntimeout 30m envbuild provision ./torch-smoke.yaml --profile exact --target local\n" in text
     assert problems(tmp_path / "kit") == []
     says = [each.says for each in verify_kit(tmp_path / "kit")[1] if each.topic == "stack" and each.kind == "checked"]
     assert "torch-smoke.yaml is the stack that the lock was made from" in says
@@ -472,7 +492,9 @@ def test_a_full_kit_that_is_called_published_is_refused(report: Path, made: Path
     edited(lambda data: data.update(form="published"))(tmp_path / "full" / "kit.json")
     evidence = open_report(tmp_path / "full" / "report").evidence
     found = parse((tmp_path / "full" / "kit.json").read_bytes())
-    (tmp_path / "full" / "README.md").write_bytes(readme(found, evidence, None, signed=False, own=False))
+    (tmp_path / "full" / "README.md").write_bytes(
+        readme(found, evidence, read_lock(made / LOCK), signed=False, own=False)
+    )
     relist(tmp_path / "full")
     [(code, says)] = problems(tmp_path / "full")
     assert code == "kit-form-differs"

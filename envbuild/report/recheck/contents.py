@@ -130,7 +130,7 @@ def _lock(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     if (lock.stack, lock.profile) != (evidence.stack, evidence.profile):
         says = f"the lock is of {lock.stack} ({lock.profile}), the report of {evidence.stack} ({evidence.profile})"
         yield problem("report-lock-of-another-stack", "lock", says)
-    yield checked("lock", f"{len(lock.variants)} variant digests computed from the lock's contents agree")
+    yield checked("lock", f"its contents give the digests that it has for its {plural(len(lock.variants), 'variant')}")
     if attached.profile_digest is None:
         yield not_checked("stack", "the stack's profile is missing, so the lock was not compared with it")
     elif attached.profile_digest != lock.manifest_digest:
@@ -168,7 +168,8 @@ def _variants(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
             says = f"{node.node} has the variant {str(good)[:12]}, which the evidence does not hold"
             problems.append(problem("report-variant-unknown", "variants", says))
     if attached.variants:
-        yield from judged("variants", f"{len(attached.variants)} built as the lock says", problems)
+        says = f"{plural(len(attached.variants), 'variant')}: contents give the digest, and are those of the lock"
+        yield from judged("variants", says, problems)
     else:
         yield from problems
         yield not_checked("variants", "the report holds no record of a built variant")
@@ -189,7 +190,6 @@ def _is_of(variant: Variant, lock: Lock) -> bool:
     for locked in lock.variants:
         if locked.id == variant.id:
             made = locked.model_copy(update={"arch_list": variant.arch_list})
-            made = made.with_trees(lock.stack, lock.profile, {tree.name: tree.at for tree in variant.trees if tree.at})
             if made.base.kind != "none":
                 made = made.with_provided(lock.stack, lock.profile, variant.provided)
             return made.compute_digest(lock.stack, lock.profile) == variant.digest
@@ -215,7 +215,7 @@ def _packages(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         (row.file, row.sha256) for variant in evidence.variants if variant.digest in known for row in variant.packages
     }
     of = "the lock" if attached.lock else "the variant"
-    says = f"on {plural(len(nodes), 'node')} the locked versions; {_counted(rows, of)}"
+    says = "; ".join(filter(None, (f"on {plural(len(nodes), 'node')} the locked versions", _counted(rows, of))))
     yield from judged("packages", says, problems)
 
 
@@ -223,7 +223,7 @@ def _counted(rows: set[tuple[str, str]], of: str) -> str:
     """How many hashes are whose."""
     without = {row for row in rows if row[1] == "unrecorded"}
     count = len(rows - without)
-    says = [f"{count:,} {'hash is that' if count == 1 else 'hashes are those'} of {of}"]
+    says = [f"{count:,} {'hash is that' if count == 1 else 'hashes are those'} of {of}"] if count else []
     says += [f"{plural(len(without), 'file')} {'has' if len(without) == 1 else 'have'} none"] if without else []
     return ", ".join(says)
 

@@ -32,7 +32,7 @@ def check_figures(evidence: Evidence) -> Iterator[Finding]:
     problems = [problem("report-figure-differs", "figures", f"{at}: {wrong}") for at, _, wrong in every if wrong]
     made = len({(at, figure) for at, figure, _ in every if figure})
     if made or problems:
-        yield from judged("figures", f"{made} of {plural(len(metrics), 'figure')} follow from values", problems)
+        yield from judged("figures", f"{plural(made, 'figure')} computed again from the values beside them", problems)
     if made < len(metrics):
         yield not_checked("figures", f"{plural(len(metrics) - made, 'figure')} without the values behind them")
     floors = sum(metric.floor is not None for metric in metrics)
