@@ -322,7 +322,7 @@ def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     rooted = [node for node in evidence.nodes if node.root]
     good = [node for node in rooted if node.root in attached.lists]
     if good:
-        says = f"computed from the list of files for {len(good)} of {len(rooted)} nodes with one"
+        says = f"computed from the lists of files of {plural(len(good), 'node')}"
         yield from judged("root", says, problems)
     if rest := len(rooted) - len(good):
         yield not_checked("root", f"of {plural(rest, 'node')} the report holds no list of files to compute it from")
