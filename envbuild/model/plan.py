@@ -56,8 +56,7 @@ class Resolution(StrictModel):
     """The outcome for one node: the variant to build, the interpreter to build it with, and for which GPUs.
 
     `arch_list`: what CUDA code of the sources is compiled for; None: nothing, or the stack says it. `nvcc`: the path of
-    its compiler. `gcc`: the path of the host compiler if it is not the default. `wheels_from`: the node that compiles
-    for this one, which cannot. `delivery`: who fetches for it.
+    its compiler. `gcc`: the path of the host compiler if it is not the default. `delivery`: who fetches for it.
     """
 
     node: NodeName
@@ -69,7 +68,6 @@ class Resolution(StrictModel):
     arch_list: Public[tuple[str, ...] | None] = None
     nvcc: str | None = None
     gcc: str | None = None
-    wheels_from: NodeName | None = None
     delivery: Public[DeliveryChoice] = DeliveryChoice()
     decisions: Public[tuple[Decision, ...]]
     candidates: Public[tuple[Candidate, ...]]

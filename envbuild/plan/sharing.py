@@ -19,32 +19,22 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import BuildClass, NodePlan, Plan, SpreadClass, Step
 from envbuild.model.target import Target
 from envbuild.plan.node_steps import NodeTool, toolchain_words
-from envbuild.plan.source_builds import compile_seconds, compile_text, lacking, lacks_tools
+from envbuild.plan.source_builds import compile_seconds, compile_text
 from envbuild.text import grouped
 
 BUILDERS = 2
-# Of `tools_of`: what comes before nvcc.
-_BESIDE_NVCC = 3
 _ONE_KIND = (
     "ask for nodes of one kind (`scheduler: {constraints: ...}`, or another partition or queue) and run once for each. "
     "If one environment fits all of them, name it: `--variant ID`"
 )
 
 
-def share(plan: Plan, given: Sharing) -> tuple[Plan, dict[str, EnvbuildError]]:
-    """The plan with its builders, and the error of each node that cannot build and gets nothing from others.
-
-    Raises EnvbuildError as `in_job` does.
-    """
+def share(plan: Plan, given: Sharing) -> Plan:
+    """The plan with its builders. Raises EnvbuildError as `in_job` does."""
     target = given.target
     if target.connection.kind == "job":
-        local, pins = target.placement == "node-local", target.scheduler.starts_tasks
-        return in_job(plan, given.variants, local=local, pins=pins), {}
-    if target.connection.kind == "ssh":
-        plan = over_ssh(plan, given)
-    resolutions = {node.node: node.resolution for node in plan.nodes}
-    lacking = {node: lacks_tools(resolutions[node]) for node in left_alone(plan, given.variants)}
-    return (without(plan, tuple(lacking)) if lacking else plan), lacking
+        return in_job(plan, given.variants, local=target.placement == "node-local")
+    return over_ssh(plan, given) if target.connection.kind == "ssh" else plan
 
 
 def over_ssh(plan: Plan, given: Sharing) -> Plan:
@@ -92,8 +82,7 @@ def _classes(plan: Plan, tried: Collection[str]) -> list[SpreadClass]:
     """For each environment one node builds, if none has, and the others test."""
     working = [node for node in plan.nodes if node.steps and node.node not in tried]
     finished = {node.environment: node.node for node in plan.nodes if node.nothing_to_do}
-    able = [node for node in working if node.resolution.wheels_from is None]
-    builders = {**{node.environment: node.node for node in reversed(able)}, **finished}
+    builders = {**{node.environment: node.node for node in reversed(working)}, **finished}
     return [
         SpreadClass(
             environment=environment,
@@ -102,7 +91,6 @@ def _classes(plan: Plan, tried: Collection[str]) -> list[SpreadClass]:
             finished=environment in finished,
         )
         for environment, group in grouped(working, lambda node: node.environment).items()
-        if environment in builders
     ]
 
 
@@ -133,18 +121,17 @@ def _testing(node: NodePlan, group: SpreadClass, by: Sharing) -> NodePlan:
     return node.model_copy(update={"steps": tuple(steps)})
 
 
-def in_job(plan: Plan, variants: Mapping[str, Variant] = {}, *, local: bool = False, pins: bool = True) -> Plan:
+def in_job(plan: Plan, variants: Mapping[str, Variant] = {}, *, local: bool = False) -> Plan:
     """The plan on a prefix that all nodes share: the first node builds, the others only test what it built.
 
     `variants`: by node, as they will be built. `local`: each node has a prefix of its own; the others install what it
-    has built. `pins`: a job can be given a node by its name, else it builds on whichever it gets.
+    has built.
 
-    Raises EnvbuildError `nodes-differ` (exit 7) when the nodes would not get the same environment, `not-yet-supported`
-    (exit 7) for what only nodes without a job can do, and that of a rule where no node can build.
+    Raises EnvbuildError `nodes-differ` (exit 7) when the nodes would not get the same environment.
     """
     working = [node for node in plan.nodes if node.steps]
     _refuse_different(working, variants)
-    first = _builder(working, pins=pins)
+    first = working[0].node if working else None
     nodes = (
         node.model_copy(update={"steps": other_steps(node, str(first), local=local)})
         if node.steps and node.node != first
@@ -183,28 +170,6 @@ def _of_base(node: NodePlan, first: NodePlan, variants: Mapping[str, Variant]) -
     if node.python != first.python:
         differences.insert(0, f"{node.python} (not {first.python})")
     return " and ".join(differences)
-
-
-def _builder(working: list[NodePlan], *, pins: bool) -> str | None:
-    """The first node that has what it takes to build; None where nothing has to be done.
-
-    Raises EnvbuildError with the rule that is against it (exit 7) where no node has, or another one might come first.
-    """
-    able = [node.node for node in working if node.resolution.wheels_from is None]
-    lacking = [node for node in working if node.node not in able]
-    if lacking and not able:
-        raise lacks_tools(lacking[0].resolution, "no node of this job has what is missing")
-    if lacking and not pins:
-        raise lacks_tools(
-            lacking[0].resolution, "the job builds on its first node, and the scheduler chooses which node that is"
-        )
-    return able[0] if able else None
-
-
-def pinned(plan: Plan) -> str | None:
-    """The node that a job must get and build on, because others of its kind cannot build; None: any."""
-    lacking = any(node.resolution.wheels_from is not None for node in plan.nodes if node.steps)
-    return builder_of(plan).node if lacking else None
 
 
 def other_steps(node: NodePlan, first: str, *, local: bool) -> tuple[Step, ...]:
@@ -292,30 +257,24 @@ def keys_of(sources: Any) -> dict[str, str]:
 
 
 def _groups(nodes: Iterable[NodePlan], facts: Mapping[str, NodeFacts]) -> list[list[NodePlan]]:
-    """Nodes that would make equal wheels; one that lacks a tool joins the largest group that it can take from."""
+    """Nodes that would make equal wheels; one without a compiler joins the largest group that it can take from."""
     able: dict[tuple[tuple[str, ...], tuple[object, ...]], list[NodePlan]] = {}
-    bare: dict[tuple[tuple[str, ...], tuple[object, ...]], list[NodePlan]] = {}
+    bare: dict[tuple[str, ...], list[NodePlan]] = {}
     for node in nodes:
         node_facts = facts[node.node]
         tools = tools_of(node, node_facts)
         base: tuple[str, ...] = (node.variant_digest, node_facts.os.arch, node_facts.libc.kind, node_facts.libc.version)
-        if can_build(node, node_facts):
+        if tools:
             able.setdefault((base, tools), []).append(node)
         else:
-            # Of a node without nvcc, the compilers have to be those of the builder; see `why_not_for` of the build key.
-            bare.setdefault((base, tools[:_BESIDE_NVCC]), []).append(node)
-    for (base, tools), group in bare.items():
-        fitting = [key for key in able if key[0] == base and tools in ((), key[1][:_BESIDE_NVCC])]
+            bare.setdefault(base, []).append(node)
+    for base, group in bare.items():
+        fitting = [key for key in able if key[0] == base]
         if fitting:
             able[max(fitting, key=lambda key: len(able[key]))] += group
         else:
-            able[base, ("bare", *tools)] = group
+            able[base, ()] = group
     return list(able.values())
-
-
-def can_build(node: NodePlan, facts: NodeFacts) -> bool:
-    """Whether the node can compile: it has compilers, and nvcc for CUDA code."""
-    return node.resolution.wheels_from is None and bool(tools_of(node, facts))
 
 
 def tools_of(node: NodePlan, facts: NodeFacts) -> tuple[object, ...]:
@@ -333,11 +292,10 @@ def _class(
 ) -> BuildClass | None:
     """None where one node is left to itself. Builders are those with most cores, in the order of the plan."""
     names = [node.node for node in group]
-    able = [node.node for node in group if can_build(node, facts[node.node])]
-    # If no node has a compiler, the builder names it. If no node has nvcc, every node is refused (`left_alone`).
-    able = able or [node.node for node in group if node.resolution.wheels_from is None]
+    # If no node has a compiler, the builder names it.
+    able = [node.node for node in group if tools_of(node, facts[node.node])] or names
     builders = sorted(able, key=lambda name: -(facts[name].cpus or 0))[:BUILDERS]
-    if donor is None and (len(names) < 2 or not builders):
+    if donor is None and len(names) < 2:
         return None
     return BuildClass(
         sources=compiled_wheels(variants[names[0]]),
@@ -345,33 +303,6 @@ def _class(
         builders=tuple(builders) if len(names) > 1 else (),
         donor=None if donor is None else donor.node,
     )
-
-
-def left_alone(plan: Plan, variants: Mapping[str, Variant]) -> tuple[str, ...]:
-    """Nodes that would have to compile and cannot: no node of this plan builds for them."""
-    taking = {name for build in plan.builds for name in build.nodes}
-    return tuple(
-        node.node
-        for node in plan.nodes
-        if node.resolution.wheels_from is not None
-        and install_args(node) is not None
-        and (node.node not in taking or _in_its_tree(node, variants[node.node]))
-    )
-
-
-def _in_its_tree(node: NodePlan, variant: Variant) -> bool:
-    """Something is built in its tree, on the node itself, which cannot do that."""
-    lacks = lacking(variant, node.resolution)
-    return any(source.build and source.build.kind == "inplace" and source.name in lacks for source in variant.sources)
-
-
-def without(plan: Plan, names: Collection[str]) -> Plan:
-    """The plan without some nodes, none of which builds for others."""
-    builds = (
-        build.model_copy(update={"nodes": tuple(n for n in build.nodes if n not in names)}) for build in plan.builds
-    )
-    nodes = tuple(node for node in plan.nodes if node.node not in names)
-    return plan.model_copy(update={"nodes": nodes, "builds": tuple(build for build in builds if build.nodes)})
 
 
 def _with_class(node: NodePlan, group: BuildClass, variant: Variant, width: int | None, jobs: int | None) -> NodePlan:

@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import LockedSource, LockedSubmodule, Variant
 from envbuild.model.plan import Resolution
 from envbuild.model.stack import Build
 from envbuild.node import paths
 from envbuild.resolve.arch import given_codes
-from envbuild.resolve.node_classes import NVCC, TOOLS
 from envbuild.resolve.rules.compilers import cxx_of
 from envbuild.resolve.variant_checks import needs_nvcc, stack_arch_list
 from envbuild.text import plural
@@ -55,9 +53,8 @@ def build_request(
 ) -> dict[str, Any]:
     """The `build` of an install request, with the compilers that the resolver chose; `store` is a path on the node."""
     nvcc = next((compiler for compiler in facts.nvcc if compiler.path == resolution.nvcc), None)
-    lacks, compilers = lacking(variant, resolution), compiler_variables(resolution.gcc)
+    compilers = compiler_variables(resolution.gcc)
     return {
-        **({"lacks": lacks} if lacks else {}),
         **({"variables": compilers} if compilers else {}),
         "store": store or posixpath.join(facts.stage_prefix, "store", "wheels"),
         "arch_list": list(arch_codes(variant)),
@@ -71,28 +68,6 @@ def build_request(
 def compiler_variables(gcc: str | None) -> dict[str, str]:
     """The variables that make a build, nvcc included, use another gcc; empty for None."""
     return {"CC": gcc, "CXX": cxx_of(gcc), "NVCC_PREPEND_FLAGS": f"-ccbin {gcc}"} if gcc else {}
-
-
-def lacking(variant: Variant, resolution: Resolution) -> dict[str, str]:
-    """The sources that the node cannot build itself, because it takes another node's build, each with the rule."""
-    if resolution.wheels_from is None:
-        return {}
-    rule = next(item.rule for item in resolution.decisions if item.rule in TOOLS)
-    built = {source.name: source.build for source in variant.sources if source.build}
-    return {name: rule for name, build in built.items() if rule != NVCC or needs_nvcc(build)}
-
-
-def lacks_tools(resolution: Resolution, why: str = "") -> EnvbuildError:
-    """The error (exit 7) of a node that cannot build and gets nothing from others; `why` it gets nothing."""
-    decision = next(item for item in resolution.decisions if item.rule in TOOLS)
-    return EnvbuildError(
-        decision.rule,
-        f"{resolution.node} cannot build {resolution.stack} itself, and no other node supplies its wheels",
-        why="; ".join(filter(None, (f"{decision.compared[0]} here" if decision.compared else decision.what, why))),
-        hint=decision.instead or "",
-        exit_code=ExitCode.REFUSED,
-        details={"node": resolution.node},
-    )
 
 
 def arch_codes(variant: Variant) -> tuple[str, ...]:

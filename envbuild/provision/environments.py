@@ -58,9 +58,7 @@ class Environments(Route):
         chosen = {node: variant.id for node, variant in survey.variants.items()}
         work.journal.append(EventKind.RESOLVED, variants=chosen)
         work.tools |= find_tools(work.prepared.target, survey, work.run.staging, work.settings.toolchain_file)
-        plan = plan_of(work)
-        survey.errors.update(work.lacking)
-        return work.planned(plan)
+        return work.planned(plan_of(work))
 
     def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
         """Stage what nodes need, and run their steps."""

@@ -15,7 +15,7 @@ from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.estimate import Estimate, Supplied, Supply, estimate, fetch_words, supplied
 from envbuild.resolve.health import Health
-from envbuild.resolve.node_classes import borrow, signature
+from envbuild.resolve.node_classes import signature
 from envbuild.resolve.request import (
     NOTHING,
     OURS,
@@ -109,6 +109,9 @@ OF_NODE = {
     "libstdcxx-absent": "the C++ library that a package needs and does not bring is there.",
 }
 
+# Rules about what only building needs.
+_TOOLS = frozenset({"nvcc-absent", "gcc-range"})
+
 
 def evaluate(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """Apply every rule that concerns the request, in order. Pure."""
@@ -172,26 +175,19 @@ class Resolver:
         self._costs: dict[Hashable, tuple[Estimate, Platform]] = {}
         self._compilers: dict[Hashable, tuple[str | None, str | None]] = {}
 
-    def fleet(
-        self, facts: Mapping[str, NodeFacts], others: Mapping[str, NodeFacts] | None = None
-    ) -> dict[str, Resolution]:
-        """`resolve` for many nodes; equal nodes are decided once.
+    def fleet(self, facts: Mapping[str, NodeFacts]) -> dict[str, Resolution]:
+        """`resolve` for many nodes; equal nodes are decided once."""
+        return {node: self.resolve(value) for node, value in facts.items()}
 
-        A node that lacks nvcc or a compiler gets the variant of a similar node that has them. That node may also be one
-        of `others`: the rest of the fleet, which is not decided (brief facts are enough for a finished node).
-        """
-        resolutions = {node: self.resolve(value) for node, value in facts.items()}
-        return {**resolutions, **borrow(self, facts, resolutions, others or {})}
-
-    def resolve(self, facts: NodeFacts, *, without: frozenset[str] = frozenset()) -> Resolution:
-        """Which variant one node gets, and with which interpreter; `without` are rules that are not asked.
+    def resolve(self, facts: NodeFacts) -> Resolution:
+        """Which variant one node gets, and with which interpreter.
 
         Nothing fits: the resolution is `refused` and its decisions say why.
         """
         # A number stands for the signature: hashing it once a node is what makes large fleets quick.
         shared = self._signatures.setdefault(signature(facts), len(self._signatures))
         state = health.health(facts)
-        judged = [self._judge(place, v, facts, state, shared, without) for place, v in enumerate(self.variants)]
+        judged = [self._judge(place, v, facts, state, shared) for place, v in enumerate(self.variants)]
         best = min((j for j in judged if j.fits), key=lambda j: j.rank, default=None)
         path = best.python.path if best is not None and best.python is not None else None
         nvcc, gcc = self._compilers_of(best, facts, shared) if best is not None else (None, None)
@@ -214,9 +210,7 @@ class Resolver:
             ),
         )
 
-    def _judge(
-        self, place: int, variant: Variant, facts: NodeFacts, state: Health, shared: int, without: frozenset[str]
-    ) -> _Judged:
+    def _judge(self, place: int, variant: Variant, facts: NodeFacts, state: Health, shared: int) -> _Judged:
         fitting, bound = self._bound(variant, facts, shared)
         stamp = stamp_of(facts, self.lock, bound.here)
         cost, platform = self._cost(variant, facts, shared)
@@ -226,9 +220,9 @@ class Resolver:
             # It needs neither its files nor room for them; who would fetch them matters for a repair.
             found_at = Supplied(found_at.choice)
         ruled = self._shared(variant, fitting.python, facts, shared)
-        decisions = fitting.decisions + (
-            tuple(item for item in ruled if item.rule not in without) if without else ruled
-        )
+        if built:  # it needs no compilers any more
+            ruled = tuple(item for item in ruled if item.rule not in _TOOLS or item.verdict != "refuse")
+        decisions = fitting.decisions + ruled
         if not built:
             decisions += recorded_rule(bound, facts, record_command(self.reference, self.lock.profile))
             # Room is asked only for what could be built; a refused variant is refused for better reasons.

@@ -46,7 +46,7 @@ class Share:
 
 
 class JobStep(StrictModel):
-    """A program of a job, run on every node of it (`node`) or on one (`once`): `Job.builder`, else the first.
+    """A program of a job, run on every node of it (`node`) or on the first one (`once`).
 
     In `argv`, `{MASTER_ADDR}`, `{MASTER_PORT}` and `{JOB_ID}` stand for what only the job knows.
     """
@@ -73,8 +73,7 @@ class Job(StrictModel):
 
     `gres` is how the site calls GPUs, None where the scheduler does not know of them: a job that wants some then takes
     whole nodes. `cpus_per_node` and `memory_gib` (PBS alone) are asked for where they are said. `constraints` is
-    Slurm's `--constraint`, or resources in the `select` of PBS (`system=polaris`). `builder`: a node that the job must
-    have (Slurm alone).
+    Slurm's `--constraint`, or resources in the `select` of PBS (`system=polaris`).
     """
 
     name: JobName
@@ -92,7 +91,6 @@ class Job(StrictModel):
     resources: tuple[Word, ...] = ()
     variables: dict[EnvName, Text] = {}
     modules: Modules | None = None
-    builder: Word | None = None
     steps: Annotated[tuple[Step, ...], Field(min_length=1)]
     output: AbsPath
 

@@ -269,7 +269,7 @@ def render(job: Job) -> str:
     body = [*script.preamble(job, '"$SLURM_JOB_ID"'), *_FOR_OWN_SRUN]
     body += ["", *script.master(_NODES, "SLURM_JOB_ID", '"$SLURM_PROCID"', '"$SLURM_JOB_NUM_NODES"')]
     for step in job.steps:
-        body += ["", *_step(step, job)]
+        body += ["", *_step(step)]
     return "\n".join([*script.head(job, _directives(job)), *body, ""])
 
 
@@ -291,7 +291,6 @@ def _directives(job: Job, *, here: bool = False) -> list[str]:
     if job.time_limit:
         options.append(f"--time={time_text(job.time_limit)}")
     named = {"partition": job.queue, "account": job.account, "constraint": job.constraints}
-    named["nodelist"] = job.builder
     options += [f"--{name}={_plain(value)}" for name, value in named.items() if value]
     if here:
         return [f"#SBATCH {option}" for option in (*options, "--output=%x-%j.log")]
@@ -319,15 +318,12 @@ def _path(path: str, folder: str) -> str:
     return f'"{path}"' if shlex.quote(path) != path else path
 
 
-def _step(step: Step, job: Job) -> list[str]:
+def _step(step: Step) -> list[str]:
     if isinstance(step, JobText):
         return script.piece(step, f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none")
     if step.each == "node":
         comment = "# Once on every node; a node that fails does not stop the others."
         where = _EVERYWHERE
-    elif job.builder:
-        comment = "# Once, on the node that can build."
-        where = f"--nodes=1 --ntasks=1 --nodelist={shlex.quote(job.builder)}"
     else:
         comment = "# Once, on the first node."
         where = "--nodes=1 --ntasks=1 --relative=0"

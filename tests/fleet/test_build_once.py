@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 
 from tests.fleet.faults import clear, steps_of
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node
-from tests.fleet.nodes import Node, StartNodes
+from tests.fleet.nodes import StartNodes
 from tests.node.forge import BROKEN, FILES
-from tests.support.wheels import write_wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 SAYS = ["sh", "-c", f"{PREFIX}/current/{STACK}/bin/python -c 'import quick._fast as f; print(f.answer())'"]
@@ -168,60 +166,3 @@ def test_nodes_that_fetch_for_themselves_are_sent_the_wheels_alone(
     assert (steps[builder.address].count("deliver"), steps[bare.address].count("deliver")) == (0, 1)
     assert "built" not in bare.run(["sh", "-c", f"ls {PREFIX}/store/*"]).stdout, "it is in the store, and gone"
     assert not list(world.last_run.glob("*.tar"))
-
-
-NVCC = "nvcc: NVIDIA (R) Cuda compiler driver\\nCuda compilation tools, release 12.1, V12.1.105\\n"
-
-
-def cuda_world(tmp_path: Path, standalone: Path) -> FleetWorld:
-    """A stack with a source that says it is compiled with nvcc, for a torch that is one in name."""
-    world = FleetWorld(tmp_path, standalone, locked=False)
-    files = {"torch/__init__.py": "__version__ = '2.5.1+cu121'\n", "torch/version.py": "cuda = '12.1'\n"}
-    python = sysconfig.get_config_var("py_version_nodot")
-    write_wheel(world.wheels, "torch", "2.5.1+cu121", files, tag=f"cp{python}-cp{python}-linux_x86_64")
-    source: dict[str, Any] = dict(world.repository("quick", FILES))
-    source |= {"install": "wheel", "build": {"extensions": ["quick._fast"], "flags": ["--cuda_ext"]}}
-    torch = {"version": "2.5.1", "flavours": ["cu121"]}
-    stack = world.stack(STACK, ["alpha==1.0"], interpreters=["standalone"], sources=[source], torch=torch, smoke=[])
-    world.lock(stack)
-    return world
-
-
-def give_nvcc(node: Node) -> None:
-    """An nvcc that says its version; what the source compiles is C."""
-    text = "mkdir -p /usr/local/cuda/bin && cat > /usr/local/cuda/bin/nvcc && chmod 755 /usr/local/cuda/bin/nvcc"
-    node.run(["sh", "-c", text], stdin=f"#!/bin/sh\nprintf '{NVCC}'\n")
-
-
-def test_a_node_without_nvcc_gets_what_one_with_it_has_built_and_is_refused_where_that_fails(
-    fleet: StartNodes, tmp_path: Path, standalone_python: Path
-) -> None:
-    world = cuda_world(tmp_path, standalone_python)
-    builder, lacking = fleet(2, kind="gcc", tools=True)
-    (bare,) = fleet(1, kind="bare", tools=True)
-    nodes = [lacking, bare, builder]
-    give_nvcc(builder)
-    world.target(nodes)
-    done = world.fleet("provision", timeout=400)
-    assert done.rc == 0, done.err + done.out[-3000:]
-    found = by_node(done)
-    assert {name: built(item)["from"] for name, item in found.items()} == {
-        builder.address: "built", lacking.address: "store", bare.address: "store",
-    }  # fmt: skip
-    assert [node.run(SAYS).stdout for node in nodes] == ["42\n"] * 3
-    said = [item["what"] for item in found[bare.address]["resolution"]["decisions"] if item["rule"] == "nvcc-absent"]
-    assert said == [f"quick must be compiled and there is no nvcc; the wheels come from {builder.address}"]
-
-    # As a whole, from the node that can build; and where it cannot any more, nobody else tries.
-    for node in nodes:
-        clear(node)
-    world.target(nodes)
-    again = world.fleet("provision", timeout=400)
-    assert again.rc == 0, again.err
-    assert {item["status"] for item in by_node(again).values()} == {"ok"}
-    builder.run(["sh", "-c", "printf '#!/bin/sh\\nexit 1\\n' > /usr/local/bin/cc && chmod 755 /usr/local/bin/cc"])
-    for node in nodes:
-        clear(node)
-    broken = world.fleet("provision", timeout=400)
-    codes = {name: item["error"]["code"] for name, item in by_node(broken).items()}
-    assert codes == {builder.address: "build-failed", lacking.address: "nvcc-absent", bare.address: "nvcc-absent"}

@@ -9,12 +9,11 @@ from envbuild.model.lock import Lock
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import ChosenVariants
-from envbuild.plan.sharing import Sharing, left_alone, spread
+from envbuild.plan.sharing import Sharing, spread
 from tests.plan.test_planner import FakeTool, planned
 from tests.plan.test_shared_builds import lock_with, machine
 from tests.resolve.builders import compat, resolve_fleet, target
 from tests.resolve.test_engine import stamped
-from tests.resolve.test_wheel_providers import cuda_lock, gpu_node
 
 PROGRAM = FakeTool("envbuild-node", "envbuild-node-1")
 PREFIX = "/data/envbuild"
@@ -76,15 +75,6 @@ def test_on_one_prefix_one_node_builds_and_the_others_test() -> None:
 def test_on_one_prefix_a_link_is_switched_once() -> None:
     plan = spread_over(finished("a", current=False), finished("b", current=False), where={"placement": "shared"})
     assert kinds(plan) == {"a": ["toolchain", "activate"], "b": []}
-
-
-def test_on_a_shared_prefix_a_node_with_nvcc_builds() -> None:
-    nodes = [gpu_node("bare", nvcc=[]), gpu_node("a")]
-    plan = spread_over(*nodes, lock=cuda_lock(), where={"placement": "shared"})
-    assert classes(plan) == [("a", ("bare",))]
-    assert kinds(plan)["bare"] == ["toolchain", "smoke"]
-    failed = spread_over(*nodes, lock=cuda_lock(), where={"placement": "shared"}, tried=("a",))
-    assert left_alone(failed, dict.fromkeys(("bare", "a"), cuda_lock().variants[0])) == ("bare",)
 
 
 def test_nodes_with_a_disk_each_install_each_for_themselves() -> None:

@@ -10,11 +10,10 @@ from envbuild.model.lock import Lock
 from envbuild.model.plan import BuildClass, Plan
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import ChosenVariants
-from envbuild.plan.sharing import compiled_wheels, install_args, keys_of, left_alone, share_builds, without
+from envbuild.plan.sharing import compiled_wheels, keys_of, share_builds
 from tests.plan.test_planner import planned
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, target
 from tests.resolve.test_engine import stamped
-from tests.resolve.test_wheel_providers import APEX, PLAIN, cuda_lock, gpu_node
 
 SOURCE: dict[str, Any] = {"name": "ext", "git": "https://example.org/ext", "commit": "1" * 40, "tree": "2" * 40}
 COMPILED = {**SOURCE, "build": {}}
@@ -130,49 +129,3 @@ def test_a_finished_node_gives_what_it_was_made_with() -> None:
     assert shared(finished("done", lock, []), machine("new"), lock=lock).builds == ()
     both = shared(done, machine("n1"), machine("n2"), lock=lock).builds
     assert [(each.donor, each.builders) for each in both] == [("done", ("n1", "n2"))], "should the donor's be gone"
-
-
-def with_cuda(*facts: NodeFacts, lock: Lock | None = None, **options: Any) -> tuple[Plan, tuple[str, ...]]:
-    """The plan of a fleet that compiles CUDA code, and who of it cannot be given what it needs."""
-    lock = lock or cuda_lock()
-    fleet = {each.node: each for each in facts}
-    found = resolve_fleet(fleet, lock, target(), compat(), None)
-    chosen = {name: each for name, each in found.items() if not each.refused}
-    variants = {name: ChosenVariants(lock).of(each, fleet[name]) for name, each in chosen.items()}
-    plan = share_builds(planned(fleet, lock), fleet, variants, **options)
-    return plan, left_alone(plan, variants)
-
-
-def test_a_node_without_nvcc_takes_from_one_with_it_and_never_builds() -> None:
-    bare = gpu_node("bare", nvcc=[], more={"cpus": 256})
-    plan, alone = with_cuda(gpu_node("a"), bare, gpu_node("b"), gpu_node("none", nvcc=[], gcc=[]))
-    assert [(each.nodes, each.builders) for each in plan.builds] == [(("a", "b", "bare", "none"), ("a", "b"))]
-    assert alone == ()
-    assert said(plan)["bare"] == "take over apex, built on a first"
-    builds = {node.node: args["build"] for node in plan.nodes if (args := install_args(node))}
-    assert (builds["a"]["nvcc"], "lacks" in builds["a"]) == ("11.6", False)
-    assert (builds["bare"]["nvcc"], builds["bare"]["lacks"]) == (None, {"apex": "nvcc-absent"})
-
-
-def test_wheels_of_another_compiler_are_not_for_a_node_without_nvcc() -> None:
-    plan, alone = with_cuda(gpu_node("a"), gpu_node("other", nvcc=[], gcc=["10.2.0"]))
-    assert (plan.builds, alone) == ((), ("other",))
-    left = without(plan, alone)
-    assert [node.node for node in left.nodes] == ["a"]
-
-
-def test_what_is_built_in_its_tree_cannot_be_given_to_a_node_without_nvcc() -> None:
-    in_tree = {**APEX, "name": "tree", "install": "path", "build": {"kind": "inplace", "flags": ["--cuda_ext"]}}
-    plan, alone = with_cuda(gpu_node("a"), gpu_node("bare", nvcc=[]), lock=cuda_lock(sources=(APEX, in_tree)))
-    assert [each.nodes for each in plan.builds] == [("a", "bare")]
-    assert alone == ("bare",)
-    assert [each.nodes for each in without(plan, alone).builds] == [("a",)]
-    plain = {**in_tree, "build": {"kind": "inplace"}}
-    assert with_cuda(gpu_node("a"), gpu_node("bare", nvcc=[]), lock=cuda_lock(sources=(APEX, plain)))[1] == ()
-
-
-def test_one_that_also_lacks_nothing_for_other_sources_builds_those() -> None:
-    plan, _ = with_cuda(gpu_node("a"), gpu_node("bare", nvcc=[]), lock=cuda_lock(sources=(APEX, PLAIN)))
-    args = install_args(next(node for node in plan.nodes if node.node == "bare"))
-    assert args is not None
-    assert args["build"]["lacks"] == {"apex": "nvcc-absent"}

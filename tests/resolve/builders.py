@@ -148,11 +148,9 @@ def resolve(facts: NodeFacts, *given: Any, **asked: Any) -> Resolution:
     return Resolver(*given, **asked).resolve(facts)
 
 
-def resolve_fleet(
-    facts: Mapping[str, NodeFacts], *given: Any, others: Mapping[str, NodeFacts] | None = None, **asked: Any
-) -> dict[str, Resolution]:
+def resolve_fleet(facts: Mapping[str, NodeFacts], *given: Any, **asked: Any) -> dict[str, Resolution]:
     """The resolutions of many nodes."""
-    return Resolver(*given, **asked).fleet(facts, others)
+    return Resolver(*given, **asked).fleet(facts)
 
 
 def rule_ids() -> tuple[str, ...]:

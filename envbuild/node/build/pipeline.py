@@ -283,7 +283,6 @@ class Builder:
         owner = {"run": self.run, "what": f"{name} at {source['commit']:.12}"}
 
         def build(out: str) -> Json:
-            self._need_tools(name)
             facts = self._build(source, out, inputs["packages"], budget)
             del facts["wheel"]
             return dict(facts, patches=self.patched.get(name) or [])
@@ -307,18 +306,6 @@ class Builder:
         facts["rebuild"] = self._compare(source, entry, budget) if self.options.get("check_rebuild") else None
         self.wheels[name] = entry.wheel
         self.built[name] = facts
-
-    def _need_tools(self, name: str) -> None:
-        """Raises NodeError by the rule that is against building here (7): what was promised did not come."""
-        rule = (self.options.get("lacks") or {}).get(name)
-        if rule:
-            raise NodeError(
-                rule,
-                f"{name} must be built on this node, and the node lacks the tools",
-                why=(self.handed.outcome.get(name) or {}).get("why") or "no other node supplied a wheel",
-                hint="install the compilers and nvcc of the node that builds",
-                exit_code=Exit.REFUSED,
-            )
 
     @property
     def _arch_list(self) -> list[str]:

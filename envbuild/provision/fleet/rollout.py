@@ -54,9 +54,7 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
     that could not be reached at all.
     """
     batches = work.settings.batches
-    # A node that takes what others build comes after them.
-    working = sorted((node for node in plan.nodes if node.steps), key=lambda node: bool(node.resolution.wheels_from))
-    todo = tuple(node.node for node in working)
+    todo = tuple(node.node for node in plan.nodes if node.steps)
     waves = batches.waves(todo)
     total = len(plan.nodes) + sum(node not in {planned.node for planned in plan.nodes} for node in work.survey.errors)
     outcome, failed = Outcome(), set(work.survey.errors)
@@ -72,11 +70,9 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
             work.journal.stage(f"wave {number + 1} of {len(waves)}: {plural(len(names), 'node')}")
             work.only = frozenset(names) | work.done
             part = replan(work)
-        lacking = {name: error for name, error in work.lacking.items() if name in names}
         made, answers = wave(work, part)
         carried_out = {node.node: node for node in made.nodes if node.node in names}
         plan = plan.model_copy(update={"nodes": tuple(carried_out.get(node.node, node) for node in plan.nodes)})
-        answers.errors.update(lacking)
         outcome.responses.update(answers.responses)
         outcome.errors.update(answers.errors)
         good = {name for name in names if answers.well(name)}

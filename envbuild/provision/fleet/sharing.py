@@ -28,7 +28,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan, SpreadClass
 from envbuild.node import proc
 from envbuild.plan.sharing import install_args, keys_of, stamp_of_environment
-from envbuild.plan.source_builds import lacks_tools, store_folder
+from envbuild.plan.source_builds import store_folder
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
@@ -129,9 +129,6 @@ class _Run:
         ready = [name for name in names if name not in waiting]
         ready += self._hand_over([group for group in groups if self._donated(group)])
         while ready or any(group.waiting for group in groups):
-            for group in groups:
-                if group.waiting and group.next_builder is None:
-                    self._refuse_unable(group)
             building = [group for group in groups if group.waiting]
             for group in building:
                 builder = group.next_builder or group.waiting[0]
@@ -177,18 +174,9 @@ class _Run:
             return
         failed = group.tried[-1]
         error = self.outcome.error_of(failed)
-        self._refuse_unable(group, str(not_built(failed, failed, error)))
         for node in group.waiting:
             self.outcome.errors[node] = not_built(node, failed, error)
         group.waiting = []
-
-    def _refuse_unable(self, group: _BuildGroup, why: str = "") -> None:
-        """End those who wait and could not build for themselves."""
-        for node in group.waiting:
-            resolution = self.nodes[node].resolution
-            if resolution.wheels_from is not None:
-                self.outcome.errors[node] = lacks_tools(resolution, why)
-        group.waiting = [node for node in group.waiting if node not in self.outcome.errors]
 
     def _hand_over(self, groups: list[_BuildGroup]) -> list[str]:
         """Bring what was built to those who wait for it; they are the nodes returned, ready to run."""
@@ -214,8 +202,6 @@ class _Run:
         why = f"{error.what} ({error.why})" if error is not None else "nothing was there to hand over"
         names = ", ".join(group.made.sources)
         self.work.notes.append(f"{names} of {group.by} could not be handed to {', '.join(group.waiting)}: {why}")
-        if group.by != group.made.donor or not group.made.builders:
-            self._refuse_unable(group, why)
         return group.by != group.made.donor or not group.made.builders
 
     def _bundle(self, group: _BuildGroup) -> tuple[_Built | None, set[str]] | EnvbuildError | None:
@@ -308,21 +294,13 @@ class _Run:
         if error.exit_code not in _OF_THE_NODE and error.code != "step-failed":
             self.tries.update(waiting)
         ended = [name for name in waiting if self.tries[name] >= _TRIES]
-        self.outcome.errors.update({name: self._ended(name, failed, error) for name in ended})
+        self.outcome.errors.update({name: not_built(name, failed, error) for name in ended})
         waiting = [name for name in waiting if name not in ended]
         return self._plan_again(waiting) if waiting else []
-
-    def _ended(self, node: str, builder: str, error: EnvbuildError) -> EnvbuildError:
-        """Why a node ends that nobody builds for any more."""
-        resolution, why = self.nodes[node].resolution, not_built(node, builder, error)
-        return why if resolution.wheels_from is None else lacks_tools(resolution, str(why))
 
     def _plan_again(self, waiting: list[str]) -> list[str]:
         """Plan for nodes whose builder failed, without it; returns the new builders."""
         whole = plan_of(self.work)
-        refused = {name: error for name, error in self.work.lacking.items() if name in waiting}
-        self.outcome.errors.update(refused)
-        waiting = [name for name in waiting if name not in refused]
         made = whole.model_copy(update={"nodes": tuple(node for node in whole.nodes if node.node in waiting)})
         made, files = self.stage(self.work, made)
         self.nodes.update({node.node: node for node in made.nodes if node.node in waiting})

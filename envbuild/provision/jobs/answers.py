@@ -39,7 +39,7 @@ class Asked:
     """What the nodes of the job `name` are asked: `requests` by verb, each node one after the other.
 
     `folder`: `jobs/<run>` below what login host and nodes share. `before`: what the job does first; `once`: what then
-    only its first node is asked, or the `builder`; `after`: what all are asked once all have answered the rest well.
+    only its first node is asked; `after`: what all are asked once all have answered the rest well.
 
     `program`: Python and node program below the folder that is shared. They tell what they do meanwhile, and the first
     verb that goes wrong is the last. Without it, each node looks for a Python, as in a first contact, and goes on.
@@ -52,7 +52,6 @@ class Asked:
     once: Requests = field(default_factory=dict)
     after: Requests = field(default_factory=dict)
     program: tuple[str, str] | None = None
-    builder: str | None = None
 
     def steps(self) -> Iterator[JobStep]:
         """What the job does."""
@@ -94,7 +93,7 @@ def ask_in_job(work: Run, site: JobSite, asked: Asked, limit: int) -> dict[str, 
     runner, scheduler, folder = site.runner, site.scheduler, asked.folder
     nonce = secrets.token_hex(16)
     place(runner, folder, asked.files(nonce))
-    job = site.job(asked.name, list(asked.steps()), folder, limit, builder=asked.builder)
+    job = site.job(asked.name, list(asked.steps()), folder, limit)
     number, state = _followed(work, site, job) if asked.program else run_to_end(work, site, job)
     attempt = last_attempt(runner, folder, scheduler.attempt(state))
     raw = collect(runner, attempt, ".json")

@@ -12,7 +12,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.job import limit_of
-from envbuild.plan.sharing import builder_of, other_steps, pinned
+from envbuild.plan.sharing import builder_of, other_steps
 from envbuild.provision.contact.first_contact import ContactResult, node_request
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.environments import Environments, asked_evidence, stage
@@ -49,8 +49,7 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     gpus = gpus_of(variant, facts, work.prepared.target)
     meeting = job_request(work, variant, builder.environment, gpus, site.nodes)
     asked = Asked(
-        "envbuild-provision", folder, requests, once=once, after=meeting, program=(tools.python, tools.pyz),
-        builder=pinned(plan),
+        "envbuild-provision", folder, requests, once=once, after=meeting, program=(tools.python, tools.pyz)
     )  # fmt: skip
     answers = ask_in_job(work, site, asked, limit_of(plan, site.target))
     made, outcome = _outcome(plan, builder, answers, work)
@@ -111,7 +110,7 @@ def job_script(plan: Plan, target: Target, text: str, recorded: Mapping[str, Nod
     notes = asked + (ONE_NODE if target.scheduler.nodes != 1 else "")
     text = text.replace("\n", f"\n{notes}", 1)
     limit = limit_of(plan, target)
-    job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit, builder=pinned(plan))
+    job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit)
     return site.scheduler.render_body(job.model_copy(update={"nodes": 1, "queue": site.pool.queue(1, limit)}), text)
 
 

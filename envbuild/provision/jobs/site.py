@@ -89,10 +89,8 @@ class JobSite:
         text = self.target.scheduler.time_limit
         return seconds_of(text) if text else otherwise
 
-    def job(self, name: str, steps: Sequence[Step], output: str, time_limit: int, *, builder: str | None = None) -> Job:
+    def job(self, name: str, steps: Sequence[Step], output: str, time_limit: int) -> Job:
         """A job on the target's nodes that runs at most `time_limit` seconds and prints into the folder `output`.
-
-        `builder`: a node that it must have, on which steps run that run once.
 
         Raises EnvbuildError `job-invalid` (exit 2).
         """
@@ -105,7 +103,6 @@ class JobSite:
             "memory_gib": share.memory_gib,
             "gres": self.pool.gres(), "queue": self.pool.queue(nodes, time_limit), "account": wanted.account,
             "exclusive": wanted.exclusive, "constraints": wanted.constraints, "time_limit": time_limit,
-            "builder": builder,
             "filesystems": wanted.filesystems, "resources": wanted.resources,
             "modules": wanted.modules,
             "variables": proxies(self.target.environment),

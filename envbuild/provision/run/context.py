@@ -221,8 +221,7 @@ class Work(Run):
     """The state of one run of a stack on a target; the only thing that its phases share.
 
     `only`: the nodes that are planned now (None: all); `done`: those that earlier waves have finished;
-    `tried`: those that were to give an environment to others and could not; `lacking`: errors of those that the newest
-    plan left out, because they cannot build and nobody gives them anything; `bundle`: the index of the one to use.
+    `tried`: those that were to give an environment to others and could not; `bundle`: the index of the one to use.
     """
 
     prepared: Prepared = field(kw_only=True)
@@ -234,7 +233,6 @@ class Work(Run):
     only: frozenset[str] | None = None
     done: set[str] = field(default_factory=set)
     tried: set[str] = field(default_factory=set)
-    lacking: dict[str, EnvbuildError] = field(default_factory=dict)
     bundle: dict[str, Any] | None = None
 
     def planned(self, plan: Plan) -> Plan:

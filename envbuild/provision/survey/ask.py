@@ -254,10 +254,7 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         reference=prepared.reference,
         tool_bytes=bytes_before(prepared.lock) if prepared.target.engine != "container" else None,
     )
-    others = {
-        node: node_facts for node, node_facts in survey.facts.items() if node not in facts and node not in survey.errors
-    }
-    resolutions = resolver.fleet(facts, others)
+    resolutions = resolver.fleet(facts)
     from envbuild.plan.planner import ChosenVariants
 
     chosen = ChosenVariants(prepared.lock)

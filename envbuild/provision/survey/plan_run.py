@@ -50,10 +50,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     )  # fmt: skip
     made = prepared.explained(made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)}))
     given = _sharing(prepared.target, survey, work.tools)
-    made, work.lacking = share(
-        made, given._replace(tried=work.tried, jobs=settings.jobs, rebuild=settings.check_rebuild)
-    )
-    return made
+    return share(made, given._replace(tried=work.tried, jobs=settings.jobs, rebuild=settings.check_rebuild))
 
 
 def plan_recorded(

@@ -21,10 +21,9 @@ from envbuild.provision.run.context import Outcome, Settings, Work
 from envbuild.provision.run.journal import read_journal
 from envbuild.provision.run.run_dir import RunDir
 from tests.plan.test_planner import planned
-from tests.plan.test_shared_builds import COMPILED, finished, lock_with, machine, shared, with_cuda
+from tests.plan.test_shared_builds import COMPILED, finished, lock_with, machine, shared
 from tests.provision.ansible.test_play import _prepared
 from tests.resolve.builders import target
-from tests.resolve.test_wheel_providers import cuda_lock, gpu_node
 
 KEY = "a" * 64
 FAILED = {"ok": False, "error": {"code": "build-failed", "what": "it does not compile", "hint": "read it", "exit": 4}}
@@ -233,42 +232,6 @@ def test_a_class_of_one_without_its_donor_builds_for_itself(tmp_path: Path, monk
     on.pack_fails = True
     on.run()
     assert [handed(each) for each in on.plays] == [{"b": None}]
-
-
-def without_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """Two that can build, and one without nvcc; their source is called as the stage's answers call it."""
-    facts = {each.node: each for each in (gpu_node("a"), gpu_node("b"), gpu_node("bare", nvcc=[]))}
-    plan, _ = with_cuda(*facts.values(), lock=cuda_lock())
-    named = tuple(each.model_copy(update={"sources": ("ext",)}) for each in plan.builds)
-    return Stage(tmp_path, monkeypatch, plan.model_copy(update={"builds": named}), facts)
-
-
-def test_a_node_without_nvcc_gets_the_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = without_nvcc(tmp_path, monkeypatch)
-    outcome = on.run()
-    assert [sorted(each) for each in on.plays] == [["a"], ["b", "bare"]]
-    assert handed(on.plays[1])["bare"]["by"] == "a"
-    assert outcome.errors == {}
-
-
-def test_it_is_refused_with_what_it_lacks_when_nobody_could_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on = without_nvcc(tmp_path, monkeypatch)
-    on.bad = {"a", "b"}
-    error = on.run().errors["bare"]
-    assert [sorted(each) for each in on.plays] == [["a"], ["b"]]
-    assert (error.code, error.exit_code) == ("nvcc-absent", ExitCode.REFUSED)
-    assert "b builds for all nodes of its kind, and failed" in error.why
-
-
-def test_it_is_refused_when_only_the_handing_over_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = without_nvcc(tmp_path, monkeypatch)
-    on.pack_fails = True
-    outcome = on.run()
-    assert [sorted(each) for each in on.plays] == [["a"], ["b"]], "b builds for itself, bare cannot"
-    assert {name: error.code for name, error in outcome.errors.items()} == {"bare": "nvcc-absent"}
-    assert "the store has no such wheel" in outcome.errors["bare"].why
 
 
 FULL = {"ok": False, "error": {"code": "disk-full", "what": "no room", "exit": 75}}

@@ -10,9 +10,9 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import Variant
-from envbuild.model.plan import Decision, NodePlan, Plan, Resolution, Step
+from envbuild.model.plan import NodePlan, Plan, Resolution, Step
 from envbuild.model.target import Connection, Target
-from envbuild.plan.sharing import builder_of, in_job, pinned
+from envbuild.plan.sharing import builder_of, in_job
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import node_tools
 from envbuild.provision.jobs import survey as job_look
@@ -55,38 +55,6 @@ def test_on_a_shared_prefix_one_node_builds_and_all_others_test() -> None:
     assert [[step.kind for step in node.steps] for node in shared.nodes] == [list(ALL), ["smoke"], ["smoke"]]
     assert shared.nodes[1].steps[0].why == "the prefix is shared: n1 builds"
     assert builder_of(shared).node == "n1"
-
-
-def lacking(plan: NodePlan) -> NodePlan:
-    """The same on a node without nvcc, whose wheels another one builds."""
-    decision = Decision(rule="nvcc-absent", verdict="allow", what="there is no nvcc", compared=("nvcc absent", "apex"))
-    update = {"wheels_from": "n2", "decisions": (decision,)}
-    return plan.model_copy(update={"resolution": plan.resolution.model_copy(update=update)})
-
-
-@pytest.mark.parametrize("local", [False, True])
-def test_the_first_node_that_can_build_does_and_the_job_must_have_it(local: bool) -> None:
-    made = plan(lacking(node_plan("n1", *ALL)), node_plan("n2", *ALL), node_plan("n3", *ALL))
-    shared = in_job(made, local=local)
-    tests = ["install", "smoke"] if local else ["smoke"]
-    assert [[step.kind for step in node.steps] for node in shared.nodes] == [tests, list(ALL), tests]
-    assert (builder_of(shared).node, pinned(shared)) == ("n2", "n2")
-    assert pinned(in_job(plan(node_plan("n1", *ALL), node_plan("n2", *ALL)))) is None, "any node can build"
-    assert pinned(in_job(plan(lacking(node_plan("n1")), node_plan("n2")))) is None
-    text = site({"idle": 2}).job("x", [JobStep(argv=("true",), each="once")], "/o", 60, builder="n2")
-    script = Slurm(Here()).render(text)
-    assert "#SBATCH --nodelist=n2\n" in script
-    assert "srun --nodes=1 --ntasks=1 --nodelist=n2 " in script
-
-
-def test_without_a_node_that_can_build_or_be_chosen_it_is_said_what_is_missing() -> None:
-    for made, pins, why in (
-        (plan(lacking(node_plan("n1", *ALL))), True, "no node of this job has what is missing"),
-        (plan(lacking(node_plan("n1", *ALL)), node_plan("n2", *ALL)), False, "first node"),
-    ):
-        with fails("nvcc-absent", ExitCode.REFUSED) as caught:
-            in_job(made, pins=pins)
-        assert why in caught.value.why
 
 
 def test_a_plan_with_nothing_to_do_stays_one() -> None:
