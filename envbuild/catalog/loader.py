@@ -134,10 +134,10 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
 
 def is_template(target: Target) -> bool:
     """Whether a target is there only to be extended."""
-    return bool(_placeholders(target))
+    return bool(placeholders(target))
 
 
-def _placeholders(target: Target) -> list[tuple[tuple[str, ...], str]]:
+def placeholders(target: Target) -> list[tuple[tuple[str, ...], str]]:
     """The fields (as paths) that still hold a placeholder such as `<your-hosts>`, each with its placeholder."""
     hosts = target.hosts
     texts: list[tuple[tuple[str, ...], str | None]] = [(("hosts",), host) for host in hosts if isinstance(host, str)]
@@ -288,7 +288,7 @@ def _extends_error(document: YamlDocument, problem: str, hint: str = "") -> Envb
 def refuse_template(loaded: LoadedTarget) -> None:
     """Raises EnvbuildError `target-template` (exit 2): a template such as `ssh` leaves `hosts` to be said."""
     target, documents = loaded.target, loaded.documents
-    matches = _placeholders(target)
+    matches = placeholders(target)
     if not matches:
         return
     line, column = next((documents[0].locate(path) for path, _ in matches if documents[0].holds(path)), (1, 1))

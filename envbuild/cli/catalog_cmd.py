@@ -270,7 +270,7 @@ def _of_facts(nodes: Mapping[str, NodeFacts], base: Target | None, stack: str | 
 
 def _asked(base: Target | None, stack: str | None) -> Answers:
     """Answers at the terminal, or one a line on standard input; an empty line takes what stands in brackets."""
-    from envbuild.catalog.loader import is_template, list_targets, load_target
+    from envbuild.catalog.loader import is_template, list_targets, load_target, placeholders
     from envbuild.catalog.target_file import KINDS, Answers
 
     def ask(text: str, default: Any = "", kind: Any = str) -> Any:
@@ -282,19 +282,20 @@ def _asked(base: Target | None, stack: str | None) -> Answers:
             closest = ask("Which shipped target is closest", begin.scheduler_here().lower() or "ssh", names)
             base = load_target(closest, template=True).target
         kind, usual = _kind_of(base), "" if is_template(base) else base.partition or ""
+        # An empty answer is asked again where the target has none of its own.
+        required = {".".join(path) for path, _ in placeholders(base)}
         there = partitions() if kind == "slurm" and begin.scheduler_here() == "Slurm" else {}
         stack = stack or ask(
             "Which stack is built there (a name of `envbuild stack list`, or a file)", _stack_of(base.name)
         )
-        hosts = ask(_HOSTS[kind], next(iter(there), usual)) if kind in _HOSTS else ""
+        first = next(iter(there), usual) or (None if required & {"hosts", "scheduler.queue"} else "")
+        hosts = ask(_HOSTS[kind], first) if kind in _HOSTS else ""
         job = kind in ("slurm", "pbs")
         login = ask("Host to submit jobs from (empty: this machine)") if job else ""
         user = ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else ""
-        account, required = "", base.scheduler.account is not None and "<" in base.scheduler.account
-        if job:
-            text = "Account that jobs are charged to"
-            # An empty answer is asked again where jobs need an account.
-            account = ask(text, None) if required else ask(f"{text} (empty: none)")
+        text = "Account that jobs are charged to"
+        needed = "scheduler.account" in required
+        account = (ask(text, None) if needed else ask(f"{text} (empty: none)")) if job else ""
         nodes = ask("Nodes of a job", base.scheduler.nodes or 1, click.IntRange(1, 20000)) if job else 0
         limit = (
             ask("Longest time of a job, as 2h (empty: not said)", base.scheduler.time_limit or "", _limit)

@@ -83,19 +83,22 @@ run_options = options(
 )
 @click.option("--parameters", is_flag=True, help="List what --set takes, and print no command.")
 @common_options
-def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
-    """Print the commands that start STACK; --run and --submit start it."""
+def launch(ui: Ui, /, **flags: Any) -> int:
+    """Print the commands that start STACK; --run and --submit start it.
+
+    Without STACK, it is the one that the target names.
+    """
     from envbuild.catalog.loader import load_stack
     from envbuild.launch.recipes import launch as make
     from envbuild.launch.recipes import launch_data
     from envbuild.launch.shell import render
 
-    loaded = load_stack(stack)
+    loaded = load_stack(flags["stack"])
     launch_data(loaded.stack)
     if flags["parameters"]:
         return _parameters(ui, loaded.stack)
     _refuse_together(flags)
-    profile = profile_to_run({**flags, "stack": stack}, "launch")
+    profile = profile_to_run(flags, "launch")
     if flags["submit"]:
         return submit(ui, loaded.stack, profile, launch_settings(flags["settings"]), flags)
     place = launch_place(loaded.stack.name, flags)
@@ -115,7 +118,7 @@ def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
     activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
     if flags["run_here"]:
         _ask_for_environment(ui, flags)
-        return run_here(ui, made, place, activate)
+        return run_here(ui, made, place, activate, _where(flags))
     data = {"launch": made.to_json_dict(), **({} if activate is None else {"activate": activate})}
     ui.result(data, lambda: comments_fitted(render(made, activate), sys.stdout), verbatim=True)
     return 0
@@ -232,10 +235,14 @@ def profile_to_run(flags: dict[str, Any], verb: str, *, read: bool = False) -> s
         asked = profile_in_use(loaded.stack, environment_of(loaded.stack.name, flags))
     profile = choose_profile(loaded, asked, target).name
     if not read:
-        prefix = ["--prefix", flags["prefix"]] if flags["prefix"] else []
-        words = shlex.join([flags["stack"], "--target", flags["target"] or config.target, *prefix])
-        refuse_unable(loaded.stack, profile, verb, words)
+        refuse_unable(loaded.stack, profile, verb, _where(flags))
     return profile
+
+
+def _where(flags: dict[str, Any]) -> str:
+    """Stack and target of these flags, as words of another command."""
+    prefix = ["--prefix", flags["prefix"]] if flags["prefix"] else []
+    return shlex.join([flags["stack"], "--target", flags["target"] or configured(flags).target, *prefix])
 
 
 def absolute(path: str) -> str:
@@ -277,8 +284,8 @@ def _parameters(ui: Ui, stack: Any) -> int:
     return 0
 
 
-def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
-    """Become the command of one node on this machine.
+def run_here(ui: Ui, made: Launch, place: Place, activate: str | None, where: str) -> int:
+    """Become the command of one node on this machine; `where` names stack and target in hints.
 
     Raises EnvbuildError: `launch-parameter` (exit 2) where several nodes have commands and none was chosen, and
     `environment-unknown` (exit 1).
@@ -297,7 +304,7 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
         raise EnvbuildError(
             "environment-unknown",
             f"there is no {missing[0]}",
-            hint=f"build it: envbuild provision {made.stack}; or name the environment: --environment DIR",
+            hint=f"build it: `envbuild provision {where}`; or name the environment: `--environment DIR`",
             exit_code=ExitCode.CHECK_FAILED,
         )
     if not ui.quiet:
@@ -361,7 +368,8 @@ def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
         if ".." in (flags.get(name) or "").split("/"):
             raise click.UsageError(f"--{name} is a path without '..', not {flags[name]!r}")
     names = ("nodes", "gpus_per_node", "environment", "image", "output", "port", "deadline")
-    return Asked(values, time_limit=f"{limit:.0f}s" if limit else None, **{name: flags.get(name) for name in names})
+    given = {name: flags.get(name) for name in names}
+    return Asked(values, time_limit=f"{limit:.0f}s" if limit else None, where=_where(flags), **given)
 
 
 @click.command("bench")
@@ -392,7 +400,7 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     """Run STACK's own command, and compare its figure with the document's.
 
     Runs here, over SSH, or each run as a job. Exit 1 if a run fails or prints no figure, 6 if it is below the claim on
-    the GPUs of the claim. Ctrl-C ends the job too.
+    the GPUs of the claim. Ctrl-C ends the job too. Without STACK, it is the one that the target names.
     """
     from envbuild.catalog.loader import load_stack
     from envbuild.cli.progress import RunProgress
@@ -461,7 +469,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
     help="With --real: take the document's files from this folder, and download none. Repeatable.",
 )  # fmt: skip
 @common_options
-def data(ui: Ui, /, stack: str, real: bool, folders: tuple[Path, ...], **flags: Any) -> int:
+def data(ui: Ui, /, real: bool, folders: tuple[Path, ...], **flags: Any) -> int:
     """Make small synthetic data for STACK's own run, or its document's data.
 
     Makes a corpus and a tokenizer with the stack's own tool. The same environment makes the same bytes; a second
@@ -476,7 +484,7 @@ def data(ui: Ui, /, stack: str, real: bool, folders: tuple[Path, ...], **flags: 
 
     if folders and not real:
         raise click.UsageError("--from needs --real")
-    loaded = load_stack(stack)
+    loaded = load_stack(flags["stack"])
     _ask_for_environment(ui, flags)
     place = launch_place(loaded.stack.name, {"gpus_per_node": 1, **flags})
     own = None
@@ -493,7 +501,7 @@ def data(ui: Ui, /, stack: str, real: bool, folders: tuple[Path, ...], **flags: 
 
         own = Real(folders, lock.data, record, ui.note)
     with writing(Path(place.output)):
-        made = make(loaded.stack, place, own)
+        made = make(loaded.stack, place, own, where=_where(flags))
     files = [{"file": f"{place.output}/{name}", "sha256": digest} for name, digest in made.items()]
     if own is None:
         ui.note("these data are synthetic; --real takes the document's own")

@@ -257,11 +257,15 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
             lines += [f"{'':15}because {reason}"] if why else []
         lines += _total(node)
     lines += [f"  warning: {text}" for text in plan.warnings]
-    for node_name, error in survey.errors.items():
-        lines.append(f"  {node_name}: error[{error.code}]: {error.what.removeprefix(f'{node_name}: ')}")
-        resolution = survey.resolutions.get(node_name)
-        rows = (("nearest", resolution.nearest if resolution else ""), ("why", error.why), ("hint", error.hint))
-        lines += [f"    {label}: {text}" for label, text in rows if text]
+
+    def rows(name: str) -> tuple[str, ...]:
+        error, resolution = survey.errors[name], survey.resolutions.get(name)
+        what = f"error[{error.code}]: {error.what.removeprefix(f'{name}: ')}"
+        more = (("nearest", resolution.nearest if resolution else ""), ("why", error.why), ("hint", error.hint))
+        return what, *(f"    {label}: {text}" for label, text in more if text)
+
+    for (what, *more), same in grouped(survey.errors, rows).items():
+        lines += [f"  {fold_hosts(same)}: {what}", *more]
     return "\n".join(lines) + "\n"
 
 

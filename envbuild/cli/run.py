@@ -85,6 +85,17 @@ _OPTIONS = {
 }
 
 
+# What targets say and no option does -> the line of the target file.
+_OF_TARGETS = {
+    "--scheduler": "extends: pbs` or `extends: slurm",
+    "--queue": "scheduler: {queue: NAME}",
+    "--partition": "hosts: {slurm: NAME}",
+    "--account": "scheduler: {account: NAME}",
+    "--walltime": "scheduler: {time_limit: 2h}",
+    "--exclusive": "scheduler: {exclusive: true}",
+}
+
+
 def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
     """The error for a command line that click refuses."""
     path = error.ctx.command_path if error.ctx else "envbuild"
@@ -97,6 +108,9 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
         new = _OPTIONS.get((path.rpartition(" ")[2], name)) or _OPTIONS.get(("", name))
         if new and error.ctx and any(new in param.opts for param in error.ctx.command.params):
             return EnvbuildError("usage", f"{name} of `{path}` is now called {new}", hint=f"write {new}")
+        if name in _OF_TARGETS:
+            hint = f"write `{_OF_TARGETS[name]}` in the target file; `envbuild init FILE` asks for it"
+            return EnvbuildError("usage", f"{name} is a matter of the target", hint=hint)
     return EnvbuildError("usage", error.format_message(), hint=f"{_where_stacks_go(error)}see `{path} --help`")
 
 

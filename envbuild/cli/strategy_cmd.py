@@ -77,7 +77,8 @@ def strategy(ui: Ui, /, deadline: float, **flags: Any) -> int:
 
     Varies data, tensor and pipeline parallel, and microbatches. Memory decides what fits; an estimate of time decides
     what runs first. The stack's own command then runs on this machine, case after case, as `bench` runs it. Out of
-    memory counts as a result. Exit 1 if a run fails for another reason.
+    memory counts as a result. Exit 1 if a run fails for another reason. Without STACK, it is the one that the target
+    names.
     """
     flags["gpus_per_node"] = flags["gpus_per_node"] or min(flags["gpus"], 8)
     if flags["dry_run"]:

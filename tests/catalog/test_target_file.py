@@ -41,7 +41,7 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
              "scheduler": {"kind": "slurm", "account": "proj", "exclusive": True}, "prefix": "{home}/envbuild"},
         ),
         (
-            ("pbs", "", "debug", "", "proj", "0", "4", "soon", "90m", "", ""),
+            ("pbs", "", "", "debug", "", "proj", "0", "4", "soon", "90m", "", ""),
             {"hosts": {"pbs": "nodefile"}, "connection": {"kind": "job"},
              "scheduler": {"kind": "pbs", "queue": "debug", "account": "proj", "exclusive": True, "nodes": 4,
                            "time_limit": "90m"}},
@@ -51,7 +51,7 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
             {"stack": "opt-175b", "profile": None, "hosts": {"slurm": "hpc"},
              "connection": {"kind": "job"}, "expects": {"gpu": "A100-SXM4-80GB", "gpus_per_node": 8}},
         ),
-        # An empty account and a relative folder are asked again.
+        # An empty account and a relative folder are asked again, as the empty queue above.
         (
             ("polaris", "", "debug", "", "", "proj", "", "", "envs", "/eagle/envs", "", ""),
             {"scheduler": {"kind": "pbs", "queue": "debug", "account": "proj", "nodes": 2, "time_limit": "1h"},

@@ -45,3 +45,7 @@ def test_d103_what_facts_say_of_another_prefix_and_of_other_hosts_does_not_count
     (tmp_path / "t.yaml").write_text((tmp_path / "t.yaml").read_text().replace("kind: ssh", "kind: ssh, user: bob"))
     assert "are of /a/envbuild, the target has /b/bob: " in CliRunner().invoke(plan, args).stdout
     assert "error[prefix-usable]" in refused.output and "the facts of" not in refused.output
+    both = [full, {**full, "node": "gpu1"}]
+    (tmp_path / "facts.json").write_text(json.dumps(both))
+    refused = CliRunner().invoke(plan, [*args, "--prefix", "/a/envbuild"])
+    assert "\n  gpu[1-2]: error[prefix-usable]: " in refused.output and refused.output.count("    hint: ") == 1

@@ -20,6 +20,7 @@ from envbuild.cli.choose import Time
 from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
 from envbuild.cli.help_code import STATUSES, codes, explanation
+from envbuild.cli.run import _OF_TARGETS
 from envbuild.cli.verbs import COMMANDS, NAMES, SECTIONS, cli
 from envbuild.init.write import _SEVERITY
 from envbuild.model.common import Level
@@ -392,6 +393,17 @@ def test_an_option_that_was_renamed_answers_with_its_new_name(
 ) -> None:
     assert main(words) == 2
     assert f"is now called {new}\nhint: write {new}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["provision", "--queue", "gpu"], ["launch", "--submit", "--account", "x"], ["bench", "--exclusive"]]
+)
+def test_an_option_that_a_target_stands_for_names_the_line_of_its_file(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main(words) == 2
+    key = next(word for word in words if word in _OF_TARGETS)
+    assert f"{key} is a matter of the target\nhint: write `{_OF_TARGETS[key]}` in the target" in capsys.readouterr().err
 
 
 def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(capsys: pytest.CaptureFixture[str]) -> None:

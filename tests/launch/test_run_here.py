@@ -66,6 +66,7 @@ def test_what_cannot_run_here_is_said(tmp_path: Path) -> None:
     given = ("megatronapp", "--gpus-per-node", "4", "--environment", str(tmp_path / "none"))
     done = run(*given, "--run", cwd=tmp_path)
     assert (done.returncode, "error[environment-unknown]" in done.stderr) == (1, True)
+    assert "hint: build it: `envbuild provision megatronapp --target local`; or name the" in done.stderr
     done = run(*given, "--run", "--nodes", "2", "--master", "10.0.0.1", cwd=tmp_path)
     assert (done.returncode, "error[launch-parameter]" in done.stderr) == (2, True)
     for wrong in (("--submit", "--run"), ("--no-wait",), ("--submit", "--master", "x"), ("--submit", "--node", "1")):

@@ -138,6 +138,7 @@ def test_what_the_cluster_does_not_have_and_what_is_not_built_is_refused_before_
         "launch", "megatronapp", "-t", "./cluster.yaml", "--submit", "--gpus-per-node", "4", "--time-limit", "5m"
     )
     assert (none.rc, none.code) == (1, "environment-unknown")
+    assert "`envbuild provision megatronapp --target ./cluster.yaml`" in none.err
     assert world.submitted() == []
 
 

@@ -39,6 +39,7 @@ class Asked:
     """What a user asked for. Absent: the target's, else what the scheduler says; `time_limit` as `2h`.
 
     `deadline`: seconds after which the run itself is ended; where nobody says the job's time, it follows from it.
+    `where`: stack and target as commands name them.
     """
 
     values: Mapping[str, str]
@@ -50,6 +51,7 @@ class Asked:
     port: int | None = None
     time_limit: str | None = None
     deadline: float | None = None
+    where: str = ""
 
 
 def make_job(
@@ -103,7 +105,7 @@ def make_jobs(
         top, environment = prefix, asked.environment or f"{prefix}/current/{stack.name}"
     else:
         facts = login_facts(target, stack.name, run)
-        top, environment = facts.prefix.path, asked.environment or _environment(facts, stack.name, target)
+        top, environment = facts.prefix.path, asked.environment or _environment(facts, stack.name, asked.where)
     place = Place(
         nodes=site.nodes,
         gpus_per_node=site.target.expects.gpus_per_node or 1,
@@ -184,7 +186,7 @@ def _does_not_fit(what: str, hint: str) -> EnvbuildError:
     return EnvbuildError("launch-does-not-fit", what, hint=hint)
 
 
-def _environment(facts: NodeFacts, stack: str, target: Target) -> str:
+def _environment(facts: NodeFacts, stack: str, where: str) -> str:
     """The environment in use, by the path that it has on the nodes."""
     for stamp in facts.environments:
         if stamp.stack == stack and stamp.current:
@@ -192,7 +194,7 @@ def _environment(facts: NodeFacts, stack: str, target: Target) -> str:
     raise EnvbuildError(
         "environment-unknown",
         f"no environment of {stack} is in use under {facts.prefix.path}",
-        hint=f"build it: envbuild provision {stack} --target {target.name}; or name one: --environment DIR",
+        hint=f"build it: `envbuild provision {where}`; or name one: `--environment DIR`",
         exit_code=ExitCode.CHECK_FAILED,
     )
 
