@@ -59,12 +59,12 @@ def containers() -> Path:
     return _shipped("containers")
 
 
-_CODE_TABLES = ("docs/reference/errors.md", "docs/reference/findings.md")
+_PAGES = ("docs/reference/errors.md", "docs/reference/findings.md", "docs/concepts.md")
 
 
-def code_tables() -> tuple[Path, ...]:
-    """Every code of an error or a finding with its messages."""
-    return tuple(map(_shipped, _CODE_TABLES))
+def pages() -> tuple[Path, ...]:
+    """The pages whose tables `help` reads: codes of errors and findings with their messages, and the glossary."""
+    return tuple(map(_shipped, _PAGES))
 
 
 def node_package() -> Path:
@@ -74,7 +74,7 @@ def node_package() -> Path:
 
 def shipped() -> dict[str, Path]:
     """What lies at the top of a checkout and under `_data/` in a wheel, by name."""
-    return {name: _shipped(name) for name in ("playbooks", "lockfiles", "containers", *_CODE_TABLES)}
+    return {name: _shipped(name) for name in ("playbooks", "lockfiles", "containers", *_PAGES)}
 
 
 def own_source() -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""What a code or status means: `envbuild help CODE`, from the tables in docs/reference, the rules and the findings."""
+"""What a code or word means: `envbuild help CODE`, from tables of the docs, the rules and the findings."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from envbuild import resources
 from envbuild.catalog.loader import list_stacks, load_stack
@@ -31,45 +32,23 @@ _MEANS = {
     "step-failed": "a step of the plan failed on a node",
     "torch-absent": "the code or its packages need torch, and no file names it",
 }
-# The words of reports, plans and `--json` that are no codes.
-STATUSES = {
-    "ok": "status of a node: the command did its work, and no check failed",
-    "unchanged": "status of a node: the environment in use is the wanted one already; no step ran",
-    "failed": "status of a node or a check: a step or the check failed; its error says why",
-    "unreachable": "status of a node: envbuild could not reach it, or got no answer",
-    "refused": "status of a node: no variant of the lock fits it; `envbuild plan` names the rule",
-    "not-begun": "status of a node: not started, because too many other nodes failed",
-    "passed": "status of a check: what it looked at is as it must be",
-    "skipped": "status of a check: it does not apply to this node; its sentence says why",
-    "not-run": "status of a check: something before it failed, or could not be reached",
-    "measured": "level of a check: envbuild read or measured it in this run",
-    "stamped": "level of a check: envbuild took it from the stamp, and read no contents",
-    "not-checked": "level of a check: nobody looked; the report lists it under what was not checked",
-    "deviation": "word of a check that passed with a reservation: the report lists it, and the exit code stays 0",
-    "working-tree": "name of a check: a source is a folder of yours, at this commit, with these changes",
-    "closure": "name of a check, smoke/sound/closure: whether every module that the code imports is there",
-    "reproduced": "verdict on a claim: on the same number of the same GPUs, the figure reaches at least 97 % of it",
-    "below": "verdict on a claim: the figure is less than 97 % of it",
-    "not-comparable": "verdict on a claim: another GPU, number of GPUs or launch than the claim's",
-    "no-claim": "verdict on a claim: the document claims nothing for this run",
-    "allow": "decision of a rule: the variant fits the node",
-    "patch": "decision of a rule: the variant fits with a patch of its source",
-    "warn": "decision of a rule: it works with a reservation, or a value is not verified",
-    "refuse": "decision of a rule: the variant cannot work on the node",
-    "wrong": "kind of a finding: the document is wrong, and was when it was written",
-    "stale": "kind of a finding: it was right when the document was written, and is not now",
-    "unpinned": "kind of a finding: the document names no version or commit",
-    "trap": "kind of a finding: it works only in some places, or fails without a message",
-    "note": "kind of a finding: worth knowing; nothing breaks",
-}
 
 
 def explanation(code: str) -> str:
-    """What a code, an exit code or a status means; of an error its messages with cause and next step. Else empty."""
-    parts = [f"{code}: {STATUSES[code]}"] if code in STATUSES else []
-    parts += [*_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code)]
+    """What a code, an exit code or a word means; of an error its messages with cause and next step. Else empty."""
+    parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code)]
     # The second finding of one rule in a draft.
     return "\n\n".join(parts) or (explanation(code[: match.start()]) if (match := re.search(r"-\d+$", code)) else "")
+
+
+def meanings(word: str) -> list[str]:
+    """What the tables of the glossary say of a word.
+
+    A check may be named without its `smoke/`, and one of many by what is above it.
+    """
+    names = (word.lower(), f"smoke/{word}", word.rpartition("/")[0])
+    named = next((name for name in names if name in _words()), "")
+    return [f"{named}: {meaning}" for meaning in _words().get(named, ())]
 
 
 def _of_errors(code: str) -> Iterator[str]:
@@ -108,9 +87,9 @@ def _of_finding(code: str) -> Iterator[str]:
 
 
 def codes() -> list[str]:
-    """Every code of an error, a rule or a finding, and every status."""
+    """Every code of an error, a rule or a finding, every word of the glossary and every name of a check."""
     findings = {finding.id for name in list_stacks() for finding in load_stack(name).stack.findings}
-    return sorted({row[0] for row in _rows()} | _rules().keys() | STATUSES.keys() | findings)
+    return sorted({row[0] for row in _rows()} | _rules().keys() | _words().keys() | findings)
 
 
 def _ending(numbers: set[str]) -> str:
@@ -122,28 +101,47 @@ def _ending(numbers: set[str]) -> str:
 
 
 def _rows() -> list[list[str]]:
-    """Code, exit code, what, why and hint of each row, without the escapes of Markdown."""
-    lines = [line for page in resources.code_tables() for line in read_text(page).splitlines() if line[:3] == "| `"]
-    rows = [re.split(r" (?<!\\)\| ", line.removeprefix("| ").removesuffix(" |")) for line in lines]
-    plain = [
-        [cell.strip().replace("\\|", "|").replace("\\[", "[").replace("&lt;", "<") for cell in row]
-        for row in rows
-        if len(row) == 5  # other tables of these pages have fewer
-    ]
-    return [[row[0].strip("`"), *row[1:]] for row in plain]
+    """Code, exit code, what, why and hint of each row."""
+    return [row for row in _tables() if len(row) == 5]
+
+
+@cache
+def _words() -> dict[str, list[str]]:
+    """What each word of the glossary, of plans and of reports means, and each name of a check."""
+    words: dict[str, list[str]] = {}
+    for names, meaning in (row for row in _tables() if len(row) == 2):
+        for name in names.split(", "):
+            words.setdefault(name.lower(), []).append(meaning.replace("`", ""))
+    return words
+
+
+@cache
+def _tables() -> list[list[str]]:
+    """The rows of all tables, without the escapes of Markdown."""
+    lines = [line for page in resources.pages() for line in read_text(page).splitlines() if line[:2] == "| "]
+    rows = (re.split(r" (?<!\\)\| ", line.removeprefix("| ").removesuffix(" |")) for line in lines)
+    plain = (
+        [cell.strip().replace("\\|", "|").replace("\\[", "[").replace("&lt;", "<") for cell in row] for row in rows
+    )
+    return [[row[0].strip("`"), *row[1:]] for row in plain if row[0] not in ("code", "word", "check", "---")]
 
 
 def _of_rule(code: str) -> Iterator[str]:
     if says := _rules().get(code):
-        yield f"{code}: a rule that decides which variant fits a node (a refusal: exit code 7)\n\n{says}"
+        refuses = "" if "never refuses" in says else " (a refusal: exit code 7)"
+        yield f"{code}: a rule that decides which variant fits a node{refuses}\n\n{says}"
 
 
+@cache
 def _rules() -> dict[str, str]:
     """What each rule asks, by its name."""
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.engine import OF_NODE, RULES
 
-    pairs = {row.id: f"{row.says}; what works: {row.fix}" for row in load_compat().package_rules}
+    never = {"warn": "; never refuses"}
+    pairs = {
+        row.id: f"{row.says}; what works: {row.fix}{never.get(row.verdict, '')}" for row in load_compat().package_rules
+    }
     return {
         **pairs,
         **OF_NODE,

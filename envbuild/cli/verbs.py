@@ -101,7 +101,10 @@ def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
 
     meant = next((NAMES[typed] for typed in (" ".join(words), words[0]) if typed in NAMES), "")
     if not meant:
-        near = difflib.get_close_matches(words[-1], names, n=1)
+        # What holds the word comes before what resembles it a little.
+        near = difflib.get_close_matches(words[-1], names, n=1, cutoff=0.75)
+        near = near or [name for name in names if words[-1] in name.split("-")]
+        near = near or difflib.get_close_matches(words[-1], names, n=1)
         meant = " ".join([*words[:-1], near[0]]) if near else ""
     typed = " ".join(words)
     return EnvbuildError(
@@ -112,9 +115,11 @@ def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
 
 
 def _explained(code: str) -> str:
-    """What a code or status means. Raises EnvbuildError `command-unknown` (exit 2) where there is none."""
-    from envbuild.cli.help_code import codes, explanation
+    """What a code or word means; of a command that is no word, nothing. Raises EnvbuildError `command-unknown`."""
+    from envbuild.cli.help_code import codes, explanation, meanings
 
+    if code.split()[0] in COMMANDS:
+        return "\n".join(f"{meaning}\n" for meaning in meanings(code))
     if explained := explanation(code):
         return explained
     raise _unknown([code] if code in NAMES else ["help", code], [*COMMANDS, *codes()])
@@ -152,14 +157,15 @@ class Tree(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """`help COMMAND` is `COMMAND --help`, and `help CODE` explains a code, a status or a finding.
+        """`help COMMAND` is `COMMAND --help`, and `help WORD` explains a code, a check or a word of the glossary.
 
         Of a group that is gone the error names what replaced its command.
         """
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
-            if len(args) == 1 or (len(args) == 2 and args[0] not in COMMANDS):
-                click.echo(ctx.get_help() if len(args) == 1 else _explained(args[0]))
+            if explained := _explained(" ".join(args[:-1])) if len(args) > 1 else ctx.get_help():
+                click.echo(explained)
+            if args[0] not in COMMANDS:
                 ctx.exit()
         if args and args[0] not in COMMANDS and " ".join(args[:2]) in NAMES:
             raise _unknown(args[:2], [])
@@ -185,7 +191,7 @@ class Tree(Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 ok, 1 check failed or drift, 2 usage, 3 unreachable, 4 build failed, 5 integrity, "
     "6 below floor, 7 refused, 8 partial, 9 job failed, 70 internal, 75 try again, 130 interrupted, 143 terminated. "
-    "`envbuild help CODE` explains a code, a status or a finding, such as drift or unchanged.",
+    "`envbuild help WORD` explains a code, a check or a word, such as drift, smoke/step or stamp.",
 )
 @click.version_option(__version__, message="envbuild %(version)s")
 def cli() -> None:

@@ -139,7 +139,7 @@ def _knows(nvcc: Numbers, arch: Numbers, cuda: Cuda) -> bool:
 
 
 def arch_list_from_target(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`arch-list-from-target`: the architectures are those of the GPUs that will run the code, never a guess."""
+    """`arch-list-from-target`: architectures are those of the GPUs that run the code, not guessed; never refuses."""
     archs = architectures(facts, request, compat)
     if archs is None:
         return NOTHING

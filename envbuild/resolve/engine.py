@@ -99,13 +99,13 @@ OF_NODE = {
     "python-not-there": "an interpreter of the variant's Python is on the node, or may be brought there.",
     "conda-virtual": "the node has what the conda packages need of its system.",
     "prefix-usable": "the folder for environments can be written, allows programs, and has room.",
-    "files-out-of-reach": "the index or repository can be reached from where the files are fetched; else it warns.",
-    "stack-name-shared": "the environment in use of this name is of the same folders or repositories; else it warns.",
+    "files-out-of-reach": "the index or repository can be reached from who fetches; else it warns; never refuses.",
+    "stack-name-shared": "the environment in use of this name is of the same project; else it warns; never refuses.",
     "gpu-broken": "the node's GPUs can be used at all; else a build for the CPU must be asked for.",
-    "gpu-health": "the GPUs report nothing that makes them slow or wrong; else it warns.",
+    "gpu-health": "the GPUs report nothing that makes them slow or wrong; else it warns; never refuses.",
     "gpu-unused": "a node with GPUs does not get a build for the CPU unnoticed.",
-    "cuda-without-gpu": "a node without a usable GPU gets a CUDA build only with a warning.",
-    "interface-absent": "the network interface that a variable names is there; else it warns.",
+    "cuda-without-gpu": "a node without a usable GPU gets a CUDA build only with a warning; never refuses.",
+    "interface-absent": "the network interface that a variable names is there; else it warns; never refuses.",
     "libstdcxx-absent": "the C++ library that a package needs and does not bring is there.",
 }
 

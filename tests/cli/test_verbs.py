@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +18,7 @@ from envbuild.cli import begin, help_code, names
 from envbuild.cli.choose import Time
 from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
-from envbuild.cli.help_code import STATUSES, codes, explanation
+from envbuild.cli.help_code import codes, explanation
 from envbuild.cli.run import _OF_TARGETS
 from envbuild.cli.verbs import COMMANDS, NAMES, SECTIONS, cli
 from envbuild.init.write import _SEVERITY
@@ -29,6 +28,7 @@ from envbuild.model.finding import Severity
 from envbuild.model.plan import Verdict
 from envbuild.provision.survey.ask import of_stack
 from tests.e2e.world import World
+from tests.resolve.test_reachable import given
 from tests.support.programs import executable
 
 
@@ -61,10 +61,8 @@ def test_help_of_an_error_code_explains_it(
 
 
 def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("_rows", "_rules"):  # read once for all codes
-        monkeypatch.setattr(help_code, name, cache(getattr(help_code, name)))
     assert all(explanation(code) for code in codes())
     decisions = {
         name
@@ -77,12 +75,41 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
     )
     words = (CheckStatus, Level, Severity, Verdict, status, verdict)
     known = {word for choice in words for word in get_args(choice)}
-    assert known | {"deviation", "working-tree", "closure"} == STATUSES.keys(), "and what a summary calls some checks"
+    checks = {
+        name
+        for path in Path(envbuild.__file__).parent.rglob("*.py")
+        for name in re.findall(r'(?:_add|\b_?check|_gap|Part|Check)\((?:name=)?"([a-z/-]+)"', path.read_text())
+    }
+    assert len(checks) > 20 and known | checks | {"stamp", "root", "variant", "kit", "draft"} <= set(codes())
     assert set(_SEVERITY) | {"sudo"} <= set(codes()), "findings of a draft"
     assert explanation("unpinned-2") == explanation("unpinned")
     assert "disk-full" in explanation("75")
-    assert main(["help", "disk-ful"]) == 2
-    assert capsys.readouterr().err.endswith("hint: `envbuild help disk-full`\n")
+    for typed, near in (("disk-ful", "disk-full"), ("dtamp", "stamp"), ("ceiling", "cuda-ceiling")):
+        assert main(["help", typed]) == 2
+        assert capsys.readouterr().err.endswith(f"hint: `envbuild help {near}`\n")
+
+
+def test_help_says_of_a_rule_whether_it_can_refuse() -> None:
+    refusing = {rule for rule, verdict in given() if verdict == "refuse"}
+    rules = {rule: explanation(rule) for rule in {*help_code._rules()} & {rule for rule, _ in given()}}
+    assert {rule for rule, text in rules.items() if "(a refusal: exit code 7)" in text} == rules.keys() & refusing
+
+
+@pytest.mark.parametrize(
+    ("words", "meaning"),
+    [
+        ("stamp", "stamp: the file that marks"),
+        ("Merkle root", "merkle root: one sha256"),
+        ("smoke/machine/gemm", "smoke/machine/gemm: matrix products"),
+        ("machine/gemm", "smoke/machine/gemm: matrix products"),
+        ("smoke/extensions/rope", "smoke/extensions: compiled kernels"),
+        ("stack", "stack: a YAML file that says what to reproduce\n\nUsage: envbuild stack"),
+        ("report-root-differs", "report-root-differs: exit code 5"),
+    ],
+)
+def test_help_explains_words_and_checks(words: str, meaning: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", *words.split()]) == 0
+    assert capsys.readouterr().out.startswith(meaning)
 
 
 def test_an_option_before_the_command_is_named_behind_it(capsys: pytest.CaptureFixture[str]) -> None:

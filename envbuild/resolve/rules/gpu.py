@@ -88,7 +88,7 @@ def nearest_build(request: Request, capability: Numbers, compat: Compat) -> str 
 
 
 def bf16_tensor_cores(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`bf16-tensor-cores`: training in bf16 on a GPU without bf16 tensor cores works, slowly."""
+    """`bf16-tensor-cores`: training in bf16 on a GPU without bf16 tensor cores works, slowly; never refuses."""
     if request.precision != "bf16":
         return NOTHING
     limits, out = compat.limits, []
@@ -318,7 +318,7 @@ def driver_knows_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Deci
 
 
 def cuda_ceiling(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`cuda-ceiling`: what nvidia-smi prints is the newest CUDA of the driver; the flavour need not equal it."""
+    """`cuda-ceiling`: nvidia-smi prints the newest CUDA of the driver; the flavour may be older; never refuses."""
     cuda, ceiling = _asked(facts, request, compat), numbers(facts.driver.cuda_ceiling)
     if not cuda or not ceiling:
         return NOTHING

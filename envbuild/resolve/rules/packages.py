@@ -156,7 +156,7 @@ def package_rules(_facts: NodeFacts, request: Request, compat: Compat) -> Decisi
 
 
 def two_owners(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`two-owners`: of packages that hold the same files, the environment has one."""
+    """`two-owners`: of packages that hold the same files, the environment has one; never refuses."""
     out = []
     for group in compat.twins:
         names = [name for name in group if name in request.packages]
@@ -188,7 +188,7 @@ def homonym(name: str, compat: Compat) -> Decision:
 
 
 def system_packages(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`system-packages`: what a package or source is compiled against is named before anything is built."""
+    """`system-packages`: what a package or source is compiled against is named before a build; never refuses."""
     built = {name: f"{name} {version} as a source distribution" for name, version in request.packages.items()
              if f"{name}{_FROM_SOURCE}" in request.traits}  # fmt: skip
     built |= {name: f"the source {name}" for name in request.built if name in compat.system}
