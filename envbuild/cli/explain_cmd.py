@@ -110,10 +110,12 @@ def _decided(
     if facts is None or compat is None:
         note = "to see the decisions for your nodes, add --facts FILE, or a shipped example: --facts azure-nd96"
         return Decided(note=note, rules=without_facts(loaded, profile))
-    from envbuild.catalog.node_facts import load_facts, of_target
+    from envbuild.catalog.node_facts import load_facts, of_example, of_target
 
     nodes = load_facts(facts)
     if placed:
+        if example := of_example(facts, target):
+            ui.note(example)
         nodes, warnings = of_target(nodes, target)
         for warning in warnings:
             ui.warn(warning)

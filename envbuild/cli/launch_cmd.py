@@ -400,7 +400,8 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     """Run STACK's own command, and compare its figure with the document's.
 
     Runs here, over SSH, or each run as a job. Exit 1 if a run fails or prints no figure, 6 if it is below the claim on
-    the GPUs of the claim. Ctrl-C ends the job too. Without STACK, it is the one that the target names.
+    the GPUs of the claim. Ctrl-C ends the job too. Without STACK, it is the one that the target names. Which size
+    runs on how many nodes: docs/measure.md.
     """
     from envbuild.catalog.loader import load_stack
     from envbuild.cli.progress import RunProgress
@@ -447,7 +448,8 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
         place = launch_place(prepared.stack.name, flags)
         made = launch(prepared.stack, prepared.profile, values, place)
         text = render(made, f"{place.environment}/.envbuild/activate.sh")
-    refuse_too_long(prepared.target, reference, measured, made, None, asked_of(values, flags).deadline)
+    if late := refuse_too_long(prepared.target, reference, measured, made, None, asked_of(values, flags).deadline):
+        ui.warn(late)
     claim = claim_for(reference, measured, made, Gpus(None, made.nodes * made.gpus_per_node))
     claimed = f"claimed: {claim.value:g} {measured.unit}, {claim.where}" if claim else "no figure is claimed for it"
     ui.note(f"it measures {measured.metric} in {measured.unit} of the run below; {claimed}")

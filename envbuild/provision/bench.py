@@ -226,7 +226,8 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
             )
             first = made.trials[0].launch
             if not asked.logs:
-                refuse_too_long(prepared.target, reference, measure, first, made.facts, asked.run.deadline)
+                late = refuse_too_long(prepared.target, reference, measure, first, made.facts, asked.run.deadline)
+                work.notes += [late] if late else []
             gpus = plural(first.nodes * first.gpus_per_node, "GPU")
             doing = "reading the log of" if asked.logs else "running"
             with work.phase("bench", f"{doing} {first.model} on {gpus}"):
@@ -246,10 +247,11 @@ _USUAL = 0.4
 
 def refuse_too_long(
     target: Target, reference: Reference, measure: Bench, ran: Launch, facts: NodeFacts | None, deadline: float | None
-) -> None:
+) -> str:
     """Raise EnvbuildError `launch-does-not-fit` (exit 7) where a run cannot end in time, were its GPUs at their peak.
 
-    Says nothing where updates of the run, size of the model or a verified peak of the GPUs are unknown.
+    The answer says where it will hardly end in time. Empty where updates of the run, size of the model or a verified
+    peak of the GPUs are unknown.
     """
     limits = [deadline, seconds_of(target.scheduler.time_limit or "")]
     limit = min((seconds for seconds in limits if seconds), default=math.inf)
@@ -258,11 +260,11 @@ def refuse_too_long(
     expected = max((row.dense_tflops or 0 for row in rows), default=0) if all(row.note.firm for row in rows) else 0
     peak = ran.nodes * ran.gpus_per_node * 1e12 * ((gpus.peak if gpus.firm else None) or expected)
     if not (peak and size and measure.updates):
-        return
+        return ""
     # Forward and backward pass: six operations for each weight and token.
     seconds = 6 * parameters(size) * (size.batch_tokens or 0) * measure.updates / peak
+    least, most, real = (number(spent / 3600) for spent in (seconds, limit, seconds / _USUAL))
     if seconds > limit:
-        least, most, real = (number(spent / 3600) for spent in (seconds, limit, seconds / _USUAL))
         raise EnvbuildError(
             "launch-does-not-fit",
             f"{ran.model} on {plural(ran.nodes * ran.gpus_per_node, 'GPU')} takes {least} h at least, and has {most} h",
@@ -271,6 +273,8 @@ def refuse_too_long(
             hint=f"`--run-timeout {math.ceil(seconds / _USUAL / 3600)}h`, and no shorter `time_limit` in the target; "
             "or more GPUs, or a smaller model",
         )
+    late = f"{ran.model} has {most} h, and takes {real} h with its GPUs at {_USUAL:.0%} of their peak"
+    return f"{late}: `--run-timeout` gives more" if seconds / _USUAL > limit else ""
 
 
 def _elsewhere(prepared: Prepared, asked: Asked) -> Way:

@@ -258,8 +258,7 @@ def _not_loaded(variant: Variant, target: Target) -> Decision:
     says = "the target does not name its interpreter"
     instead = "`base_python: PATH` in the target, the python3 of that module on a node"
     if target.connection.kind == "job":
-        if loaded is not None and loaded.load:
-            says = f"jobs of {target.name} load {', '.join(loaded.load)}"
+        says = f"jobs of {target.name} load {', '.join(loaded.load) if loaded and loaded.load else 'no module'}"
         # It may be gone from the site, or be of another, so that no line to paste names it.
         instead = f"that module in the target's `scheduler: modules:`, if the site has it; or {instead}"
     return decision("base-module", "refuse", f"the base is the module {module}, and {says}", compared, LOCKED, instead)
