@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
 KEYS: dict[str, Key] = {
     "target": Key("ref", "target of a command that names none", "local"),
-    "stack": Key("ref", "stack to build instead of the target's"),
+    "stack": Key("ref", "stack instead of the target's (default: that of this folder, if only one has a lock)"),
     "profile": Key("text", "profile of the stack"),
     "prefix": Key("folder", "prefix instead of the target's; may contain {user}, {home} and {data}"),
     "cache": Key("folder", "folder on the nodes where uv keeps unpacked packages (default: the target's, or none)"),

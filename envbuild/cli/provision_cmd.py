@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Build, test and verify the environment of STACK on a target.
 
-    Without STACK, it is the one that the target names.
+    Without STACK, it is that of this folder (if only one there has a lock), else the target's.
     """
     config, script = configured(flags), flags["print_script"]
     if facts is not None and not (flags["dry_run"] or script):
@@ -118,7 +118,7 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
 def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Show what would run where, and why; same as `provision --dry-run`.
 
-    Without STACK, it is the one that the target names. Changes nothing.
+    Without STACK, it is that of this folder (if only one there has a lock), else the target's. Changes nothing.
     """
     config, asks = configured(flags), facts is None
     prepared = prepared_of(ui, flags, config, recorded=not asks, jobs=asks, ahead=asks)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import output_option
+from envbuild.cli.choose import output_option, own_file
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode
@@ -182,7 +182,7 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
                 f"it has the contents from the stamp; {other.name} measured them: `envbuild report kit {other.name}`"
             )
     output = output or Path(default_name(path))
-    files, left = make_kit(path, output, publish=publish, stack=stack, key=key)
+    files, left = make_kit(path, output, publish=publish, stack=stack and own_file(stack), key=key)
     if publish and key is not None:
         ui.warn("the public key goes with the signature, and may tell whose kit it is")
     for text in left:

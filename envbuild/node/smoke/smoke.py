@@ -229,7 +229,8 @@ def _closure(work: Work, trees: dict[str, str]) -> Part:
     part.details.update(outcome.facts())
     lost, absent = dict(part.details.get("open") or {}), dict(part.details.get("optional") or {})
     good = len(part.details.get("resolved") or ())
-    part.says = f"{good} of {good + len(lost)} modules that the code imports are there"
+    count, are = f"{good} of " if lost else "", "is" if good + len(lost) == 1 else "are"
+    part.says = f"{count}{plural(good + len(lost), 'module')} that the code imports {are} there"
     steps = any(item.get("name") == "step" for item in work.spec.variant.get("smoke") or ())
     if lost:
         part.details["deviation"] = "imports-open"
