@@ -113,9 +113,10 @@ def _next(view: View) -> list[tuple[str, str]]:
     again = view.commands[1]
     missing, file = open_modules(evidence), next(iter(run_words(evidence)[1][2:3]), "")
     if missing and file.endswith((".yaml", ".yml")):
-        add = f"add what brings {few(missing, 3)} to `packages:` of {file}, then `envbuild lock create {file}` and `"
-        return [("next", f"{add}{again.replace(' verify', ' provision', 1)}`")]
-    if any(check.details.get("differed") or check.details.get("rebuild") for check in node.checks):
+        build = again.replace(" verify", " provision", 1)
+        lock = f"then `envbuild lock create {file}` and `{build}`"
+        again = f"add what brings {few(missing, 3)} to `packages:` of {file}, {lock}"
+    elif any(check.details.get("differed") or check.details.get("rebuild") for check in node.checks):
         again = f"{again.replace(' verify', ' provision', 1)} --repair"
     elif code_changed(evidence) or failed_before(evidence):
         again = again.replace(" verify", " smoke", 1)
