@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -21,6 +22,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not arguments and _COMPLETE not in os.environ:
         return _alone()
+    # Modules and the facts of a thousand nodes are no garbage: looking for some takes a tenth of `plan`.
+    gc.set_threshold(500_000)
     import signal
 
     interrupt = signal.getsignal(signal.SIGINT)
@@ -42,6 +45,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    if argv is None:
+        # Otherwise Python looks through all objects when it ends: a sixth of the CPU time of `plan`.
+        gc.freeze()
     return code
 
 
