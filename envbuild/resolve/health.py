@@ -90,7 +90,7 @@ class _Sign(NamedTuple):
 
 
 def _yes(value: str, _gpu: GpuFacts) -> bool:
-    return value.lower() in ("yes", "pending", "active") or (integer(value) or 0) > 0
+    return value != "0" and (value.lower() in ("yes", "pending", "active") or (integer(value) or 0) > 0)
 
 
 def _unlike(other: str) -> Callable[[str, GpuFacts], bool]:
@@ -336,6 +336,8 @@ def odd_ones(fleet: Mapping[str, NodeFacts]) -> dict[str, list[str]]:
             continue
         memory = sorted(fleet[node].memory_bytes or 0 for node in nodes)[len(nodes) // 2]
         rows = {node: shared(fleet[node], memory) for node in nodes}
+        if len(set(map(tuple, map(dict.items, rows.values())))) == 1:
+            continue
         for name in dict.fromkeys(name for row in rows.values() for name in row):
             values: dict[str, list[str]] = {}
             for node, row in rows.items():

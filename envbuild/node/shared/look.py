@@ -6,8 +6,7 @@ import os
 import time
 
 from envbuild.node import paths
-from envbuild.node.bundle import archive
-from envbuild.node.env import published, remove, stamp
+from envbuild.node.env import published, stamp
 from envbuild.node.env import verify as env_verify
 from envbuild.node.probe import inventory
 from envbuild.node.protocol import Json, NodeError
@@ -46,6 +45,9 @@ def verify(request: Json) -> tuple[bool, Json]:
 
 
 def _read(bundle: Json) -> Json:
+    # Imported where it is used, as `remove` below: the other answers need neither, and each is a process of its own.
+    from envbuild.node.bundle import archive
+
     try:
         index = archive.verify(bundle["file"])
     except NodeError as error:
@@ -65,6 +67,8 @@ def envs(request: Json) -> tuple[bool, Json]:
     prefix = request["prefix"]
     environments = inventory.facts(prefix)
     if request["args"].get("detailed"):
+        from envbuild.node.env import remove
+
         running = remove.processes([environment["path"] for environment in environments])
         for environment in environments:
             environment["processes"] = running[environment["path"]]
