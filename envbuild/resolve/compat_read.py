@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,13 @@ def load_compat() -> Compat:
     Raises EnvbuildError `installation-broken` when a file lacks a key or holds a value of a wrong type, and what the
     YAML loader raises for unreadable files.
     """
-    return compat_from_plain(read_plain(resources.catalog() / "compat"))
+    return _compat(resources.catalog() / "compat")
+
+
+@cache
+def _compat(directory: Path) -> Compat:
+    """One command asks several times, and reading takes 30 ms."""
+    return compat_from_plain(read_plain(directory))
 
 
 def read_plain(directory: Path) -> dict[str, Any]:

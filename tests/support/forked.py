@@ -32,7 +32,10 @@ from tests.support.programs import executable
 # The node program runs elsewhere, and these two bring native threads or much that few commands need.
 _LATE = ("envbuild.node", "envbuild.conda", "envbuild.fab", "envbuild.__main__")
 # What envbuild imports when it needs it.
-_ALSO = ("ansible_runner.interface", "jinja2", "requests", "rich.console", "rich.table", "tomlkit", "uv", "yaml")
+_ALSO = (
+    "ClusterShell.NodeSet", "ansible_runner.interface", "envbuild.node.probe.prefix", "jinja2",
+    "pip._internal.models.index", "requests", "rich.console", "rich.table", "tomlkit", "uv", "yaml",
+)  # fmt: skip
 _LARGEST = 1 << 17
 
 
@@ -157,7 +160,12 @@ def _import_all() -> None:
     for name in _ALSO:
         importlib.import_module(name)
     from envbuild.model.common import StrictModel
+    from envbuild.node_program import node_pyz_digest
     from envbuild.report import render
+    from envbuild.resolve.compat_read import load_compat
+
+    load_compat()
+    node_pyz_digest()
 
     models = [StrictModel]
     for model in models:
