@@ -81,6 +81,8 @@ def visible(text: str, *, keep_newlines: bool = False) -> str:
     Line feeds and tabs become spaces; line feeds stay with `keep_newlines`. The carriage return that ssh ends its lines
     with goes.
     """
+    if text.isascii() and text.isprintable():  # nearly all are, and this is fast
+        return text
     return _NOT_ASCII.sub(_shown_lines if keep_newlines else _shown, _LINE_END.sub("", text))
 
 

@@ -78,14 +78,12 @@ def load_stack(ref: str) -> LoadedStack:
     Raises EnvbuildError, exit 2: `stack-unknown`, `environment-yml`, `manifest-*`.
     """
     path = _find(ref, "stack", Path())
-    stack, data = _parsed(read_manifest(path), path)
-    learn(data)
-    return LoadedStack(ref, stack, path, shipped=not is_path(ref))
+    return LoadedStack(ref, _parsed(read_manifest(path), path), path, shipped=not is_path(ref))
 
 
 @lru_cache(maxsize=8)
-def _parsed(content: bytes, path: Path) -> tuple[Stack, Any]:
-    """A stack and its plain data. Once a text: one command asks several times."""
+def _parsed(content: bytes, path: Path) -> Stack:
+    """A stack, whose secrets are learned. Once a text: one command asks several times."""
     document = parse_yaml(content, str(path))
     _need_kind(document, "stack")
     data = document.data
@@ -93,7 +91,9 @@ def _parsed(content: bytes, path: Path) -> tuple[Stack, Any]:
         from envbuild.catalog.environment_yml import as_stack  # most stacks are no environment.yml
 
         data = as_stack(document, path)
-    return validated(Stack, data, document), data
+    stack = validated(Stack, data, document)
+    learn(data)
+    return stack
 
 
 def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, template: bool = False) -> LoadedTarget:

@@ -100,6 +100,7 @@ def _ending(numbers: set[str]) -> str:
     return f"exit code {' or '.join(known)}" if known else "the exit code depends on what failed"
 
 
+@cache
 def _rows() -> list[list[str]]:
     """Code, exit code, what, why and hint of each row."""
     return [row for row in _tables() if len(row) == 5]

@@ -34,7 +34,7 @@ _LATE = ("envbuild.node", "envbuild.conda", "envbuild.fab", "envbuild.__main__")
 # What envbuild imports when it needs it.
 _ALSO = (
     "ClusterShell.NodeSet", "ansible_runner.interface", "envbuild.node.probe.prefix", "jinja2",
-    "pip._internal.models.index", "requests", "rich.console", "rich.table", "tomlkit", "uv", "yaml",
+    "pip._internal.models.index", "requests", "rich.console", "rich.table", "tomli", "tomlkit", "uv", "yaml",
 )  # fmt: skip
 _LARGEST = 1 << 17
 
@@ -171,7 +171,7 @@ def _import_all() -> None:
     for model in models:
         models += model.__subclasses__()
         model.model_rebuild()
-    for name in ("report.html.j2", "report.md.j2"):
+    for name in ("pictures.html.j2", "report.html.j2", "report.md.j2"):
         render._templates().get_template(name)
 
 
