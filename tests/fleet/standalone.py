@@ -56,3 +56,6 @@ def place_tools(standalone: Path, folder: Path, prefix: str = "/opt/envbuild") -
     tools.append(file_tool(NODE_PROGRAM, pyz, file=f"{NODE_PROGRAM}.pyz"))
     write_payload(payload, tools, prefix=f"{folder}{prefix}", packed=False)
     subprocess.run(["sh", str(payload)], check=True, stdout=subprocess.DEVNULL)
+    # As a first run leaves it: each new node would compile the same standard library again.
+    (python,) = folder.glob(f"{prefix[1:]}/tools/python-*/python/bin/python3")
+    subprocess.run([python, "-m", "compileall", "-q", python.parents[1] / "lib"], check=True)

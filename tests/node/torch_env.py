@@ -21,7 +21,7 @@ from tests.support.programs import completed
 
 TORCH = "2.13.0+cpu"
 PYTHON = "3.11"
-_IMPORTS = "import torch, torch._dynamo, torch.distributed.run"
+IMPORTS = "import torch, torch._dynamo, torch.distributed.run"
 _INDEX = "https://download.pytorch.org/whl/cpu"
 
 
@@ -78,7 +78,7 @@ def _build(environment: Path, uv: str, python: str) -> str | None:
         if done.returncode:
             return done.stderr[-600:]
     # The smoke test writes no byte code: without any, each of its imports of torch compiles 1,600 files, 4 s of CPU.
-    subprocess.run([str(environment / "bin" / "python"), "-I", "-c", _IMPORTS], capture_output=True, check=False)
+    subprocess.run([str(environment / "bin" / "python"), "-I", "-c", IMPORTS], capture_output=True, check=False)
     return None
 
 

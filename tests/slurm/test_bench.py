@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.node.torch_env import IMPORTS
 from tests.slurm.job_world import JobWorld, by_node
 from tests.support.patience import PATIENCE, with_deadline
 from tests.support.torch_stack import torch_stack
@@ -34,6 +35,7 @@ def test_two_gloo_ranks_are_provisioned_measured_and_reported_through_jobs(world
     path = world.work / "tiny.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": REFERENCE}))
     assert world.job(timeout=900).rc == 0
+    world.python(IMPORTS)  # which leaves byte code: else each of 16 processes compiles torch, and none keeps it
 
     code, check, run = bench(world, "--trials", "2")
     assert (code, check["status"]) == (0, "passed"), check
