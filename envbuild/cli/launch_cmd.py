@@ -75,7 +75,7 @@ run_options = options(
 @click.option(
     "--submit", is_flag=True, help="Run it as a job of the target's scheduler, wait, and exit with its exit code."
 )
-@click.option("--print-script", is_flag=True, help="With --submit: print the job script, and submit nothing.")
+@click.option("--print-script", is_flag=True, help="Print the job script of --submit, and submit nothing.")
 @click.option("--no-wait", is_flag=True, help="With --submit: print the number of the job, and do not wait.")
 @click.option("--cancel-job", is_flag=True, help="With --submit: Ctrl-C also ends the job.")
 @click.option(
@@ -97,6 +97,7 @@ def launch(ui: Ui, /, **flags: Any) -> int:
     launch_data(loaded.stack)
     if flags["parameters"]:
         return _parameters(ui, loaded.stack)
+    flags["submit"] |= flags["print_script"]
     _refuse_together(flags)
     profile = profile_to_run(flags, "launch")
     if flags["submit"]:
@@ -141,7 +142,7 @@ def _refuse_together(flags: dict[str, Any]) -> None:
     if given:
         option = {"rank": "node"}.get(given[0], given[0])
         raise click.UsageError(f"--{option} cannot be used with --submit: the job says it")
-    for name in ("print_script", "no_wait", "cancel_job", "time_limit"):
+    for name in ("no_wait", "cancel_job", "time_limit"):
         if flags[name] and not flags["submit"]:
             raise click.UsageError(f"--{name.replace('_', '-')} needs --submit")
 

@@ -113,7 +113,7 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
     assert "#PBS -l select=2:ngpus=4:system=polaris\n" in out and "#PBS -q debug\n" in out
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    assert launch.main(args=["-t", str(mine), "--submit", "--print-script"], standalone_mode=False) == 0
+    assert launch.main(args=["-t", str(mine), "--print-script"], standalone_mode=False) == 0
     printed, error = capsys.readouterr()
     assert "#PBS -l select=2:ngpus=4:system=polaris\n" in printed, "no STACK, and no scheduler"
     assert "there is no `qstat` on localhost; the scheduler was not asked: " in error
