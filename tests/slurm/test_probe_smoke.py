@@ -44,3 +44,16 @@ def test_smoke_tests_the_environment_in_use_on_every_node_of_one_job(world: JobW
     broken = world.job(verb="smoke")
     assert broken.rc == 1
     assert {node["status"] for node in by_node(broken).values()} == {"failed"}
+
+
+def test_a_smoke_test_of_a_folder_of_code_reads_every_file_too(world: JobWorld) -> None:
+    (world.work / "mine.py").write_text("X = 1\n")
+    world.tiny(sources=[{"name": "mine", "path": "./", "install": "path"}], imports=["mine"])
+    built = world.job()
+    assert built.rc == 0, built.err
+    root = {node["root"] for node in by_node(built).values()}
+    (world.work / "mine.py").write_text("X = 2\n")
+    done = world.job(verb="smoke")
+    assert done.rc == 0, done.err
+    assert {(node["root"], node["root_level"]) for node in by_node(done).values()} == {(*root, "measured")}
+    assert all("is a working tree" in text and "changed" not in text for text in done.json["deviations"])
