@@ -66,7 +66,7 @@ def test_every_page_is_in_the_navigation_of_at_most_32() -> None:
 def test_findings_and_deviations_have_short_sentences(name: str) -> None:
     """What the document says is quoted; the rest is ours, deviations too."""
     stack = load_stack(name).stack
-    texts = [text for finding in stack.findings for text in (finding.truth, finding.does or "")]
+    texts = [text for finding in stack.findings for text in (finding.truth, finding.evidence, finding.does or "")]
     texts += [text for profile in stack.profiles.values() for text in profile.deviations]
     assert [sentence for text in texts for sentence in sentences(text) if len(sentence.split()) > LONGEST] == []
 

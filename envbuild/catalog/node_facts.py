@@ -100,7 +100,7 @@ def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:
         return facts
     pythons = tuple(python for python in facts.pythons if not python.path.startswith(f"{recorded}/"))
     unknown = {"environments": (), "toolchain": (), "busy": None, "pythons": pythons}
-    return facts.model_copy(update={"prefix": DiskFacts(path=path, writable=True), **unknown})
+    return facts.model_copy(update={"prefix": DiskFacts(path=path, writable=None), **unknown})
 
 
 def _find(ref: str) -> Path:

@@ -84,7 +84,7 @@ NAMES = {
     **dict.fromkeys(("check", "validate", "diff"), "verify"),
     **dict.fromkeys(("test", "tests"), "smoke"),
     "info": "doctor",
-    **dict.fromkeys(("logs", "log", "history", "runs"), "run list"),
+    **dict.fromkeys(("logs", "log", "history", "runs", "report list", "reports"), "run list"),
     **dict.fromkeys(("run watch", "watch"), "run show --follow"),
     **dict.fromkeys(("docs", "show", "describe"), "explain"),
     **dict.fromkeys(("docker", "container", "images"), "image"),

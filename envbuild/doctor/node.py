@@ -199,7 +199,7 @@ def _asked_for(partition: Partition) -> Diagnosis:
 def _prefix(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     disk = facts.prefix
     state = f"{disk.path}, {disk.filesystem or 'unknown file system'}, {_room(disk)}"
-    if not disk.writable:
+    if disk.writable is False:
         return [_line("prefix", "missing", f"{state}; {disk.reason}", "nothing can be built there",
                       "choose another: `--prefix`")]  # fmt: skip
     if disk.noexec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -124,7 +124,7 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
     compiled = _compiled(draft, known)
     return Result(
         draft,
-        find(draft, known),
+        (*find(draft, known), *_import_open(closed)),
         collected,
         closed,
         projects,
@@ -135,6 +135,19 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
         _system(draft, closed, compiled, known),
         _page(tree, collected),
     )
+
+
+def _import_open(closed: Iterable[Closed]) -> Iterator[DraftFinding]:
+    """What the code imports, and nothing brings."""
+    for closing in closed:
+        if closing.how == "open" and closing.imported.firmness == "required":
+            module, place = closing.imported.module, closing.imported.place
+            statements = (Statement("import", module, place, f"import {module}", "import"),)
+            truth = f"no package and no file here is known to bring {module}"
+            near = closing.where.removeprefix(f"{place}").removeprefix("; ")
+            yield DraftFinding(
+                "import-open", (module,), statements, truth, f"leaves it out{f': {near}' if near else ''}"
+            )
 
 
 def with_python(draft: Draft, there: Collection[str]) -> Draft:

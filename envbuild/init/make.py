@@ -81,7 +81,7 @@ def draft(
     `flavour` of torch is taken instead of the one that the input names. `here`: it will be built on this machine, so
     its Pythons come before others, and nested CUDA code is compiled where its GPU and nvcc fit.
 
-    Raises EnvbuildError `init-nothing`, `output-unwritable`, `usage` (exit 2).
+    Raises EnvbuildError `init-nothing`, `output-exists`, `output-unwritable`, `usage` (exit 2).
     """
     with ExitStack() as stack:
         # The code that is installed is that of the first folder or repository.
@@ -140,15 +140,16 @@ def _refuse(path: Path, tree: Tree, result: Result, source: str) -> None:
         raise EnvbuildError("usage", f"a stack file ends in .yaml: {path}.yaml")
     if path.exists():
         other = path.with_name(f"{path.stem}-stack.yaml")
-        why = "a file of that name is there"
+        what, why = f"{path} is there already, and envbuild replaces no file", ""
         hint = f"name another file: `envbuild init {shlex.quote(str(other))} --from {shlex.quote(source)}`"
         begins, first = head(tree.origin, any_commit=True), _written(path).partition("\n")[0]
         if tree.folder is None and first.startswith(f"{begins} at "):
             drafted = first.removeprefix(f"{begins} at ").strip().rstrip(".")
-            why = f"it is the draft of commit {drafted}, and this command would draft {str(tree.origin.commit)[:12]}"
-            new = f"`mv {path} {path}.old`, and the same command again, makes a new one"
-            hint = f"`envbuild up {reference(path)}` builds that draft; {new}"
-        raise EnvbuildError("output-unwritable", f"{path} was not written", why=why, hint=hint)
+            what = f"{path} is the draft of an older commit, {drafted}"
+            why = f"{shlex.quote(source)} is at {str(tree.origin.commit)[:12]} now, and envbuild replaces no file"
+            new = f"for a draft of the new commit, `mv {path} {path}.old`, then type this command again"
+            hint = f"`envbuild up {reference(path)}` builds the older draft; {new}"
+        raise EnvbuildError("output-exists", what, why=why, hint=hint)
     if result.draft.installs or result.projects:
         return
     elsewhere = next((finding for finding in result.findings if finding.rule == "env-elsewhere"), None)

@@ -27,7 +27,7 @@ _SEVERITY: Mapping[str, Severity] = {
     "python-open": "unpinned", "short-sha": "unpinned", "torch-absent": "unpinned", "flavour-by-default": "unpinned",
     "conflict": "wrong", "contradiction": "wrong", "shell-slip": "wrong", "flavour-missing": "wrong",
     "version-missing": "wrong", "index-missing": "wrong", "rank-slip": "wrong", "platform-mismatch": "wrong",
-    "package-homonym": "wrong", "pip-global-option": "stale", "legacy-build": "stale",
+    "package-homonym": "wrong", "import-open": "wrong", "pip-global-option": "stale", "legacy-build": "stale",
     "repo-moved": "stale", "duplicate": "note", "conda-torch": "note", "torch-below-catalog": "note",
     "torch-above-catalog": "note", "alternatives": "note", "stale-service": "stale",
     "file-elsewhere": "note", "editable-install": "note",

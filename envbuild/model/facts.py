@@ -121,7 +121,10 @@ class NicFacts(_Fact):
 
 
 class DiskFacts(_Fact):
-    """Space on the file system of the prefix: free bytes and inodes for this user, with the quota if it can be read."""
+    """Space on the file system of the prefix: free bytes and inodes for this user, with the quota if it can be read.
+
+    `writable` is None where nobody asked the node about this folder.
+    """
 
     path: str
     filesystem: Public[str] = ""
@@ -131,7 +134,7 @@ class DiskFacts(_Fact):
     total_inodes: Public[int | None] = None
     quota_bytes: int | None = None
     quota_inodes: int | None = None
-    writable: bool = False
+    writable: bool | None = False
     noexec: bool = False
     reason: str | None = None
 

@@ -359,7 +359,7 @@ def asked_python(asked: str, wanted: str, facts: NodeFacts) -> str:
 def disk_rules(cost: Estimate, beside: int, packages: int, facts: NodeFacts) -> Decisions:
     """`prefix-usable`, `disk-space` and `disk-inodes` for the prefix; `beside`: further bytes at the peak."""
     prefix = facts.prefix
-    if not prefix.writable or prefix.noexec:
+    if prefix.writable is False or prefix.noexec:
         problem = prefix.reason or ("it is mounted noexec" if prefix.writable else "it cannot be written")
         what = f"the prefix {prefix.path} cannot be used: {problem}"
         compared = (prefix.path, "writable, programs allowed")

@@ -68,6 +68,8 @@ def test_a_module_that_the_own_package_lacks_is_open_and_part_of_the_digest(
     result = assembled(folder)
     closed = {closing.imported.module: closing for closing in result.closed}
     assert (closed["own.opps"].how, closed["own.opps"].where) == ("open", "own/late.py:2:1; did you mean `own.ops`?")
+    (finding,) = (finding for finding in result.findings if finding.about == ("own.opps",))
+    assert (finding.rule, finding.does) == ("import-open", "leaves it out: did you mean `own.ops`?")
     write_file(folder / "own" / "late.py", "import numpy\nfrom own.ops import x\n")
     assert assembled(folder).imports not in (before, result.imports)
     write_file(folder / "own" / "__init__.py", "from own.opps import x\n")
@@ -181,7 +183,7 @@ def test_a_draft_is_a_stack_with_the_lines_that_say_it(
     stack = load_stack("./own.yaml").stack
     assert [str(each.path) for each in stack.profiles["exact"].working_trees] == ["./own", "./own/kernels"]
     assert main(["init", "--from", "own"]) == 2  # what is there is never replaced
-    assert "a file of that name is there" in capsys.readouterr().err
+    assert "own.yaml is there already" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_index")
@@ -322,9 +324,12 @@ def test_a_repository_by_its_address_and_branch(
     newer = git(folder, "rev-parse", "HEAD").strip()
     with pytest.raises(EnvbuildError) as raised:
         draft("https://git.example.org/lab/own", None)
-    assert raised.value.why.startswith(f"it is the draft of commit {commit[:12]} of ")
-    assert raised.value.why.endswith(f"this command would draft {newer[:12]}")
-    assert "`envbuild up ./own.yaml` builds that draft; `mv own.yaml own.yaml.old`" in raised.value.hint
+    assert (raised.value.code, raised.value.exit_code) == ("output-exists", 2)
+    assert raised.value.what.startswith(f"own.yaml is the draft of an older commit, {commit[:12]} of ")
+    assert f"is at {newer[:12]} now" in raised.value.why
+    assert raised.value.hint.startswith(
+        "`envbuild up ./own.yaml` builds the older draft; for a draft of the new commit"
+    )
 
 
 @pytest.mark.usefixtures("no_index")

@@ -261,3 +261,8 @@ def test_what_is_nested_too_deep_is_not_understood_and_nothing_breaks() -> None:
         ("pyproject.toml", "a=" + "[" * 9000),
     ):
         assert all(each.kind == "unknown" for each in read(text, path))
+
+
+def test_prose_outside_of_setup_sections_says_the_least_python() -> None:
+    page = "# tool\n\nA small tool for training (Python 3.10+).\n\n## History\n\nOnce it was for Python 2.7.\n"
+    assert [(s.kind, s.value) for s in read(page, "README.md")] == [("python", ">=3.10")]

@@ -27,6 +27,10 @@ _STARTS = re.compile(
     r"sh|bash|source|cd|pushd|mkdir|make|module|ml|poetry|pipenv|pdm|pixi|hatch|docker|singularity|apptainer|torchrun|"
     r"accelerate|deepspeed|srun|sbatch|qsub|spack|brew|echo|CUDA_\w+=\S*)\s+\S"
 )
+# Prose that says versions outside of setup sections: `requires torch 2.0`, `(Python 3.10+)`.
+_SPEAKS = re.compile(
+    r"tested|requires?\b|required|python\s*(?:[>≥]=?\s*)?3\.\d+\s*(?:\+|or (?:newer|later|above|higher))", re.I
+)
 _COMMAND = re.compile(
     r"\s*(?:\$\s*|!|sudo\s+)?(?:python3?\s+-m\s+)?(?:pip3?|conda|mamba|mim|uv|git|apt-get|apt|export|python3?|wget|sh|bash|"
     r"(?:huggingface-cli|wandb|hf)(?=\s+(?:auth\s+)?login))\s+\S"
@@ -189,7 +193,7 @@ def _inline(shell: Shell, sections: _Sections, token: Token, line: int) -> Itera
         here += child.type in ("softbreak", "hardbreak")
         if child.type == "code_inline" and _COMMAND.match(child.content):
             yield from _of_sentence(shell, child.content, here, token.content)
-    if sections.setup or re.search(r"tested|requires?\b|required", token.content, re.IGNORECASE):
+    if sections.setup or _SPEAKS.search(token.content):
         yield from _facts(sections, token.content, shell.file, line)
     if sections.setup and not sections.optional:
         yield from prose.packages(token.content, shell.file, line)
