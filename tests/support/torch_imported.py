@@ -1,21 +1,23 @@
-"""Byte code of torch that all smoke tests of a session share, so that each worker imports it in two seconds."""
+"""Byte code of torch that all smoke tests of a run share, so that each worker imports it in two seconds."""
 
 from __future__ import annotations
 
-import tempfile
-from functools import cache
+from pathlib import Path
 
 import pytest
 
-from envbuild.node.smoke.runner import FLAGS, Scratch
-
-
-@cache
-def _byte_code() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="byte-code-")
+from envbuild.node.smoke.runner import Scratch
 
 
 @pytest.fixture
-def torch_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def torch_imported(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of the smoke test find torch compiled, in `torch_environment` and in those above it."""
-    monkeypatch.setattr(Scratch, "flags", lambda _: [*FLAGS, "-X", f"pycache_prefix={_byte_code().name}"])
+    shared, enter = run_folder / "byte-code", Scratch.__enter__
+    shared.mkdir(exist_ok=True)
+
+    def entered(scratch: Scratch) -> Scratch:
+        enter(scratch)
+        Path(scratch.path, "byte-code").symlink_to(shared)
+        return scratch
+
+    monkeypatch.setattr(Scratch, "__enter__", entered)

@@ -20,6 +20,7 @@ from envbuild.node.smoke.runner import Scratch
 from tests.node.torch_env import torch_environment
 from tests.support.fails import fails
 from tests.support.patience import PATIENCE, with_deadline
+from tests.support.torch_imported import torch_imported as torch_imported
 
 TOKEN = "t" * 32
 
@@ -221,6 +222,7 @@ def changed(name: str, old: str, new: str) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.torch
+@pytest.mark.usefixtures("torch_imported")
 @pytest.mark.parametrize(
     ("old", "new", "failure"),
     [
@@ -241,6 +243,7 @@ def test_a_joint_test_that_is_wrong_fails_on_every_node(ports: list[int], old: s
 
 @pytest.mark.slow
 @pytest.mark.torch
+@pytest.mark.usefixtures("torch_imported")
 def test_a_rank_that_hangs_ends_at_the_deadline_with_its_stack(ports: list[int], tmp_path: Path) -> None:
     hung = changed(
         "allreduce_nodes",
