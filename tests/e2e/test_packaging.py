@@ -114,6 +114,7 @@ def _shell(home: Path, folder: str, *lines: str) -> str:
     """What lines print in a shell of that home, all of which have to end well."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "ENVBUILD_"))}
     env = {**kept, "HOME": str(home), "PATH": f"{home}/.local/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env["PIP_NO_COMPILE"] = "no"  # which is pip's yes: byte code of packages that one command is asked of
     done = completed(["bash", "-ec", "\n".join(lines)], cwd=home / folder, env=env, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
