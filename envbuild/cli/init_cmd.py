@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 # What Python says of a name that a module lacks, or of a module that a package lacks, after what was imported.
 _LACKS = re.compile(
     r"(?P<test>import [\w.]+): .*?(?:cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'|"
-    r"No module named '(?P<parent>[\w.]+)\.(?P<child>\w+)')"
+    r"No module named '(?P<parent>[\w.]+)\.(?P<child>\w+)')",
+    re.DOTALL,  # transformers says in a second line why
 )
 _flavour = click.option(
     "--flavour", metavar="FLAVOUR", help="Use this build of torch instead: cpu, or cu121 for CUDA 12.1."

@@ -150,6 +150,13 @@ def _import_open(closed: Iterable[Closed]) -> Iterator[DraftFinding]:
             )
 
 
+def with_compiled(result: Result, tree: Tree) -> Result:
+    """With the nested projects' CUDA code compiled, so that nothing that their modules import of it is missing."""
+    built = {project.folder for project in result.projects if project.cuda}
+    lost = _lost(result.closed, result.draft, result.compiled, built)
+    return replace(result, compiles=True, blocked=_blocked(tree, result.projects, lost))
+
+
 def with_python(draft: Draft, there: Collection[str]) -> Draft:
     """With the Python that is there, fits and is nearest to the usual one; that one would have to be fetched."""
     usual = int(draft.python.value[2:])
@@ -176,8 +183,8 @@ def _page(tree: Tree, collected: Collected) -> tuple[str, str]:
     return path, (tree.text(path) or "") if path else ""
 
 
-def _lost(closed: Iterable[Closed], draft: Draft, compiled: Collection[str]) -> set[str]:
-    """Modules that the drafted environment will not have."""
+def _lost(closed: Iterable[Closed], draft: Draft, compiled: Collection[str], built: Collection[str] = ()) -> set[str]:
+    """Modules that the drafted environment will not have; `built` are folders whose CUDA code is compiled."""
     named = {package.name for package in draft.packages}
     lost = set()
     for closing in closed:
@@ -189,7 +196,11 @@ def _lost(closed: Iterable[Closed], draft: Draft, compiled: Collection[str]) -> 
         if closing.how in ("open", "vendor") or not names.isdisjoint(compiled) or optional:
             lost.add(module)
     statements = (statement for statement in draft.statements if statement.kind == "extension")
-    return lost | {statement.value.partition(".")[0] for statement in statements if statement.get("cuda")}
+    return lost | {
+        statement.value.partition(".")[0]
+        for statement in statements
+        if statement.get("cuda") and statement.place.file.rpartition("/")[0] not in built
+    }
 
 
 def _blocked(tree: Tree, projects: Sequence[LocalProject], lost: set[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envbuild.catalog.loader import load_stack
 from envbuild.errors import EnvbuildError
-from envbuild.init.assemble import Ask, Result, assemble
+from envbuild.init.assemble import Ask, Result, assemble, with_compiled
 from envbuild.init.collect import digest
 from envbuild.init.index import confirmed
 from envbuild.init.input import opened
@@ -97,8 +97,8 @@ def draft(
         if flavour and result.draft.flavour:
             choice = replace(result.draft.flavour, value=flavour, default=False, why=AS_ASKED)
             result = replace(result, draft=replace(result.draft, flavour=choice))
-        if here and tree.folder is None and result.draft.flavour:
-            result = replace(result, compiles=_compiles(result.draft.flavour.value))
+        if here and tree.folder is None and result.draft.flavour and _compiles(result.draft.flavour.value):
+            result = with_compiled(result, tree)
         folder = tree.folder.absolute() if tree.folder is not None else None
         written = text(result, name, path.absolute().parent, folder)
     try:

@@ -328,7 +328,7 @@ def _source(source: DraftSource, *, submodules: bool) -> list[str]:
 
 
 def _imports(result: Result) -> Iterator[str]:
-    ours = [module for project in result.projects if not project.cuda for module in project.modules]
+    ours = [module for project in result.projects if result.compiles or not project.cuda for module in project.modules]
     own = [module for module in ours if module not in result.blocked]
     tested = [statement.value for statement in result.draft.of("import")]
     modules = list(dict.fromkeys([*(["torch"] if result.draft.torch else []), *own, *tested]))

@@ -250,6 +250,7 @@ def test_nested_cuda_code_is_compiled_where_a_gpu_and_an_nvcc_of_torchs_cuda_are
     monkeypatch.setattr(gpus, "gpu_facts", lambda _: {"gpus": [{}] * count})
     setup = "from torch.utils.cpp_extension import CUDAExtension\nFORCE = os.getenv('KERNELS_FORCE_BUILD')\n"
     write_file(folder / "kernels" / "setup.py", f"{setup}setup(ext_modules=[CUDAExtension('kernels_cuda', [])])\n")
+    write_file(folder / "kernels" / "kernel_lib" / "__init__.py", "import kernels_cuda\n")
     commit, _ = make_repository(folder, {})
     config = f'[url "file://{tmp_path}/"]\ninsteadOf = https://git.example.org/lab/\n'
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(write_file(tmp_path / "gitconfig", config)))
@@ -257,10 +258,11 @@ def test_nested_cuda_code_is_compiled_where_a_gpu_and_an_nvcc_of_torchs_cuda_are
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.chdir(tmp_path)
     draft(f"https://git.example.org/lab/own@{commit}", Path("own.yaml"), flavour=flavour, offline=True, here=True)
-    sources = yaml.safe_load(Path("own.yaml").read_text())["profiles"]["exact"]["sources"]
-    (kernels,) = [source for source in sources if source.get("path") == "kernels"]
+    profile = yaml.safe_load(Path("own.yaml").read_text())["profiles"]["exact"]
+    (kernels,) = [source for source in profile["sources"] if source.get("path") == "kernels"]
     built = {"kind": "wheel", "extensions": ["kernels_cuda"], "environment": {"KERNELS_FORCE_BUILD": "TRUE"}}
     assert kernels.get("build") == (built if compiled else None)
+    assert ("kernel_lib" in profile["imports"]) == compiled
 
 
 @pytest.mark.usefixtures("no_index")
