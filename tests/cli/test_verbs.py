@@ -178,7 +178,7 @@ def test_each_summary_is_whole_on_a_terminal_of_80_columns(capsys: pytest.Captur
     groups = [name for name in COMMANDS if isinstance(cli.get_command(click.Context(cli), name), click.Group)]
     for words in ([], *([name] for name in groups)):
         assert main([*words, "--help"]) == 0
-        listed = capsys.readouterr().out.partition("--help  Show this message and exit.\n")[2]
+        listed = capsys.readouterr().out.partition(" Show this message and exit.\n")[2]
         names = COMMANDS if not words else groups
         assert "..." not in listed and max(map(len, listed.splitlines())) <= 80, (words, names)
         rows = [line for line in listed.splitlines() if line.startswith("    ")]
