@@ -27,7 +27,7 @@ _ROUTES = {
     ("environment", "ssh"): ("fleet.rollout", "OverSsh"),
     ("environment", "job"): ("jobs.provision", "InJobs"),
     ("image", "local"): ("images.provision", "InImages"),
-    ("image", "ssh"): ("images.provision", "OverSsh"),
+    ("image", "ssh"): ("images.provision", "InImages"),
     ("image", "job"): ("images.jobs", "InJobs"),
 }
 

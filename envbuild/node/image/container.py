@@ -1,8 +1,8 @@
 """The verb `container`: an image on this node instead of an environment.
 
 `look` says what is there, `install` takes an image in, tests it and writes the launcher, `ask` runs a verb of this
-program inside the image in use, `meet` that of the joint test. No image has this program: it goes in by standard input.
-Nodes of jobs share a prefix: there one host does `take`, each node `try` and `meet`, one `accept`.
+program inside the image in use. No image has this program: it goes in by standard input.
+Nodes of jobs share a prefix: there one host does `take`, each node `try`, one `accept`.
 The record `<prefix>/images/<stack>.json` is written last: without it, nothing counts.
 """
 
@@ -19,10 +19,8 @@ from envbuild.node import facts as probe
 from envbuild.node import hashing, lease, paths, proc, program_files, protocol, variables
 from envbuild.node.image import load, runtimes
 from envbuild.node.protocol import Exit, Json, NodeError, utc_time
-from envbuild.node.smoke import rendezvous
 
 TIMEOUT = 4 * 3600.0
-_START = 60.0  # s that a container may take to start and to end, beside what is done in it
 # s that a runtime has to end its container: a client of podman or docker that is killed leaves it behind.
 _GRACE = 30.0
 _RECORDED = ("stack", "id", "name", "runtime", "program", "key", "planned", "environment", "cuda")
@@ -33,7 +31,7 @@ def run(request: Json) -> tuple[bool, Json]:
     args, prefix = request["args"], request["prefix"]
     args["stack"] = paths.checked_name(args.get("stack"), "stack")
     action = str(args.get("action"))
-    looks = {"look": _look, "ask": _ask_recorded, "try": _try, "meet": _meet}
+    looks = {"look": _look, "ask": _ask_recorded, "try": _try}
     if action in looks:
         return False, looks[action](args, prefix)
     changes = {"install": _install, "take": _take, "accept": _accept}
@@ -144,23 +142,6 @@ def _try(args: Json, prefix: str) -> Json:
     return dict(_tested(args, path), file={"path": path, "bytes": os.stat(path).st_size, "sha256": digest})
 
 
-def _meet(args: Json, prefix: str) -> Json:
-    """This node's part of the joint smoke test: inside what a job tests (`command`), else inside the image in use.
-
-    Who a node of a job is, is said to programs outside of containers, so its place is looked up here.
-    Raises NodeError: `request-invalid`, those of `meet`, `image-none`, `image-does-not-run` (exit 1).
-    """
-    request = dict(args["request"])
-    place = request.get("place") or rendezvous.in_job(request.get("most"))
-    if place["nodes"] < 2 or place["rank"] >= place["nodes"]:
-        return {"checks": [], "ok": True, "exit": Exit.OK}  # it takes no part, and nothing has to be started
-    meant = args if "command" in args else _in_use(args, prefix)
-    request.update(place=place, environment=meant["environment"])
-    most = float(request["deadline"]) + float(request["wait"]) + _START
-    command = _named(meant["command"], _called(meant))
-    return _ask(command, dict(args, inside=meant["inside"], environment=meant["environment"]), "meet", request, most)
-
-
 def _called(args: Json) -> str:
     """What the commands of the runtime call the image."""
     return str(args["file"]["path"] if args.get("file") else args["id"])
@@ -179,7 +160,6 @@ def _finish(args: Json, prefix: str, image: str, file: Json | None, verify: Json
     os.chmod(path, 0o755 & ~paths.umask())
     record = dict(
         {key: args[key] for key in _RECORDED},
-        gpus=args.get("gpus"),  # how many take part in a joint test
         version=runtimes.RECORD_VERSION,
         digest=args.get("digest"),
         runtime_version=args.get("runtime_version"),
@@ -273,7 +253,7 @@ def _end(command: list[str]) -> None:
         subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, timeout=_GRACE)
 
 
-def _ask(command: list[str], args: Json, verb: str, asked: Json, timeout: float = TIMEOUT) -> Json:
+def _ask(command: list[str], args: Json, verb: str, asked: Json) -> Json:
     """The result of a verb of the node program inside the image. Raises NodeError `image-does-not-run` (exit 1)."""
     inside, program = args["inside"], program_files.archive()
     request = {"protocol": protocol.PROTOCOL, "verb": verb, "run": "container", "prefix": inside, "args": asked}
@@ -284,7 +264,7 @@ def _ask(command: list[str], args: Json, verb: str, asked: Json, timeout: float 
     command, end = _endable(_here(command))
     try:
         done = proc.run(
-            command + words, timeout=timeout, env=env, stdin=program + json.dumps(request).encode("utf-8"),
+            command + words, timeout=TIMEOUT, env=env, stdin=program + json.dumps(request).encode("utf-8"),
             grace=_GRACE
         )  # fmt: skip
     except BaseException:

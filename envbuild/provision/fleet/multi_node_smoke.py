@@ -103,12 +103,6 @@ def requests(group: Sequence[Member], target: Target, run: str, number: int = 0)
     }
 
 
-def in_image(request: Mapping[str, Any], stack: str, **tested: Any) -> dict[str, Any]:
-    """A request of `meet` as one of `container`, which runs it inside the image in use, or the one that is `tested`."""
-    args = {**tested, "action": VERB, "stack": stack, "request": request["args"]}
-    return {**request, "verb": "container", "args": args}
-
-
 def job_request(work: Work, variant: Variant, environment: str, gpus: int, nodes: int) -> dict[str, dict[str, Any]]:
     """By its verb the request of every node of a job, whose script says which rank it is; none where no test is meant.
 
@@ -181,9 +175,6 @@ def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[s
         )
     asked = requests(group[:WORKERS], target, work.run.id, number)
     deadline = float(next(iter(asked.values()))["args"]["deadline"]) + WAIT + _SLACK
-    if target.engine == "container":
-        asked = {node: in_image(request, work.prepared.stack.name) for node, request in asked.items()}
-        deadline += _SLACK  # containers start and end
     return contact(asked, asked.__getitem__, target.connection, deadline, run=work.run)
 
 
@@ -194,7 +185,9 @@ def note_floors(work: Work, outcome: Outcome) -> None:
     measured = any(check.get("metrics") for result in results for check in result.get("checks") or ())
     if target.joint_floors and not measured and target.smoke_nodes != 0:
         names = ", ".join(target.joint_floors)
-        work.notes.append(f"not measured: {names}; the joint smoke test takes two good nodes with one environment")
+        images = target.engine == "container"
+        why = "inside images there is none" if images else "it takes two good nodes with one environment"
+        work.notes.append(f"not measured: {names}, as the joint smoke test did not run: {why}")
 
 
 def gpus_of_stamp(variant: Variant, stamp: Mapping[str, Any]) -> int:

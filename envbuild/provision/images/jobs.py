@@ -16,14 +16,12 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.images.obtain import Obtained, obtain, wanted
+from envbuild.provision.images.obtain import Obtained, obtain
 from envbuild.provision.images.plan import FILES, NodeImage
 from envbuild.provision.images.provision import (
     InImages,
     files_for,
     look_request,
-    meeting_of_job,
-    met_in_job,
     no_room,
     told_of,
 )
@@ -90,22 +88,17 @@ class InJobs(InImages):
             if archive is not None:
                 site.runner.run(["rm", "-f", "--", archive])
 
-    def ask_all(self, work: Work, verb: str, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
-        """One request to every node of a job, and then the joint test of them.
+    def ask_all(self, work: Work, verb: str, request: dict[str, Any]) -> dict[str, ContactResult]:
+        """One request to every node of a job.
 
         Raises EnvbuildError as `contact` and `ask_in_job` do.
         """
         with work.phase(verb, f"{verb} in the images through a job"):
             site = JobSite.of(work.prepared.target)
             login = _ask_login(work, site)
-            record, joint = login["containers"].get("record"), {}
-            if record and verb == "smoke":
-                variant = wanted(work.prepared).variant
-                joint = meeting_of_job(work, site.nodes, variant, record, recorded=True)
-            asked = Asked(f"envbuild-{verb}", _folder(login, work), {"ask": request}, after=joint)
+            asked = Asked(f"envbuild-{verb}", _folder(login, work), {"ask": request})
             answers = ask_in_job(work, site, asked, site.limit(LIMIT))
-            met = met_in_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
-            return {node: answer["ask"] for node, answer in answers.items()}, met
+            return {node: answer["ask"] for node, answer in answers.items()}
 
     def _take_in(self, work: Work, looks: Mapping[str, Mapping[str, Any] | EnvbuildError]) -> None:
         """What nodes said, with what the shared folder says now."""
@@ -153,8 +146,7 @@ class InJobs(InImages):
 
         once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
         requests = {"look": look_request(work), "container": request("try")}
-        joint = meeting_of_job(work, site.nodes, self.wanted.variant, args, recorded=False)
-        asked = Asked("envbuild-provision", _folder(self.login, work), requests, once=once, after=joint)
+        asked = Asked("envbuild-provision", _folder(self.login, work), requests, once=once)
         answers = ask_in_job(work, site, asked, site.limit(LIMIT))
         if once:
             made = next((answer["take"] for answer in answers.values() if "take" in answer), None)
@@ -171,7 +163,6 @@ class InJobs(InImages):
             self.used[node] = args
             _answered(node, answers[node]["container"], args, prefix, outcome)
         self._accept(work, site, outcome, args, prefix)
-        met_in_job(work, {node: answers[node] for node in self.nodes}, outcome)
         good = not outcome.errors and not work.survey.errors
         write_told(told_file(work, site), {node: self.answers[node] for node in self.nodes} if good else {})
         return self.plan(work), outcome

@@ -15,7 +15,6 @@ from envbuild.model.plan import NodePlan, Plan, Resolution, Step
 from envbuild.plan.node_steps import smoke_items, uses_cuda
 from envbuild.provision.images.obtain import Obtained, Wanted, needs_registry, settings_of
 from envbuild.provision.run.context import Prepared
-from envbuild.resolve.request import visible_gpus
 from envbuild.text import plural
 
 IMAGE = "{image}"
@@ -28,7 +27,7 @@ class NodeImage:
     """One node: how it runs images, and what is in use there (`record`); `needs`: why that is not the wanted one.
 
     `has`: the runtime has the image of the record, so nothing has to be carried. `command` has IMAGE where the image is
-    named. `gpus`: how many the container has; 0 where its torch uses none.
+    named.
     """
 
     chosen: Chosen
@@ -37,7 +36,6 @@ class NodeImage:
     record: Mapping[str, Any] = field(default_factory=dict)
     has: bool = False
     needs: str = ""
-    gpus: int = 0
 
 
 def node_image(
@@ -57,7 +55,7 @@ def node_image(
     has = bool(answer.get("present"))
     needs = _needs(record, image, command, answer, repair=repair)
     cuda = settings.gpus != "none" and uses_cuda(image.variant, facts)
-    return NodeImage(chosen, command, cuda, record, has, needs, visible_gpus(facts) if cuda else 0)
+    return NodeImage(chosen, command, cuda, record, has, needs)
 
 
 def _needs(
@@ -154,7 +152,6 @@ def install_args(
         "inside": image.prefix,
         "environment": image.environment,
         "cuda": node.cuda,
-        "gpus": node.gpus,
         "launcher": launcher(stack, list(node.command)),
         "asks": {
             "verify": {**verify_args(prepared, image), "base": True},

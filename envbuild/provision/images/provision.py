@@ -14,22 +14,13 @@ from envbuild.errors import EnvbuildError, ExitCode, as_dicts
 from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import Check, NodeEvidence
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.node import identity
 from envbuild.provision.ansible.play import node_host, run_hosts
 from envbuild.provision.ansible.steps import NodeHost, tmp_folder
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.contact.toolchain import runner_tools
-from envbuild.provision.fleet.multi_node_smoke import (
-    VERB,
-    Member,
-    in_image,
-    job_request,
-    meet_members,
-    note_floors,
-    own_addresses,
-)
+from envbuild.provision.fleet.multi_node_smoke import note_floors
 from envbuild.provision.fleet.rollout import in_waves
 from envbuild.provision.images.obtain import Obtained, Wanted, known_id, obtain, settings_of, wanted
 from envbuild.provision.images.plan import (
@@ -46,7 +37,6 @@ from envbuild.provision.images.plan import (
 )
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Outcome, Question, Route, Work
-from envbuild.provision.run.evidence import all_well
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.survey.ask import decide, refusal
 from envbuild.provision.survey.prepare import as_asked
@@ -159,6 +149,10 @@ class InImages(Route):
             if got.archive is not None:
                 got.archive.unlink(missing_ok=True)
 
+    def meet(self, work: Work, plan: Plan, outcome: Outcome) -> None:
+        """There is no joint test; floors of one are said not to be measured."""
+        note_floors(work, outcome)
+
     def evidence(self, work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
         """What each node of the plan did."""
         return [self._evidence(work, node, outcome) for node in plan.nodes]
@@ -170,20 +164,17 @@ class InImages(Route):
         """
         verb, target = question.verb, work.prepared.target
         asked = {"action": "ask", "stack": work.prepared.stack.name, "verb": verb, "request": asks_of(work, verb)}
-        answers, joint = self.ask_all(work, verb, node_request("container", target.prefix, asked, work.run.id))
-        evidence = {
-            node: _asked(node, answer, verb, joint.responses.get(node, {}), joint.errors.get(node))
-            for node, answer in answers.items()
-        }
-        return _equal(evidence)
+        answers = self.ask_all(work, verb, node_request("container", target.prefix, asked, work.run.id))
+        if verb == "smoke":
+            note_floors(work, Outcome())
+        return _equal({node: _asked(node, answer, verb) for node, answer in answers.items()})
 
-    def ask_all(self, work: Work, verb: str, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
-        """What every node answers to a request, and several together after a smoke test."""
+    def ask_all(self, work: Work, verb: str, request: dict[str, Any]) -> dict[str, ContactResult]:
+        """What every node answers to a request."""
         target = work.prepared.target
         names = expand_hosts(target.hosts)
         with work.phase(verb, f"{verb} in the images of {plural(len(names), 'node')}"):
-            answers = contact(names, lambda _: request, target.connection, ASK_DEADLINE, run=work.run)
-        return answers, meet_asked(work, answers) if verb == "smoke" and len(answers) > 1 else Outcome()
+            return contact(names, lambda _: request, target.connection, ASK_DEADLINE, run=work.run)
 
     def decide(self, work: Work) -> None:
         """Decide for every node that has told: how it runs the image, and why it needs one."""
@@ -245,7 +236,7 @@ class InImages(Route):
             parts = _parts(answer, responses)
             record = self.used.get(node, {})
         evidence = collect.node_evidence(plan, work.survey.facts[node], parts, outcome.errors.get(node))
-        if not record or not (evidence.status in ("ok", "unchanged") or VERB in responses):
+        if not record or evidence.status not in ("ok", "unchanged"):
             return evidence
         image = image_evidence(record, ((answer or {}).get("result") or {}).get("launcher"))
         says = f"{image.runtime} runs the image {image.id[:12]}"
@@ -255,20 +246,6 @@ class InImages(Route):
             "checks": (Check(name="image/id", status="passed", says=says), *evidence.checks),
         }
         return evidence.model_copy(update=update)
-
-
-class OverSsh(InImages):
-    """Nodes over SSH, which are also tested together."""
-
-    def meet(self, work: Work, plan: Plan, outcome: Outcome) -> None:
-        """Nodes that have the image, where it was brought to one."""
-        members = []
-        for planned in plan.nodes:
-            node, facts = planned.node, work.survey.facts[planned.node]
-            if outcome.well(node):
-                variant, gpus = self.wanted.variant, self.nodes[node].gpus
-                members.append(Member(node, planned.environment, variant, own_addresses(facts), gpus))
-        meet_members(work, members, outcome, changed={planned.node for planned in plan.nodes if planned.steps})
 
 
 def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
@@ -281,12 +258,11 @@ def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
 def _parts(
     answer: Mapping[str, Any] | None, responses: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
-    """The answer of one verb as the answers of those that ran inside, with that of the joint test."""
+    """The answer of one verb as the answers of those that ran inside."""
     if answer is None or not answer.get("ok"):
         return dict(responses)
     result = answer["result"]
-    inside = {verb: {"ok": True, "result": result[verb]} for verb in ("verify", "smoke") if verb in result}
-    return {**inside, **{verb: response for verb, response in responses.items() if verb == VERB}}
+    return {verb: {"ok": True, "result": result[verb]} for verb in ("verify", "smoke") if verb in result}
 
 
 def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,73 +286,32 @@ def _equal(nodes: dict[str, NodeEvidence]) -> list[NodeEvidence]:
     return list(nodes.values())
 
 
-def _asked(
-    node: str, answer: ContactResult, verb: str, joint: Mapping[str, Any], unmet: EnvbuildError | None
-) -> NodeEvidence:
-    """What a node answered, then to the joint test (`joint`), or why it did not (`unmet`)."""
+def _asked(node: str, answer: ContactResult, verb: str) -> NodeEvidence:
+    """What a node answered."""
     if answer.failure is not None:
         return collect.failed_node(node, answer.failure)
     result = answer.result()
-    record = result["record"]
-    responses = {verb: {"ok": True, "result": result}, **joint}
-    about = {"environment": result.get("environment"), "image": image_evidence(record)}
-    return collect.inspected_node(node, responses, record, unmet, **about)
+    record, responses = result["record"], {verb: {"ok": True, "result": result}}
+    return collect.inspected_node(
+        node, responses, record, environment=result.get("environment"), image=image_evidence(record)
+    )
 
 
 def asks_of(work: Work, verb: str) -> dict[str, Any]:
-    """The arguments of a verb inside the image that the target asks for."""
+    """The arguments of a verb inside the image that the target asks for.
+
+    Raises EnvbuildError `option-does-not-fit` (exit 2): nodes are not tested together inside images.
+    """
     prepared = work.prepared
+    if any(name.partition("/")[0] == "nodes" for name in work.settings.only):
+        raise EnvbuildError(
+            "option-does-not-fit",
+            "`--only nodes` does not fit images",
+            why="nodes are tested together in environments of the engines venv and conda",
+            hint="`envbuild bench` runs the stack's own command on several nodes",
+        )
     image = wanted(prepared)
     if verb == "verify":
         return verify_args(prepared, image)
     # The node knows whether its containers have GPUs.
     return as_asked(prepared, work.settings, smoke_args(prepared, image))
-
-
-# What of an install says which image a job tests and how: its record is written after that.
-_TESTED = ("command", "inside", "id", "file", "environment")
-
-
-def meet_asked(work: Work, answers: Mapping[str, ContactResult]) -> Outcome:
-    """The joint test of nodes whose own smoke test went well in the image that most of them have, over SSH."""
-    outcome, variant = Outcome(), wanted(work.prepared).variant
-    good = {
-        node: answer.response["result"]
-        for node, answer in answers.items()
-        if answer.response and all_well({"smoke": answer.response})
-    }
-    image = most_common([str(result["record"]["id"]) for result in good.values()])
-    members = []
-    for node, result in good.items():
-        record = result["record"]
-        gpus = int(record.get("gpus") or 0)
-        # A record that does not say how many GPUs there are is of an earlier version.
-        if record["id"] == image and bool(gpus) == bool(record.get("cuda")):
-            own = tuple(result.get("addresses") or ())
-            members.append(Member(node, record["environment"], variant, own, gpus))
-    meet_members(work, members, outcome)
-    return outcome
-
-
-def meeting_of_job(
-    work: Work, nodes: int, variant: Variant, image: Mapping[str, Any], *, recorded: bool
-) -> dict[str, Any]:
-    """By its verb, the request of every node of a job; nothing where no joint test is meant.
-
-    `image`: the record of the image in use (`recorded`), or the arguments of the install that is tested.
-    """
-    gpus = int(image.get("gpus") or 0)
-    if bool(gpus) != bool(image.get("cuda")):
-        return {}
-    asked = job_request(work, variant, image["environment"], gpus, nodes)
-    tested = {} if recorded else {key: image[key] for key in _TESTED}
-    return {verb: in_image(request, work.prepared.stack.name, **tested) for verb, request in asked.items()}
-
-
-def met_in_job(work: Work, answers: Mapping[str, Mapping[str, ContactResult]], outcome: Outcome) -> Outcome:
-    """What the nodes of a job answered to that, put into the outcome."""
-    for node, responses in answers.items():
-        if VERB in responses:
-            outcome.take(node, VERB, responses[VERB])
-    note_floors(work, outcome)
-    return outcome

@@ -9,6 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from envbuild.node.image import container, load, runtimes
 from envbuild.node.protocol import Interrupted, NodeError
 from tests.support.fails import fails
 from tests.support.files import write_tar
+from tests.support.patience import until
 from tests.support.programs import completed, executable
 
 CONFIG = b'{"config": {}, "rootfs": {"diff_ids": []}}'
@@ -433,3 +437,25 @@ def test_podman_whose_user_has_one_id_works_not(node: Site, ids: str, works: boo
     found = runtimes.look("tiny", str(node.prefix))["runtimes"]["podman"]
     assert (found["works"], found["version"]) == (works, "4.3.1")
     assert ("/etc/subuid" in found["why"]) == (not works)
+
+
+def test_a_runtime_is_told_to_end_its_container_before_it_is_killed(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.program("apptainer")
+    site.install("apptainer", **site.archive())
+    began, ended = tmp_path / "began", tmp_path / "ended"
+    trap = f"trap 'sleep 0.5; touch {ended}; exit 143' TERM"
+    site.script("apptainer", f"#!/bin/sh\n{trap}\ntouch {began}\nwhile :; do sleep 0.1; done\n")
+    args = {"action": "ask", "stack": "tiny", "verb": "smoke", "request": {"items": []}}
+    request = {"protocol": 1, "verb": "container", "run": "r1", "prefix": str(site.prefix), "args": args}
+    words = [sys.executable, "-m", "envbuild.node", "container"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdin is not None
+        node.stdin.write(json.dumps(request))
+        node.stdin.close()
+        node.stdin = None
+        until(began.exists)
+        node.send_signal(signal.SIGTERM)
+        out, _ = node.communicate(timeout=60)
+    assert ended.exists()
+    assert (node.returncode, json.loads(out)["error"]["code"]) == (130, "interrupted")
