@@ -54,9 +54,10 @@ def main() -> None:
 
 @contextmanager
 def _fleet(count: int, folder: Path) -> Iterator[Fleet]:
-    fleet = Fleet()
+    fleet, tree = Fleet(), folder / "tree"
     try:
-        fleet.start(count, unpack_tree("full", folder / "tree"))
+        unpack_tree("full", tree)
+        fleet.start(count, tree)
         yield fleet
     finally:
         fleet.close()

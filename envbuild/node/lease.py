@@ -10,10 +10,8 @@ import errno
 import json
 import os
 import signal
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 
 from envbuild.node import identity, paths
@@ -139,6 +137,8 @@ def describe(owner: Json) -> str:
 
 def _create(path: str, owner: Json, replace: bool) -> "float | None":
     """Put `owner` at `path`; returns None on success, else the file system's own time now (seconds)."""
+    import tempfile  # to read a lease needs none of it
+
     handle, temporary = tempfile.mkstemp(prefix=".lease-", dir=os.path.dirname(path))
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -186,7 +186,7 @@ def _rename(path: str, name: str) -> None:
 
 def _take_over(path: str, judged: Json) -> bool:
     """Move an abandoned lease away; when another run was quicker, put its lease back. False where that is forbidden."""
-    aside = "%s.stale-%s" % (path, uuid.uuid4().hex)
+    aside = "%s.stale-%s" % (path, os.urandom(16).hex())
     try:
         _rename(path, aside)
     except OSError as error:
@@ -259,7 +259,7 @@ def acquire(prefix: str, run: str, controller: "Json | None", wait: float) -> "L
     deadline = time.monotonic() + wait
     party = dict(controller or {})
     ended = [str(name) for name in party.pop("ended", ())]
-    mine = dict(identity.here(), run=run, controller=party, token=uuid.uuid4().hex)
+    mine = dict(identity.here(), run=run, controller=party, token=os.urandom(16).hex())
     waiting = False
     while True:
         with paths.coded_errors(prefix):

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 
 from envbuild.node import proc
-from envbuild.node.probe.programs import versions
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import integer, names, read, which
 
@@ -193,6 +192,8 @@ def _physical(root: str) -> int:
 
 def nvcc_facts(folders: "list[str]", root: str = "/") -> "list[dict[str, str]]":
     """Every CUDA compiler of PATH, CUDA_HOME, CUDA_PATH and /usr/local/cuda*: real path and version."""
+    from envbuild.node.probe.programs import versions  # a brief probe needs none of it
+
     homes = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
     local = os.path.join(root, "usr/local")
     homes += [os.path.join(local, name) for name in names(local) if name.startswith("cuda")]
