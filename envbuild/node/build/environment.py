@@ -297,11 +297,15 @@ class Packages:
         return python
 
 
-def wanted(project: str, build: Json) -> set[str]:
-    """The packages that a build asks for: in pyproject.toml, in the stack's `requires`, and what nobody declares."""
+def wanted(project: str, source: Json) -> set[str]:
+    """The packages that a build asks for: in pyproject.toml, in the lock and the stack, and what nobody declares.
+
+    `source`: the lock's record. Its `needs` hold what the lock has for this build alone, from setup.py too.
+    """
     text = _REQUIRES.search(editable.section(project))
     declared = re.findall(r"\"([^\"\n]*)\"|'([^'\n]*)'", text.group(1)) if text else []
-    asked = [first or second for first, second in declared] + list(build.get("requires") or [])
+    asked = [first or second for first, second in declared]
+    asked += [*(source.get("needs") or []), *((source.get("build") or {}).get("requires") or [])]
     return {installed.required_name(text) for text in asked}.union(_UNDECLARED) - {""}
 
 

@@ -272,10 +272,9 @@ class Builder:
             return packages.versions()
         self._tree(source)
         self._patch(source)
-        build = _build_of(source)
         # Kernels are built by a project of ours.
-        folder = "" if build.get("kind") == "kernels" else self._project(source)
-        return packages.closure(environment.wanted(folder, build))
+        folder = "" if _build_of(source).get("kind") == "kernels" else self._project(source)
+        return packages.closure(environment.wanted(folder, source))
 
     def _obtain(self, source: Json, store: Store, budget: Budget) -> None:
         """The wheel of a source (or of its kernels), from the store or built; and what the result says of it."""

@@ -164,4 +164,5 @@ def test_a_build_asks_for_what_it_declares_its_stack_says_and_nobody_declares(
     common = environment.wanted(str(tmp_path / "nothing"), {})
     assert {"torch", "setuptools", "wheel", "ninja"} <= common
     assert environment.wanted(str(tmp_path), {}) - common == names
-    assert environment.wanted(str(tmp_path), {"requires": ["Odd_One"]}) - common == {*names, "odd-one"}
+    asked = {"build": {"requires": ["Odd_One"]}, "needs": ["psutil"]}  # setup.py's `setup_requires`, in the lock
+    assert environment.wanted(str(tmp_path), asked) - common == {*names, "odd-one", "psutil"}
