@@ -220,9 +220,10 @@ def _learned(result: Result, reference: str) -> str:
 )
 @common_options
 def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
-    """Build, test and verify what SOURCE describes: `init`, `lock create` and `provision` in one.
+    """Build, test and verify what a page or repository describes.
 
-    SOURCE is a setup page, a folder, a repository (https://HOST/OWNER/NAME@REF) or a stack. Its draft and lock are
+    Does `init`, `lock create` and `provision` in one, for a setup page, a folder, a repository
+    (https://HOST/OWNER/NAME@REF) or a stack. Its draft and lock are
     written into this folder, or used if they exist. The plan is shown, and you confirm it once. A second `up`
     changes nothing.
     """

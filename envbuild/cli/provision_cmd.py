@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     "deadline",
     type=Time(1),
     metavar="TIME",
-    help="How long a wave of nodes may take (default: 6 hours). Jobs have a time limit instead.",
+    help="How long nodes of one --batch may take (default: 6 hours). Jobs have a time limit instead.",
 )
 @click.option(
     "--ansible", is_flag=True, help="Run the playbook on this machine too, instead of calling its steps directly."

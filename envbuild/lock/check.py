@@ -32,7 +32,7 @@ def changed_fields(lock: Lock, stack: Stack) -> list[str]:
 
 
 def restated(lock: Lock, stack: Stack, say: Callable[[str], None]) -> Lock | None:
-    """The lock with today's patches and the stack's texts; None if that needs a resolution, or nothing changed.
+    """The lock with today's patches and the stack's name and texts; None if nothing changed, or it has to be resolved.
 
     Packages, versions of tools and date stay those of the resolution. `say` gets a sentence for each patched tree that
     could not be read.
@@ -52,10 +52,10 @@ def restated(lock: Lock, stack: Stack, say: Callable[[str], None]) -> Lock | Non
         for variant in lock.variants
     ]
     variants = tuple(
-        draft.model_copy(update={"digest": draft.compute_digest(lock.stack, lock.profile)}) for draft in drafts
+        draft.model_copy(update={"digest": draft.compute_digest(stack.name, lock.profile)}) for draft in drafts
     )
     digests = {"manifest_digest": manifest_digest(stack, lock.profile), "manifest_fields": field_digests(profile)}
-    new = lock.model_copy(update={"variants": variants, **digests})
+    new = lock.model_copy(update={"stack": stack.name, "variants": variants, **digests})
     return None if new == lock or contents(new, profile) else new
 
 

@@ -423,7 +423,7 @@ def _name_rule(variant: Variant, facts: NodeFacts, stack: str) -> Decisions:
         return NOTHING
     was, now = (few(list(places)) or "a stack without sources" for places in (before, own))
     what = f"current/{stack} belongs to {was}; it will point at the environment of {now} instead"
-    instead = "another `name:` in one of the two stack files, or `--prefix DIR`, which keeps both in use"
+    instead = "another `name:` in this stack file and a new lock, or `--prefix DIR`: both stay in use"
     return (decision("stack-name-shared", "warn", what, (now, was), OURS, instead),)
 
 

@@ -226,6 +226,9 @@ def test_a_lock_of_other_patches_gets_todays_pins_and_trees_without_a_resolution
     trees = {source.name: source.patched_tree for source in now.sources.values()}
     monkeypatch.setattr(sources, "_patched_tree", lambda _reader, source: trees[source.name])
     assert restated(old, stack, pytest.fail) == now
+    renamed = restated(now, stack.model_copy(update={"name": "other"}), pytest.fail)
+    assert renamed and renamed.stack == "other" and renamed.manifest_digest != now.manifest_digest
+    assert all(each.digest == each.compute_digest("other", "exact") for each in renamed.variants)
 
 
 def test_a_patched_tree_that_cannot_be_had_is_told_and_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
