@@ -198,7 +198,7 @@ def _learned(result: Result, reference: str) -> str:
         )
     if any(profile.working_trees for profile in load_stack(reference).stack.profiles.values()):
         origin = draft.origin
-        way = f"envbuild up {origin.url or 'ADDRESS'}@{origin.commit[:12] or 'COMMIT'}"
+        way = f"envbuild up {origin.url or 'ADDRESS'}@{origin.commit or 'COMMIT'}"
         lines.append(
             f"  kit       cannot hold a folder of code: push it, then `{way}`, in another folder, drafts a pinned stack"
         )

@@ -124,7 +124,8 @@ def of_commit(url: str, ref: str, reader: GitReader) -> Tree:
         )
     commit = ref if re.fullmatch(r"[0-9a-f]{40}", ref) else resolve_ref(address.url, ref or "HEAD")
     if commit is None:
-        raise EnvbuildError("commit-missing", f"{address.url} has no branch or tag {ref}")
+        hint = "write all 40 digits of a commit" if re.fullmatch(r"[0-9a-f]{4,39}", ref) else ""
+        raise EnvbuildError("commit-missing", f"{address.url} has no branch or tag {ref}", hint=hint)
     listed = reader.tree(address.url, commit)
     left_out = {path: "it is a link" for path, (mode, _) in listed.items() if mode == "120000"}
     files = [path for path, (mode, _) in listed.items() if mode.startswith("100") and not _passed(path)]

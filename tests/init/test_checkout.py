@@ -154,6 +154,14 @@ def test_an_option_is_no_address(tmp_path: Path) -> None:
             pass
 
 
+def test_a_commit_is_written_with_all_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "resolve_ref", lambda url, ref: None)
+    for ref, hint in (("e8b7bfb21d0c", "write all 40 digits of a commit"), ("v1", "")):
+        with fails("commit-missing") as caught, opened(f"https://h.example.org/a/b@{ref}"):
+            pass
+        assert caught.value.hint == hint
+
+
 @pytest.fixture
 def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(_: Request) -> list[Offer]:

@@ -19,6 +19,7 @@ from envbuild.text import plural
 
 NOT_BEGUN = "not-begun"
 _NO_LIBRARY = re.compile(r"\b(lib[\w.+-]+): cannot open shared object file")
+_NO_MODULE = re.compile(r"\bNo module named '([\w.]+)'")
 Responses = Mapping[str, Mapping[str, Any]]
 
 
@@ -106,7 +107,7 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
     words = _only(command, first.name) if smoke and verb == "smoke" else list(command)
     again = shlex.join([*words, *(["--host", node.node] if several and "--host" not in command else [])])
     known = _advice(*(f"{check.says} {check.details.get('output', '')}" for check in failed))
-    repeat = known + _log(first) + _missing_library(first.says) + (f"again: {again}" if command else "")
+    repeat = known + _log(first) + _missing(first.says) + (f"again: {again}" if command else "")
     error = EnvbuildError(
         ("below-floor" if node.exit == ExitCode.BELOW_FLOOR else "smoke-failed")
         if smoke
@@ -154,10 +155,15 @@ def _log(check: Check) -> str:
     return f"read {log} in the folder of the run; " if log else ""
 
 
-def _missing_library(text: str) -> str:
-    """What the loader of programs looked for in vain, as what to do first; empty without such a library."""
-    match = _NO_LIBRARY.search(text)
-    return "" if match is None else f"{install_words(match[1])}; "
+def _missing(text: str) -> str:
+    """What was looked for in vain, a library or a module, as what to do first; empty where neither was."""
+    if match := _NO_LIBRARY.search(text):
+        return f"{install_words(match[1])}; "
+    if match := _NO_MODULE.search(text):
+        return (
+            f"add what brings {match[1]} to `packages:` of the stack file, then `envbuild lock create` and provision; "
+        )
+    return ""
 
 
 def _as(verb: str, command: Sequence[str]) -> str:

@@ -75,18 +75,25 @@ def test_a_smoke_test_of_provision_is_repeated_by_provision_as_what_failed_is_no
     assert error["hint"] == "again: envbuild provision"
 
 
+_NO_FILE = "ImportError: {}: cannot open shared object file: No such file or directory"
+
+
 @pytest.mark.parametrize(
-    ("library", "first"),
+    ("says", "first"),
     [
         (
-            "libstdc++.so.6",
+            _NO_FILE.format("libstdc++.so.6"),
             "install libstdc++.so.6 on that node (Debian, Ubuntu: package libstdc++6; Red Hat, Fedora: libstdc++); ",
         ),
-        ("libown-2.so", "install libown-2.so on that node; "),
+        (_NO_FILE.format("libown-2.so"), "install libown-2.so on that node; "),
+        (
+            "ModuleNotFoundError: No module named 'wcwidth'",
+            "add what brings wcwidth to `packages:` of the stack file, then `envbuild lock create` and provision; ",
+        ),
     ],
 )
-def test_a_library_that_a_small_machine_lacks_is_named_as_what_to_install_first(library: str, first: str) -> None:
-    says = f"import torch: ImportError: {library}: cannot open shared object file: No such file or directory"
+def test_a_library_or_module_that_is_missing_is_named_as_what_to_install_first(says: str, first: str) -> None:
+    says = f"import torch: {says}"
     error = coded(failed("smoke/sound", says), ("envbuild", "provision"), verb="provision", several=False).error
     assert error is not None
     assert error["hint"] == f"{first}again: envbuild provision"
