@@ -65,3 +65,13 @@ def test_setup_says_what_to_look_at_where_pip_could_fetch_nothing(tmp_path: Path
         "setup: network and the proxy, or name a mirror (pip's index-url) or certificates (pip's cert), and start again"
         in (done.stderr.splitlines())
     )
+
+
+def test_setup_points_to_uv_where_python_is_too_old(tmp_path: Path) -> None:
+    """The login node has no administrator; sudo comes last."""
+    for name in ("python3", "python3.11", "python3.12"):
+        executable(tmp_path / "bin" / name, "#!/bin/sh\nexit 1\n")
+    done = setup(tmp_path, "#!/bin/sh\nexit 1\n")
+    assert done.returncode == 1
+    assert 0 < done.stderr.index("uv tool install --python '>=3.11' .") < done.stderr.index("sudo apt-get")
+    assert "docs/install.md" in done.stderr

@@ -293,7 +293,7 @@ class Target(StrictModel):
     (default: from cores and memory). `smoke_nodes`: how many nodes take part in the joint smoke test, the first ones
     (default: all; 0: no such test). `shared`: a folder that the login node and all nodes of a job see; jobs, tools and
     bundles are there if `placement: node-local` puts the prefix on each node's own disk.
-    `provision/survey/supported.py` lists what can be planned but not provisioned.
+    Images with pyxis without Slurm jobs, and a Slurm partition over SSH, can be planned but not provisioned.
     """
 
     name: Name

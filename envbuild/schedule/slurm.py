@@ -379,7 +379,7 @@ class Slurm(Scheduler):
 
     def pool(self, target: Target) -> Partition:
         """The partition that a target's hosts, or else its queue, name. Raises EnvbuildError as `partition` does."""
-        assert target.partition is not None  # noqa: S101 - see provision/survey/supported.py
+        assert target.partition is not None  # noqa: S101 - see provision/survey/hosts.py
         return self.partition(target.partition)
 
     def partition(self, name: str) -> Partition:
