@@ -17,7 +17,7 @@ from envbuild.cli.choose import stack_argument, usual_stack
 from envbuild.cli.output import Ui, columns, common_options, each_checked, named
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.text import did_you_mean, plural
+from envbuild.text import did_you_mean, few, plural
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
@@ -167,10 +167,14 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
     The exit code is that of the first refused one. Looks up the stack that a target names; contacts no host.
     A shipped template may leave values open; your own file must give them all.
     """
-    from envbuild.catalog.loader import is_template
+    from envbuild.catalog.loader import is_template, pick_profile
 
     def load(reference: str) -> dict[str, Any]:
-        target = _valid(reference, whole=True)
+        target, stack = _valid(reference, whole=True)
+        if stack is not None:
+            able, why = _fit(stack, pick_profile(stack, target.profile), target)
+            if why:
+                ui.warn(f"{reference}: {why}" + (f"; `profile: {able}` fits" if able else ""))
         if target.expects.gpu and (unknown := _unknown_gpu(target.expects.gpu)):
             ui.warn(f"{reference}: expects.gpu: {unknown}")
         return {"name": target.name, "template": is_template(target)}
@@ -178,17 +182,38 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
     return each_checked(ui, "target", targets, load)
 
 
-def _valid(reference: str, *, whole: bool = False) -> Target:
-    """A target or template whose stack and profile are there; `whole`: a file must be no template."""
+def _fit(
+    loaded: LoadedStack, usual: str, target: Target, nodes: Mapping[str, NodeFacts] | None = None
+) -> tuple[str | None, str]:
+    """The profile that fits, None where none does, and why it is not the usual one.
+
+    Judged are the nodes; without facts, the target and its GPUs if these are known.
+    """
+    from envbuild.explain.view import fits_of_profiles, fitting
+    from envbuild.provision.survey.ask import rules
+
+    judged = fits_of_profiles(loaded, nodes or {}, target, rules())
+    if judged[usual].fits:
+        return usual, ""
+    able = fitting(loaded, judged)
+    if able is not None:
+        return able, f"{usual} does not fit: {judged[usual].why}"
+    reasons = "; ".join(f"{judgement.name}: {judgement.why}" for judgement in judged.values())
+    return None, f"no profile of {loaded.stack.name} fits: {reasons}"
+
+
+def _valid(reference: str, *, whole: bool = False) -> tuple[Target, LoadedStack | None]:
+    """A target or template whose stack and profile are there, and the stack; `whole`: a file must be no template."""
     from envbuild.catalog.loader import load_stack, load_target, pick_profile, refuse_template, stack_of
 
     loaded = load_target(reference, template=True)
     if whole and not loaded.shipped:
         refuse_template(loaded)
-    stack = stack_of(loaded)
+    name = stack_of(loaded)
+    stack = load_stack(name) if name else None
     if stack is not None:
-        pick_profile(load_stack(stack), loaded.target.profile)
-    return loaded.target
+        pick_profile(stack, loaded.target.profile)
+    return loaded.target, stack
 
 
 @target.command("show")
@@ -213,28 +238,31 @@ def target_show(ui: Ui, target: str | None) -> None:
     ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _as_file(redact_data(data))]))
 
 
-def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, stack: str | None) -> None:
+def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, stack: str | None, *, yes: bool) -> None:
     """Write a first target file with comments, from eleven answers at most, or from recorded facts of its nodes.
 
-    `extends`: the shipped target that is like it; `stack`: what is built there.
+    `extends`: the shipped target that is like it; `stack`: what is built there; `yes`: take defaults, ask nothing.
     """
     from envbuild.catalog import target_file
-    from envbuild.catalog.loader import is_template, load_target
+    from envbuild.catalog.loader import is_template, load_target, placeholders
     from envbuild.catalog.node_facts import load_facts, of_example
+    from envbuild.model.target import proxies
 
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"a target file ends in .yaml: {file}.yaml")
     if file.exists():
         raise _unwritable(file, "a file of that name is there", "name another file: envbuild replaces none")
     base = load_target(extends, template=True).target if extends else None
+    if stack:
+        _stack_beside(file, stack)  # a wrong name is refused before any question
     nodes = load_facts(facts) if facts else {}
-    answers = _of_facts(nodes, base, stack) if nodes else _asked(base, stack)
+    answers = _of_facts(nodes, base, stack) if nodes else _asked(file, base, stack, yes=yes)
     extended = load_target(answers.extends or answers.kind, template=True).target
     if answers.kind in ("slurm", "pbs") and not answers.nodes and extended.scheduler.nodes is None:
         answers = replace(answers, nodes=1)  # a job without a number takes every node
     if facts and (example := of_example(facts, extended)):
         ui.note(example)
-    answers = _with_profile(ui, answers, file.parent, nodes)
+    answers = _with_profile(ui, answers, file, nodes)
     text = target_file.text(re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-.") or "mine", answers)
     try:
         with file.open("x", encoding="utf-8") as stream:
@@ -242,12 +270,15 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     except OSError as error:
         raise _unwritable(file, error.strerror or str(error), "name a file in a folder that you can write") from None
     try:
-        made = _valid(str(file))
+        made, _ = _valid(str(file))
     except EnvbuildError:
         file.unlink()
         raise
+    if made.connection.kind == "job" and not proxies(made.environment):
+        ui.note("if nodes reach the internet only through a proxy, add `environment: {https_proxy: URL}` to the file")
     if is_template(made):
-        ui.note(f"{file} is still a template: add what `envbuild target check {file}` names")
+        open_fields = few([f"`{'.'.join(path)}`" for path, _ in placeholders(made)])
+        ui.note(f"{file} is still a template: add {open_fields} to it; `envbuild target check {file}` says how")
     message = f"wrote {file}\nnext: envbuild doctor --target {file}"
     ui.result({"path": str(file), "target": made.to_json_dict()}, lambda: message)
 
@@ -268,13 +299,22 @@ def _of_facts(nodes: Mapping[str, NodeFacts], base: Target | None, stack: str | 
     return replace(observed, extends=base.name, kind=_kind_of(base), stack=stack or "", prefix=own, here=here)
 
 
-def _asked(base: Target | None, stack: str | None) -> Answers:
-    """Answers at the terminal, or one a line on standard input; an empty line takes what stands in brackets."""
+def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> Answers:
+    """Answers at the terminal, or one a line on standard input; an empty line takes what stands in brackets.
+
+    `yes` takes all of these and asks nothing.
+    """
     from envbuild.catalog.loader import is_template, list_targets, load_target, placeholders
     from envbuild.catalog.target_file import KINDS, Answers
 
+    question = ""
+
     def ask(text: str, default: Any = "", kind: Any = str) -> Any:
-        return click.prompt(text, default=default, type=kind, err=True, show_default=default not in ("", 0))
+        nonlocal question
+        question = text if default is not None else f"{text} (required)"
+        if yes:
+            return "" if default is None else default
+        return click.prompt(question, default=default, type=kind, err=True, show_default=default not in ("", 0))
 
     try:
         if base is None:
@@ -288,6 +328,7 @@ def _asked(base: Target | None, stack: str | None) -> Answers:
         stack = stack or ask(
             "Which stack is built there (a name of `envbuild stack list`, or a file)", _stack_of(base.name)
         )
+        loaded = _stack_beside(file, stack)
         first = next(iter(there), usual) or (None if required & {"hosts", "scheduler.queue"} else "")
         hosts = ask(_HOSTS[kind], first) if kind in _HOSTS else ""
         job = kind in ("slurm", "pbs")
@@ -296,7 +337,8 @@ def _asked(base: Target | None, stack: str | None) -> Answers:
         text = "Account that jobs are charged to"
         needed = "scheduler.account" in required
         account = (ask(text, None) if needed else ask(f"{text} (empty: none)")) if job else ""
-        nodes = ask("Nodes of a job", base.scheduler.nodes or 1, click.IntRange(1, 20000)) if job else 0
+        text = f"Nodes of a job{_published(loaded)}"
+        nodes = ask(text, base.scheduler.nodes or 1, click.IntRange(1, 20000)) if job else 0
         limit = (
             ask("Longest time of a job, as 2h (empty: not said)", base.scheduler.time_limit or "", _limit)
             if job
@@ -313,7 +355,9 @@ def _asked(base: Target | None, stack: str | None) -> Answers:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        raise click.UsageError("the answers on standard input ended; `--facts` asks nothing") from None
+        raise click.UsageError(
+            f"the answers on standard input ended at: {question}; `--yes` takes the defaults, `--facts` asks nothing"
+        ) from None
     return Answers(
         kind,
         extends=base.name,
@@ -329,6 +373,21 @@ def _asked(base: Target | None, stack: str | None) -> Answers:
         gpu=gpu.removeprefix("NVIDIA "),
         gpus_per_node=count,
     )
+
+
+def _stack_beside(file: Path, stack: str) -> LoadedStack:
+    """The stack of a name, or of a path from the folder of `file`."""
+    from envbuild.catalog.loader import is_path, load_stack
+
+    return load_stack(str(file.parent / Path(stack).expanduser()) if is_path(stack) else stack)
+
+
+def _published(loaded: LoadedStack) -> str:
+    """The machines of the figure that `bench` compares with; empty without one."""
+    reference = loaded.stack.reference
+    named = reference.bench.figure if reference and reference.bench else None
+    where = next((figure.where for figure in reference.figures if figure.name == named), "") if reference else ""
+    return f" (the published figure is of {where})" if where else ""
 
 
 def _limit(text: str) -> str:
@@ -417,37 +476,28 @@ def _gpus_here() -> tuple[str, int]:
     return (names[0].removeprefix("NVIDIA "), len(names)) if len(set(names)) == 1 else ("", len(names))
 
 
-def _with_profile(ui: Ui, answers: Answers, folder: Path, nodes: Mapping[str, NodeFacts]) -> Answers:
-    """With the profile that fits, where that is not the usual one; a warning where none does.
-
-    Asked are the nodes, or their GPUs alone where nothing else is known of them.
-    """
-    from envbuild.catalog.loader import is_path, load_stack, load_target
-    from envbuild.explain.view import fits_of_profiles, fitting
+def _with_profile(ui: Ui, answers: Answers, file: Path, nodes: Mapping[str, NodeFacts]) -> Answers:
+    """With the profile that fits, where that is not the usual one; a warning where none does."""
+    from envbuild.catalog.loader import load_target
     from envbuild.lock.agreement import choose_profile
-    from envbuild.provision.survey.ask import rules
 
     expects = {"gpu": answers.gpu or None}
     base = load_target(answers.extends or answers.kind, {"expects": expects}, template=True).target
     stack = answers.stack or base.stack or "torch-smoke"
-    loaded = load_stack(str(folder / Path(stack).expanduser()) if is_path(stack) else stack)
+    loaded = _stack_beside(file, stack)
     if stack == base.stack:
         answers = replace(answers, stack="" if base.profile else stack)
     usual = choose_profile(loaded, None, base).name
-    judged = fits_of_profiles(loaded, nodes, base, rules())
-    others = [name for name in loaded.stack.profiles if name != usual]
-    if not judged or judged[usual].fits:
-        if others:
-            ui.note(f"profile: {usual}; for another, add `profile:` to the file: {', '.join(others)}")
-        return answers
-    able = fitting(loaded, judged)
+    able, why = _fit(loaded, usual, base, nodes)
     if able is None:
-        reasons = "; ".join(f"{judgement.name}: {judgement.why}" for judgement in judged.values())
-        ui.warn(f"no profile of {loaded.stack.name} fits: {reasons}")
+        ui.warn(why)
         return answers
-    why = f"{usual} does not fit: {judged[usual].why}"
-    ui.note(f"profile: {able}; {why}")
-    return replace(answers, stack=stack, profile=able, why=why)
+    if why:
+        ui.note(f"profile: {able}; {why}")
+        return replace(answers, stack=stack, profile=able, why=why)
+    if others := [name for name in loaded.stack.profiles if name != usual]:
+        ui.note(f"profile: {usual}; for another, add `profile:` to the file: {', '.join(others)}")
+    return answers
 
 
 def _as_file(data: dict[str, Any]) -> str:

@@ -46,7 +46,10 @@ _flavour = click.option(
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @facts_option
 @click.option(
-    "--extends", metavar="TARGET", shell_complete=names.targets, help="The shipped target that is closest: azure-nd96."
+    "--extends",
+    metavar="TARGET",
+    shell_complete=names.targets,
+    help="The shipped target that is closest: ssh, slurm, pbs, azure-nd96, … (`envbuild target list`).",
 )
 @click.option(
     "-s", "--stack", metavar="STACK", shell_complete=names.stacks, help="What is built there when no stack is named."
@@ -59,7 +62,7 @@ _flavour = click.option(
     help="Draft a stack from a setup page or a checkout; repeatable.",
 )
 @_flavour
-@click.option("--yes", is_flag=True, help="Take defaults for what the source does not say, and ask nothing.")
+@click.option("--yes", is_flag=True, help="Take defaults for what is not said, and ask nothing.")
 @click.option("--offline", is_flag=True, help="Do not look up guesses in an index or commits in a repository.")
 @click.option("--with-lock", "locks", is_flag=True, help="Also resolve the draft and write its lock.")
 @common_options
@@ -85,7 +88,7 @@ def init(
             raise click.UsageError("name the target file to write, or `--from` a page, folder or repository")
         from envbuild.cli.catalog_cmd import first_target
 
-        first_target(ui, file, facts, extends, stack)
+        first_target(ui, file, facts, extends, stack, yes=yes)
         return
     for option, value in (("--facts", facts), ("--extends", extends), ("--stack", stack)):
         if value is not None:

@@ -20,6 +20,7 @@ from envbuild.model.target import Target, as_login
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.survey.ask import index_addresses, rules
 from envbuild.resolve.estimate import sources_needed
+from envbuild.resolve.rules.node import rows_like
 
 DEADLINE = 30.0
 
@@ -105,12 +106,12 @@ def _needs(stack: Wanted, facts: NodeFacts, target: Target) -> Diagnosis:
     judged = fits_of_profiles(stack.loaded, {} if job else {facts.node: facts}, target, rules())
     plan = f"`envbuild plan {stack.loaded.ref} --target {stack.target}`"
     asks = f"{plan} asks the nodes for driver, nvcc and Python, by a short job"
-    if profile not in judged:
+    if judged[profile].fits and job and not rows_like(target.expects.gpu, rules()):
         return Diagnosis("stack", "warning", f"{name} ({profile})", "", "the target does not say which GPUs nodes have",
                          f"`expects: {{gpu: MODEL}}` in the target file; {asks}")  # fmt: skip
     if judged[profile].fits:
         fits = (
-            f"of the nodes their {target.expects.gpu} is known, and it fits that"
+            f"it fits the nodes' GPUs, {target.expects.gpu}; nothing else of them is known yet"
             if job
             else "driver, nvcc, Python and system fit it"
         )

@@ -264,8 +264,8 @@ def _network(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[
     if DEFAULT_INDEX not in facts.reachable:
         parts.append("not asked: the default index, which the configuration here turns off")
     network = "; ".join(parts)
-    network += f"; proxy: {through}" if through else "; no proxy"
-    network += f", and {own} that the target sets" if own else ""
+    network += f"; proxy: {through}" if through else "; no proxy set here"
+    network += f"; the target sets the proxy {own}" if own else ""
     if not reached and facts.reachable:
         if target.connection.kind == "local":
             return [_line("network", "warning", network, "only caches, mirrors and bundles give files", _BRING)]

@@ -349,24 +349,22 @@ def other_profiles(
     return tuple(_other(name, _resolve(loaded, name, facts, target, compat, interpreter)) for name in names)
 
 
-# What a rule can say that knows a target, and nothing of its nodes but their GPUs.
-_OF_THE_GPU = frozenset({"gpu-arch", "image-gpu", "engine-fits", "base-module", "base-asked"})
+# What a rule can say that knows a target and nothing of its nodes, and what one can that knows their GPUs too.
+_OF_THE_TARGET = frozenset({"engine-fits", "base-module", "base-asked"})
+_OF_THE_GPU = _OF_THE_TARGET | {"gpu-arch", "image-gpu"}
 
 
 def fits_of_profiles(
     loaded: LoadedStack, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
 ) -> dict[str, OtherProfile]:
-    """Every profile on these nodes; without facts on the GPUs that the target expects, as far as these decide.
-
-    Empty where neither is known.
-    """
+    """Every profile on these nodes; without facts, as far as the target and the GPUs that it expects decide."""
     from envbuild.resolve.rules.node import rows_like
 
     if facts:
         return {profile.name: profile for profile in other_profiles(loaded, "", facts, target, compat)}
-    bare = {row.model: _bare(row) for row in rows_like(target.expects.gpu, compat)}
-    profiles = loaded.stack.profiles if bare else ()
-    return {name: _other(name, _resolve(loaded, name, bare, target, compat), _OF_THE_GPU) for name in profiles}
+    gpus = {row.model: _bare(row) for row in rows_like(target.expects.gpu, compat)}
+    bare, rules = (gpus, _OF_THE_GPU) if gpus else ({"node": _bare(None)}, _OF_THE_TARGET)
+    return {name: _other(name, _resolve(loaded, name, bare, target, compat), rules) for name in loaded.stack.profiles}
 
 
 def fitting(loaded: LoadedStack, judged: Mapping[str, OtherProfile]) -> str | None:
@@ -376,13 +374,14 @@ def fitting(loaded: LoadedStack, judged: Mapping[str, OtherProfile]) -> str | No
     return min(able, key=lambda name: profiles[name].runs != "benchmark", default=None)
 
 
-def _bare(gpu: Gpu) -> NodeFacts:
-    """Facts of a node of which nothing but its GPU is known."""
+def _bare(gpu: Gpu | None) -> NodeFacts:
+    """Facts of a node of which nothing but its GPU is known, or not even that."""
+    gpus = [{"index": 0, "name": f"NVIDIA {gpu.name}", "compute_capability": dotted(gpu.capability)}] if gpu else []
     return NodeFacts.from_plain(
         {
             **dict.fromkeys(("hostname", "user", "probed_at"), ""),
-            **{"protocol": 1, "node": gpu.model, "os": {"arch": "x86_64"}, "libc": {}, "prefix": {"path": "/"}},
-            "gpus": [{"index": 0, "name": f"NVIDIA {gpu.name}", "compute_capability": dotted(gpu.capability)}],
+            **{"protocol": 1, "node": gpu.model if gpu else "node", "os": {"arch": "x86_64"}, "libc": {}},
+            **{"prefix": {"path": "/"}, "gpus": gpus},
         }
     )
 

@@ -66,6 +66,10 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
             ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", "A100-SXM4-40GB", "4"),
             {"stack": "megatron-deepspeed-alcf", "profile": "ported"},
         ),
+        (
+            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", ""),
+            {"stack": "megatron-deepspeed-alcf", "profile": "ported", "expects": None},
+        ),
     ],
 )  # fmt: skip
 def test_answers_become_a_commented_file_that_loads(
@@ -152,6 +156,42 @@ def test_a_target_file_with_a_number_for_a_gpu_and_a_time_in_other_units_is_told
     assert "scheduler.time_limit must be a time: 90s, 40m or 2h" in result.output
 
 
+def test_yes_asks_nothing_and_names_what_is_still_open(tmp_path: Path) -> None:
+    result = init(tmp_path, "--extends", "slurm", "--stack", "opt-175b", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "is still a template: add `hosts` to it; `envbuild target check " in result.output
+    assert "only through a proxy, add `environment: {https_proxy: URL}`" in result.output
+    assert "Nodes of a job" not in result.output
+    assert load_target(str(tmp_path / "lab.yaml"), template=True).target.scheduler.nodes == 1
+
+
+def test_the_question_for_nodes_says_what_the_published_figure_is_of(tmp_path: Path) -> None:
+    result = init(tmp_path, "--extends", "slurm", "--stack", "opt-175b", answers=("gpu", *[""] * 9))
+    assert (
+        "Nodes of a job (the published figure is of one Standard_ND96amsr_A100_v4 (8 x A100 80 GB)) [1]"
+        in result.output
+    )
+
+
+def test_a_target_whose_profile_cannot_fit_is_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text(
+        "{name: lab, extends: pbs, stack: megatron-deepspeed-alcf, profile: exact, "
+        "scheduler: {queue: q, account: a, nodes: 1}}"
+    )
+    result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
+    assert result.exit_code == 0
+    assert "jobs of lab load no module (base-module); `profile: ported` fits" in result.output
+
+
+def test_facts_by_hand_with_a_key_too_few_name_a_file_to_copy(tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text('{"node": "gpu01"}')
+    with pytest.raises(EnvbuildError) as caught:
+        load_facts(str(tmp_path / "own.json"))
+    assert "protocol: Field required" in caught.value.why
+    assert f"copy {FACTS.with_name('azure-nd96.json')} and edit it" in caught.value.hint
+
+
 def test_facts_of_this_machine_become_a_target_that_is_here() -> None:
     node = next(iter(load_facts("pods-rtx4090").values()))
     assert target_file.of_facts({"localhost": node}).kind == "local"
@@ -172,8 +212,12 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     assert isinstance(bad.exception, EnvbuildError) and bad.exception.code == "manifest-invalid"
     unknown = init(tmp_path, answers=("local", "opt-176b", "", ""))
     assert isinstance(unknown.exception, EnvbuildError) and unknown.exception.code == "stack-unknown"
-    short = init(tmp_path, answers=("ssh",))
+    short = init(tmp_path, answers=("pbs", "", "q", "", ""))
     assert short.exit_code == 2 and "--facts" in short.output
+    assert "ended at: Account that jobs are charged to (required); `--yes` takes" in short.output
+    early = init(tmp_path, "--extends", "slurm", "--stack", "gpu", answers=("gpu",))
+    assert isinstance(early.exception, EnvbuildError) and early.exception.code == "stack-unknown"
+    assert early.output == "", "a wrong name is refused before any question"
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "lab.yaml").write_text("mine\n")
     there = init(tmp_path, answers=("local", "", "", ""))

@@ -195,7 +195,8 @@ def test_no_way_out_means_that_the_controller_fetches() -> None:
     assert (line.level, line.consequence) == ("warning", "this machine fetches and sends, where it can")
     assert "proxy: https through proxy:3128" in line.found
     through = target(**JOBS, environment={"http_proxy": "http://me:pw@out:3128", "https_proxy": "http://out:3128"})
-    assert lines(facts(), site(), through)["network"].found.endswith("no proxy, and out:3128 that the target sets")
+    found = lines(facts(), site(), through)["network"].found
+    assert found.endswith("; no proxy set here; the target sets the proxy out:3128")
     assert lines(facts(reachable={"pypi": False}), site(), target(delivery="node"))["network"].level == "warning"
 
 
@@ -237,7 +238,7 @@ def test_d35_hosts_are_counted_and_the_index_that_will_be_used_is_named() -> Non
     pytorch = dict.fromkeys(("pytorch-cpu", "pytorch-cu118", "pytorch-cu121"), False)
     line = lines(facts(reachable={"pypi": True, **pytorch}), site(), target())["network"]
     host = load_indexes()["pytorch-cpu"].url.split("/")[2]
-    assert line.found == f"reached: the default index; not reached: {host}; no proxy"
+    assert line.found == f"reached: the default index; not reached: {host}; no proxy set here"
     assert (
         line.level,
         line.consequence.startswith(f"this host can fetch for itself, but not what is on {host}"),
@@ -279,7 +280,14 @@ def test_a_stack_is_held_against_the_host_or_against_the_gpus_that_jobs_get() ->
     assert needs(h200, target(), "ported-cu130").level == "ok"
     login = facts(**IN_SLURM)
     line = needs(login, target(**JOBS, expects={"gpu": "A100"}))
-    assert (line.level, line.consequence) == ("ok", "of the nodes their A100 is known, and it fits that")
+    assert (line.level, line.consequence) == (
+        "ok",
+        "it fits the nodes' GPUs, A100; nothing else of them is known yet",
+    )
     assert "`envbuild plan opt-175b --target ./mine.yaml` asks the nodes for driver, nvcc and Python" in line.hint
     assert needs(login, target(**JOBS, expects={"gpu": "H100"})).hint == "`--profile ported-cu130` fits"
     assert needs(login, target(**JOBS)).consequence == "the target does not say which GPUs nodes have"
+    alcf = hosts.Wanted(load_stack("megatron-deepspeed-alcf"), "exact", "./mine.yaml")
+    line = hosts._needs(alcf, login, target(**JOBS))
+    assert (line.level, line.hint) == ("missing", "`--profile ported` fits")
+    assert "load no module (base-module)" in line.consequence
