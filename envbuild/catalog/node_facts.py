@@ -40,7 +40,8 @@ def of_example(ref: str, target: Target) -> str:
     ours, theirs = (set(modules.load) if (modules := item.scheduler.modules) else set() for item in (target, shipped))
     lacking = ", ".join(sorted(theirs - ours))
     seen = f", seen with the module {lacking} loaded, as jobs of `extends: {ref}` load it" if lacking else ""
-    return f"example facts of {ref}: its nodes, not yours{seen}"
+    user = next(iter(load_facts(ref).values())).user
+    return f"example facts of {ref}: its nodes and its user `{user}`, not yours{seen}"
 
 
 def load_facts(ref: str) -> dict[str, NodeFacts]:
@@ -112,8 +113,7 @@ def _find(ref: str) -> Path:
             "facts-unknown",
             f"there are no facts named {ref!r}",
             why=f"neither a file nor a shipped example: {', '.join(names)}",
-            hint=did_you_mean(ref, names)
-            or "`envbuild doctor --target TARGET --facts-out FILE` writes the facts of nodes",
+            hint=did_you_mean(ref, names) or _HINT,
         )
     return resources.catalog() / "facts" / f"{ref}.json"
 
@@ -162,5 +162,5 @@ def _unreadable(path: Path, why: str) -> EnvbuildError:
         "file-unreadable",
         f"cannot use the facts in {path}",
         why=why,
-        hint="`envbuild doctor --target TARGET --facts-out FILE` writes facts",
+        hint=f"{_HINT}; to write them by hand, copy {resources.catalog() / 'facts' / 'azure-nd96.json'} and edit it",
     )

@@ -436,10 +436,19 @@ def test_an_option_that_a_target_stands_for_names_the_line_of_its_file(
 def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("example facts of azure-nd96: its nodes, not yours\nplan: opt-175b")
+    assert out.startswith("example facts of azure-nd96: its nodes and its user `hpcadmin`, not yours\nplan: opt-175b")
     assert "stack: opt-175b, from the target azure-nd96" in err
     assert main(["plan", "opt-175b", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
     assert "stack: " not in capsys.readouterr().err
     assert main(["plan", "opt-175b", "-t", "pbs", "--facts", "polaris"]) == 7
     seen = ", seen with the module conda/2025-09-25 loaded, as jobs of `extends: polaris` load it"
-    assert capsys.readouterr().out.startswith(f"example facts of polaris: its nodes, not yours{seen}\n")
+    assert capsys.readouterr().out.startswith(
+        f"example facts of polaris: its nodes and its user `user`, not yours{seen}\n"
+    )
+
+
+def test_recorded_facts_that_are_refused_say_that_modules_of_the_target_do_not_show(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "megatron-deepspeed-alcf", "-t", "polaris", "--facts", "h200"]) == 7
+    assert "facts recorded outside such a job do not show what it brings" in capsys.readouterr().out

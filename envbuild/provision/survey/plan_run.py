@@ -94,6 +94,11 @@ def plan_recorded(
             "`commit:` in the stack file"
             for name, at in folders.items()
         ]
+    if survey.errors and (modules := target.scheduler.modules) and modules.load:
+        warnings.append(
+            f"jobs of {target.name} load {', '.join(modules.load)}: facts recorded outside such a job do not show what "
+            "it brings; `envbuild doctor --target TARGET --facts-out FILE` records them in one"
+        )
     if cannot := unsupported(target):
         warnings.append(f"`provision` cannot do this yet: {'; '.join(cannot)} (not-yet-supported)")
     return plan.model_copy(update={"warnings": (*warnings, *plan.warnings)}), survey

@@ -153,7 +153,10 @@ def test_d84_a_script_of_what_is_refused_says_the_reason_of_the_plan() -> None:
 def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
     place = ("provision", "-s", "megatron-alpa", "--profile", "ported", "-t", "local", "--facts", "h200")
     result = ask(*place, "--print-script")
-    assert (result.exit_code, result.stderr) == (0, "warning: example facts of h200: its nodes, not yours\n")
+    assert (result.exit_code, result.stderr) == (
+        0,
+        "warning: example facts of h200: its nodes and its user `root`, not yours\n",
+    )
     assert result.stdout.startswith("#!/usr/bin/env bash\n") and "--hash=sha256:" in result.stdout
     assert ask(*place).exit_code == 2
 
