@@ -7,6 +7,7 @@ it costs.
 from __future__ import annotations
 
 import io
+import re
 import shlex
 import tarfile
 import tempfile
@@ -54,6 +55,10 @@ from envbuild.text import plural
 
 README = "README.md"
 UNKNOWN = "not measured"
+# How a draft names commands and where it read them. The bounds stop a hostile file.
+_STARTS = re.compile(r"^ *# starts: (.{1,400})  \((.{1,200})\)$", re.M)
+# Checks that compute nothing.
+_IMPORTS = ("sound", "extensions/imports")
 # What each command of a kit calls.
 _VERBS = {"provision": "provision", "verify": "verify", "figures": "smoke"}
 # Ended by `timeout` in any case, so that "under 30 minutes" holds.
@@ -81,17 +86,21 @@ def stack_name(evidence: Evidence) -> str:
     return f"{evidence.stack}.yaml"
 
 
-def readme(manifest: Manifest, evidence: Evidence, lock: Lock | None, *, signed: bool, own: bool) -> bytes:
-    """The text; `own`: whether the kit has the file of a stack that envbuild does not ship."""
+def readme(manifest: Manifest, evidence: Evidence, lock: Lock | None, *, signed: bool, own: bytes | None) -> bytes:
+    """The text; `own`: the file of a stack that envbuild does not ship, where the kit has it."""
     view = shown(evidence)
-    stack = f"./{stack_name(evidence)}" if own else evidence.stack
-    run, beyond = commands(evidence, stack), _beyond(evidence, lock, own=own)
+    stack = evidence.stack if own is None else f"./{stack_name(evidence)}"
+    run, beyond = commands(evidence, stack), _beyond(evidence, lock, own=own is not None)
+    variants = lock.variants if lock else ()
+    read = [*(source.name for one in variants for source in one.sources if source.install != "wheel"),
+            *(tree.name for one in variants for tree in one.trees)]  # fmt: skip
     source = f"git+{manifest.address}@{manifest.commit}" if manifest.address else f"./{wheel_name(manifest.envbuild)}"
     return template("kit.md.j2").render(
         view=view, kit=manifest, source=source, signed=signed, lock_name=lock_name(evidence), run=run,
         kick=_KICK.format("torch-smoke" if beyond else f"{stack} --profile {evidence.profile}"), beyond=beyond,
-        own=stack_name(evidence) if own else "", rows=rows(view, run), shipped=evidence.stack in list_stacks(),
-        trees=lock is not None and any(variant.trees for variant in lock.variants),
+        own="" if own is None else stack_name(evidence), rows=rows(view, run), shipped=evidence.stack in list_stacks(),
+        trees=any(variant.trees for variant in variants), code=list(dict.fromkeys(read)),
+        starts="\n".join(map("  # ".join, _STARTS.findall((own or b"").decode(errors="replace"))[:12])),
         gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
     ).encode()  # fmt: skip
 
@@ -143,14 +152,16 @@ def _contents(evidence: Evidence, run: Mapping[str, str]) -> Iterator[Row]:
 
 
 def _smoke(evidence: Evidence, run: Mapping[str, str]) -> Iterator[Row]:
-    ran = [check for check in all_checks(evidence) if check.name.startswith("smoke/") and check.status != "not-run"]
+    ran = [check for check in all_checks(evidence)
+           if check.name.startswith("smoke/") and check.status not in ("not-run", "skipped")]  # fmt: skip
     if ran:
         counts = Counter(check.status for check in ran)
         here = ", ".join(f"{count} {status}" for status, count in counts.items())
         hours = _hours(evidence, lambda check: check in ran)
-        yield Row(
-            "it computes: the smoke test of the lock", run["figures"], "exit code 0, no check failed", here, hours
-        )
+        names = dict.fromkeys(check.name.removeprefix("smoke/") for check in ran)
+        does = "imports" if all(name.startswith(_IMPORTS) for name in names) else "computes"
+        claim = f"it {does}: the checks {', '.join(names)} of the smoke test"
+        yield Row(claim, run["figures"], "exit code 0, no check failed", here, hours)
 
 
 def _figure(evidence: Evidence, claim: Claim, run: Mapping[str, str]) -> Row:
@@ -263,7 +274,9 @@ def make_kit(
         files[wheel_name(__version__)] = wheel
     elif not manifest.address:
         left.append(f"{wheel_name(__version__)} is not in the kit: envbuild is not installed here, so hand it along")
-    files[README] = readme(manifest, evidence, lock, signed=report.signature is not None, own=bool(own))
+    files[README] = readme(
+        manifest, evidence, lock, signed=report.signature is not None, own=next(iter(own.values()), None)
+    )
     files[NAME] = render(manifest.model_copy(update={"files": listed(files)}))
     parse(files[NAME])  # a kit that nobody could read is not written
     write_new(output, _tar(files, output.stem) if output.suffix == ".tar" else files)
@@ -350,7 +363,7 @@ def _unknown(manifest: Manifest, report: Opened) -> Iterator[Finding]:
 def _together(folder: Path, sizes: dict[str, int], manifest: Manifest, report: Opened) -> Iterator[Finding]:
     name, evidence = lock_name(report.evidence), report.evidence
     own = stack_name(evidence) in sizes
-    yield _readme(folder, manifest, report, own=own)
+    yield _readme(folder, manifest, report)
     if manifest.form == "published":
         yield _form(evidence)
     if name not in sizes:
@@ -389,11 +402,12 @@ def _stack(path: Path, evidence: Evidence, lock: Lock) -> Finding:
     return checked("stack", says) if same else problem("kit-stack-differs", "stack", says)
 
 
-def _readme(folder: Path, manifest: Manifest, report: Opened, *, own: bool) -> Finding:
+def _readme(folder: Path, manifest: Manifest, report: Opened) -> Finding:
     """README, made again: no signature covers it."""
     name, lock = lock_name(report.evidence), None
     with suppress(EnvbuildError):  # what is wrong with it is another finding
         lock = parse_lock((read_attachment(folder, name, LARGEST) or b"").decode(errors="replace"), name)
+    own = read_attachment(folder, stack_name(report.evidence), LARGEST)
     made = readme(manifest, report.evidence, lock, signed=report.signature is not None, own=own)
     if read_attachment(folder, README, LARGEST) == made:
         return checked("kit", f"{README} says what the report does")

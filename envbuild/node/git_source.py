@@ -54,9 +54,11 @@ _COMPILED = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 _COUNT = re.compile(r"[0-9]{1,4}\Z")
 _HEX = re.compile(r"\A[0-9a-f]{40}\Z")
 _FIELDS = {"2": 9, "u": 10}  # before the path in a row of `git status --porcelain=v2`; others have eight
-# What envbuild writes beside the user's own files.
 _LOCK = ".lock.toml"
-_KIT = re.compile(r"(\A|/)kit-[^/]+-[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}(/|\.tar)\Z")
+# Locks, kits and byte code, which envbuild and Python write beside the user's own files.
+_MADE = re.compile(
+    r"\.lock\.toml\Z|(\A|/)kit(-[^/]+-[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}(/|\.tar)|\.tar)\Z|(\A|/)__pycache__/|\.py[co]\Z"
+)
 _NAMES = 3
 
 
@@ -221,7 +223,7 @@ def tree_state(place: str) -> Json:
     """The state of the user's working tree `place`, which is only read, in the shape of `TreeFacts`.
 
     `changed`: how many files differ from the commit; `untracked`: how many are not in git (a new folder counts as one),
-    but for stack files with a lock beside them, their locks, and kits. `names`: up to three of both.
+    but for byte code, stack files with a lock beside them, their locks, and kits. `names`: up to three of both.
     `problem` says why the folder cannot be used; `unknown` why git says nothing of it.
     """
     state: Json = {"path": place, "commit": None, "branch": None, "changed": None, "untracked": None, "names": []}
@@ -239,7 +241,7 @@ def tree_state(place: str) -> Json:
         text = redact_text(done.err).strip().splitlines()
         no_git = "not a git repository" in done.err
         return dict(state, unknown="no git repository" if no_git else "git: %s" % (text or ["no answer"])[0][:200])
-    return dict(state, **_status(done.out.split("\0")))
+    return dict(state, **_status(place, done.out.split("\0")))
 
 
 def code_files(top: str, environment: str, suffixes: "tuple[str, ...]" = _CODE) -> "list[str]":
@@ -298,7 +300,7 @@ def tree_unusable(name: str, place: str, problem: str) -> "NodeError":
     )
 
 
-def _status(rows: "list[str]") -> Json:
+def _status(place: str, rows: "list[str]") -> Json:
     """What the rows of `git status --porcelain=v2 --branch -z` say; a renamed file has a second row, its old name."""
     head: Json = {}
     changed, untracked, renamed = [], [], False  # type: list[str], list[str], bool
@@ -321,7 +323,9 @@ def _status(rows: "list[str]") -> Json:
     commits = {"commit": commit if _HEX.match(commit) else None, "branch": named}
     locks = [name[: -len(_LOCK)] for name in untracked if name.endswith(_LOCK)]
     stacks = {part + ".yaml" for lock in locks for part in (lock, lock.rpartition(".")[0])}
-    untracked = [name for name in untracked if not (name.endswith(_LOCK) or name in stacks or _KIT.search(name))]
+    # Rows are relative to the top of the repository, of which `place` may be a folder.
+    kits = {name for name in untracked if os.path.isfile(os.path.join(place, name.split("/")[-2:][0], "kit.json"))}
+    untracked = [name for name in untracked if not (name in stacks or name in kits or _MADE.search(name))]
     return dict(commits, changed=len(changed), untracked=len(untracked), names=(changed + untracked)[:_NAMES])
 
 

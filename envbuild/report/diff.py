@@ -196,10 +196,22 @@ def _verdict(after: Evidence, changes: Sequence[Change]) -> tuple[bool, str]:
     return not bad and not after.exit, sentence(changes) + failed
 
 
+def _roots(before: Evidence, after: Evidence) -> str:
+    """Whether both runs have the same contents, by the Merkle roots of their nodes."""
+    pairs = [(one, other) for one, other in _pairs(before.nodes, after.nodes) if one.root and other.root]
+    roots = list(dict.fromkeys(str(other.root)[:12] for one, other in pairs if one.root == other.root))
+    differing = sum(one.root != other.root for one, other in pairs)
+    if differing:
+        return f"Merkle roots differ on {differing} of {plural(len(pairs), 'node')}"
+    measured = all(node.root_level == "measured" for pair in pairs for node in pair)
+    level = "measured in both runs" if measured else "from a stamp in at least one run"
+    return f"Merkle roots are equal ({', '.join(roots)}, {level})" if pairs else "no Merkle roots to compare"
+
+
 def lines(before: Evidence, after: Evidence, changes: Sequence[Change]) -> list[tuple[str, str]]:
     """Lines of (text, style)."""
     good, says = _verdict(after, changes)
-    title = f"{'✓' if good else '✗'} {after.run} against {before.run}: {says}"
+    title = f"{'✓' if good else '✗'} {after.run} against {before.run}: {_roots(before, after)}; {says}"
     out = [(visible(title), "bold green" if good else "bold red")]
     for change in changes:
         mark, colour = _MARKS[change.kind]

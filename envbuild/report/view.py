@@ -142,6 +142,17 @@ class View:
         return tuple(map(shlex.join, run_words(self.evidence)))
 
     @cached_property
+    def enter(self) -> str:
+        """What runs a command in the environment, where the run built one; a shell without `-- COMMAND`."""
+        if not any(node.root and node.image is None for node in self.evidence.nodes):
+            return ""
+        place = run_words(self.evidence)[1][2:]
+        options = place[len(place) % 2 :]  # behind the stack, which may have come from the target
+        pairs = (pair for pair in zip(options[::2], options[1::2], strict=True) if pair[0] != "--profile")
+        words = ["envbuild", "env", "run", *(word for pair in pairs for word in pair), self.evidence.stack]
+        return f"{shlex.join(words)} -- COMMAND"
+
+    @cached_property
     def sources(self) -> list[tuple[str, str]]:
         """(source, one line) of every source that was built or came from the wheel store, over all nodes."""
         return summary(self.evidence)

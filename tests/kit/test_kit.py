@@ -32,6 +32,7 @@ from envbuild.kit.manifest import KitFile, Manifest, listed, manifest_of, parse,
 from envbuild.kit.wheel import wheel_name
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import LockedTree
+from envbuild.regular_file import MAX_BYTES
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.view import View
 from tests.report import samples
@@ -141,7 +142,7 @@ def test_every_command_of_a_kit_is_there_with_its_options(made: Path) -> None:
     assert "with Python 3." in text, "the root is of one version of Python"
     assert len(found) > 5
     for line in found:
-        command, rest = walked(line.split()[1:])
+        command, rest = walked(line.partition(" -- ")[0].split()[1:])
         options = {name for each in command.params for name in each.opts}
         assert {word for word in rest if word.startswith("-")} <= options, line
 
@@ -184,6 +185,35 @@ def test_the_kit_says_what_to_expect_and_what_it_costs_as_measured(made: Path) -
         unknown = rows(View(samples.evidence(samples.node(gpus=8, **missing))), COMMANDS)
         assert {row.hours for row in unknown if "smoke" in row.claim} == {UNKNOWN}
     assert {row.hours for row in rows(View(samples.evidence()), COMMANDS) if "smoke" in row.claim} == {"none"}
+
+
+def test_a_kit_says_that_it_computes_only_where_a_check_did() -> None:
+    imported, *more = samples.checks()
+    found = [
+        rows(View(samples.evidence(samples.node(checks=one))), COMMANDS) for one in ([imported], [imported, *more])
+    ]
+    assert [next(row.claim for row in each if "smoke" in row.claim) for each in found] == [
+        "it imports: the checks sound of the smoke test",
+        "it computes: the checks sound, machine/all-reduce, training of the smoke test",
+    ]
+
+
+def test_a_kit_says_how_to_enter_the_environment_and_how_its_code_is_started(report: Path, tmp_path: Path) -> None:
+    stack = Path(own_stack(tmp_path))
+    stack.write_text(f"{stack.read_text()}    # starts: python train.py --steps 200  (README.md:11)\n")
+    make_kit(report, tmp_path / "kit", stack=str(stack))
+    text = (tmp_path / "kit" / "README.md").read_text()
+    assert "```sh\npython train.py --steps 200  # README.md:11\n```\n" in text
+    assert " torch-smoke -- COMMAND`. Without `-- COMMAND`, it opens a shell." in text
+    assert problems(tmp_path / "kit") == []
+    lock = read_lock(tmp_path / "kit" / LOCK)
+    trees = {"trees": (LockedTree(name="mine"),)}
+    lock = lock.model_copy(update={"variants": tuple(each.model_copy(update=trees) for each in lock.variants)})
+    made = readme(manifest_of(tmp_path / "kit"), samples.evidence(), lock, signed=False, own=None).decode()
+    assert (
+        "There, `$VIRTUAL_ENV/src/mine` has the code of mine. Its path is `PREFIX/current/torch-smoke/src/mine`."
+        in made
+    )
 
 
 def test_a_document_that_was_measured_elsewhere_is_said_to_be_so() -> None:
@@ -243,7 +273,7 @@ def test_what_a_reviewer_cannot_build_without_a_gpu_is_tried_with_the_example_st
 ) -> None:
     lock = read_lock(made / LOCK)
     lock = lock.model_copy(update={"variants": tuple(each.model_copy(update=change) for each in lock.variants)})
-    text = readme(manifest_of(made), samples.evidence(), lock, signed=False, own=True).decode()
+    text = readme(manifest_of(made), samples.evidence(), lock, signed=False, own=b"").decode()
     assert "\ntimeout 30m envbuild provision torch-smoke --target local\n" in text
     assert f"This command builds envbuild's example stack, because {why}." in text
 
@@ -271,8 +301,9 @@ def test_the_file_of_an_own_stack_is_in_its_kit_and_checked(report: Path, tmp_pa
         (lambda f: swap(f, b"name: torch-smoke", b"name: torch-smokf"), "is not the stack that the lock was made from"),
         (lambda f: f.write_text("a: &a [*a]"), "torch-smoke.yaml: "),
         (lambda f: f.write_bytes(b"\xff"), "torch-smoke.yaml: "),
+        (lambda f: f.write_bytes(b"#" * (MAX_BYTES + 1)), "torch-smoke.yaml"),
     ],
-    ids=["more packages", "another name", "no stack", "no text"],
+    ids=["more packages", "another name", "no stack", "no text", "too large"],
 )
 def test_another_stack_in_a_kit_is_told_by_name(
     report: Path, tmp_path: Path, change: Callable[[Path], object], says: str
@@ -493,7 +524,7 @@ def test_a_full_kit_that_is_called_published_is_refused(report: Path, made: Path
     evidence = open_report(tmp_path / "full" / "report").evidence
     found = parse((tmp_path / "full" / "kit.json").read_bytes())
     (tmp_path / "full" / "README.md").write_bytes(
-        readme(found, evidence, read_lock(made / LOCK), signed=False, own=False)
+        readme(found, evidence, read_lock(made / LOCK), signed=False, own=None)
     )
     relist(tmp_path / "full")
     [(code, says)] = problems(tmp_path / "full")

@@ -12,7 +12,7 @@ from envbuild.cli.report_cmd import report
 from envbuild.errors import ExitCode
 from envbuild.report import diff
 from envbuild.report.diff import compare, exit_code
-from tests.report.samples import checks, evidence, facts, fleet, node
+from tests.report.samples import ROOT, checks, evidence, facts, fleet, node
 from tests.report.test_render import hostile
 from tests.support.files import write_file
 
@@ -173,6 +173,20 @@ def test_a_run_that_failed_as_before_is_no_good_one() -> None:
     assert "is not ready on localhost" in text
     assert text.startswith("✗")
     assert diff.lines(evidence(), evidence(), [])[0][0].startswith("✓")
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        (node(), f": Merkle roots are equal ({ROOT[:12]}, measured in both runs); no difference"),
+        (node(root_level="stamped"), f": Merkle roots are equal ({ROOT[:12]}, from a stamp in at least one run); "),
+        (node(root="a" * 64), ": Merkle roots differ on 1 of 1 node; 1 thing got worse"),
+        (node(root=None), ": no Merkle roots to compare; no difference"),
+    ],
+)
+def test_the_first_line_says_whether_the_roots_are_equal(after: dict[str, Any], says: str) -> None:
+    before, run = evidence(), evidence(after)
+    assert says in diff.lines(before, run, compare(before, run))[0][0]
 
 
 def test_the_text_is_harmless() -> None:
