@@ -16,7 +16,7 @@ from envbuild.catalog.loader import load_target
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts, fold_hosts
 from envbuild.model.common import first_mistake
-from envbuild.model.facts import DiskFacts, NodeFacts
+from envbuild.model.facts import DiskFacts, NodeFacts, SchedulerFacts
 from envbuild.model.target import Target
 from envbuild.regular_file import read_file
 from envbuild.text import did_you_mean, grouped, unsafe_at
@@ -94,7 +94,11 @@ def of_target(facts: Mapping[str, NodeFacts], target: Target) -> tuple[dict[str,
 def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:
     user = (target.connection.reaches(facts.node)[1] if target.connection.kind == "ssh" else None) or facts.user
     home = (facts.home if user == facts.user else "") or ("/root" if user == "root" else f"/home/{user}")
-    facts = facts.model_copy(update={"user": user, "home": home})
+    scheduler = facts.scheduler
+    if target.connection.kind == "job" and scheduler.job and scheduler.kind != target.scheduler.kind:
+        # Hints are in the words of the scheduler that the target has.
+        scheduler = SchedulerFacts(kind=target.scheduler.kind, job=scheduler.job)
+    facts = facts.model_copy(update={"user": user, "home": home, "scheduler": scheduler})
     path = posixpath.normpath(facts.filled(target.prefix.replace("{data}", "{home}/.local/share")))
     recorded = posixpath.normpath(facts.prefix.path)
     if path == recorded:

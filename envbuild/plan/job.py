@@ -30,5 +30,6 @@ def request_text(plan: Plan, target: Target) -> str:
     except EnvbuildError as error:
         return error.what
     nodes = plural(wanted.nodes, "node") if wanted.nodes else "all nodes in service"
+    like = f" like {'this one' if len(plan.nodes) == 1 else 'these'}" if len(plan.nodes) < (wanted.nodes or 0) else ""
     place, account = (f" of {queue}" if queue else ""), (f", account {wanted.account}" if wanted.account else "")
-    return f"{nodes}{place} for at most {clock_text(limit)}{account}"
+    return f"{nodes}{place}{like} for at most {clock_text(limit)}{account}"

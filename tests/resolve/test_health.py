@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from envbuild import resources
+from envbuild.catalog.loader import load_target
+from envbuild.catalog.node_facts import of_target
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Resolution
 from envbuild.provision.survey.ask import with_clock
@@ -121,6 +123,11 @@ def test_d59_a_job_without_gpus_is_told_how_to_ask_for_them() -> None:
     assert "CUDA_VISIBLE_DEVICES is 'NoDevFiles'" in text
     pbs = node_facts("b200", gpus="", physical=4, visible="", more={"scheduler": {"kind": "pbs", "job": "77"}})
     assert "-l select=1:ngpus=N" in health.what_shows_gpus(pbs)
+    recorded = azure(visible_devices="0,1,2,3")
+    (placed,) = of_target({"n": recorded}, load_target("polaris", template=True).target)[0].values()
+    assert "this job has 4: ask for them (`-l select=1:ngpus=N`)" in health.what_shows_gpus(placed), (
+        "as the target says"
+    )
 
 
 def changed(field: str, value: Any, place: int = 3) -> NodeFacts:

@@ -164,7 +164,11 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("target", "submit", "job"),
     [
-        ("polaris", "#PBS -l select=1:ncpus=64:ngpus=4:system=polaris", "2 nodes of debug for at most 1:00:00"),
+        (
+            "polaris",
+            "#PBS -l select=1:ncpus=64:ngpus=4:system=polaris",
+            "2 nodes of debug like this one for at most 1:00:00",
+        ),
         ("azure-nd96", "--gres=gpu:8", "all nodes in service of hpc for at most 0:30:00"),
     ],
 )
@@ -188,7 +192,7 @@ def test_a_printed_job_asks_for_a_queue_that_takes_one_node(tmp_path: Path) -> N
     site = "name: mine\nextends: polaris\nscheduler: {account: lab, nodes: 12, time_limit: %s}\n"
     mine = write_file(tmp_path / "mine.yaml", site % "30m")
     place = ("--target", str(mine), "--facts", "polaris")
-    assert "\n  job: 12 nodes of prod for at most 0:30:00, account lab\n" in ask("plan", *place).stdout
+    assert "\n  job: 12 nodes of prod like this one for at most 0:30:00, account lab\n" in ask("plan", *place).stdout
     assert "#PBS -q debug\n" in ask("provision", *place, "--print-script").stdout
     mine.write_text(site % "2h")
     result = ask("provision", *place, "--print-script")
