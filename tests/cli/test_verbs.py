@@ -413,13 +413,14 @@ def test_d110_the_error_is_the_last_that_is_said_where_both_streams_go_into_one_
         (["bench", "opt-175b", "--deadline", "5s"], "--run-timeout"),
         (["strategy", "megatron-alpa", "--deadline", "5s"], "--budget"),
         (["provision", "--jobs", "4"], "--compile-jobs"),
+        (["bench", "opt-175b", "--facts", "h200"], "--dry-run, which asks no node"),
     ],
 )
-def test_an_option_that_was_renamed_answers_with_its_new_name(
+def test_an_option_of_an_old_name_or_another_verb_answers_with_what_to_type(
     capsys: pytest.CaptureFixture[str], words: list[str], new: str
 ) -> None:
     assert main(words) == 2
-    assert f"is now called {new}\nhint: write {new}\n" in capsys.readouterr().err
+    assert f"{words[-2]} is no option of `envbuild {words[0]}`\nhint: write {new}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
