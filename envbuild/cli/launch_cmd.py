@@ -326,6 +326,7 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None, where: st
 def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: dict[str, Any]) -> int:
     """Submit the launch as a job, or print its file; waits for it unless told not to."""
     from envbuild.cli.progress import RunProgress
+    from envbuild.launch.shell import summary
     from envbuild.provision.jobs.launch import make_job, run_job
     from envbuild.provision.jobs.site import submit as submit_job
     from envbuild.provision.run.context import one_run
@@ -333,12 +334,14 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     target, asked = target_of(ui, flags, jobs=True), asked_of(values, flags)
     if flags["print_script"]:
         try:
-            site, job, _ = make_job(target, stack, profile, asked)
+            site, job, made = make_job(target, stack, profile, asked)
         except EnvbuildError as error:
             if error.code not in ("scheduler-missing", "node-unreachable"):
                 raise
-            site, job, _ = make_job(target, stack, profile, asked, prefix=prefix_here(flags))
+            site, job, made = make_job(target, stack, profile, asked, prefix=prefix_here(flags))
             ui.warn(f"{error.what}; {NOT_ASKED}")
+        for line in summary(made):
+            ui.note(line)
         text = site.scheduler.render(job)
         ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
         return 0
@@ -349,6 +352,8 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
         for default in made.defaults:
             why = f" ({default.why})" if default.why else ""
             run.journal.stage(f"default: {default.name}={default.value}{why}")
+        for line in summary(made):
+            run.journal.stage(line)
         if flags["no_wait"]:
             number = submit_job(run, site, job)
             ui.result({"job": number, "output": job.output}, lambda: number)
@@ -433,8 +438,8 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
 def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
     """What a trial of `bench` runs: the file of its job, or its commands."""
     from envbuild.launch.recipes import launch
-    from envbuild.launch.shell import render
-    from envbuild.provision.bench import refuse_too_long
+    from envbuild.launch.shell import render, summary
+    from envbuild.provision.bench import doubts
     from envbuild.provision.jobs.launch import make_job
     from envbuild.provision.own_run import measured_by
     from envbuild.report.claimed import Gpus, claim_for
@@ -444,13 +449,15 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
         asked, prefix = asked_of(values, flags), prefix_here(flags)
         site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, prefix=prefix)
         ui.note(NOT_ASKED)
+        for line in summary(made):
+            ui.note(line)
         text = site.scheduler.render(job)
     else:
         place = launch_place(prepared.stack.name, flags)
         made = launch(prepared.stack, prepared.profile, values, place)
         text = render(made, f"{place.environment}/.envbuild/activate.sh")
-    if late := refuse_too_long(prepared.target, reference, measured, made, None, asked_of(values, flags).deadline):
-        ui.warn(late)
+    for doubt in doubts(prepared.target, reference, measured, made, None, asked_of(values, flags).deadline):
+        ui.warn(doubt)
     claim = claim_for(reference, measured, made, Gpus(None, made.nodes * made.gpus_per_node))
     claimed = f"claimed: {claim.value:g} {measured.unit}, {claim.where}" if claim else "no figure is claimed for it"
     ui.note(f"it measures {measured.metric} in {measured.unit} of the run below; {claimed}")

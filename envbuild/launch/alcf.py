@@ -78,7 +78,8 @@ class AlcfParameters(Parameters):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(alias="SEED", description="seed of all ranks")
     train_iters: Count = Field(alias="TRAIN_ITERS", description="iterations")
     launcher: Literal["mpiexec", "mpirun", "srun"] = Field(
-        alias="LAUNCHER", description="mpiexec of PALS (Polaris), mpirun of Open MPI (ThetaGPU), srun (Perlmutter)"
+        alias="LAUNCHER",
+        description="mpiexec of PALS (Polaris) or MPICH, mpirun of Open MPI (ThetaGPU), srun (Perlmutter)",
     )
 
 
@@ -237,7 +238,12 @@ def _run_name(given: AlcfParameters, model: ModelSize, degrees: _Degrees, flash:
 def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:
     notes = []
     if given.data_dir == order.data.defaults.get("DATA_DIR"):
-        notes.append(f"DATA_DIR={given.data_dir} is the folder of a workshop of 2023; expect that it cannot be read")
+        notes.append(
+            f"DATA_DIR={given.data_dir} is the folder of a workshop of 2023; expect that it cannot be read: "
+            f"`envbuild data {order.stack}` makes small data for `--set DATA_DIR=DIR`"
+        )
+    if given.launcher == "mpiexec" and "LAUNCHER" not in order.values:
+        notes.append("mpiexec --ppn is that of PALS (Cray, ALCF) or MPICH; of Open MPI, `--set LAUNCHER=mpirun`")
     if order.place.hostfile is None and given.launcher != "srun":
         notes.append(f"no host file: {given.launcher} starts on the nodes of the job that it runs in")
     # 0.18.3 is the oldest that was read, 0.19.3 the first without it.

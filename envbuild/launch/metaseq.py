@@ -147,7 +147,7 @@ def make(order: Order) -> Launch:
         commands=(command,),
         defaults=taken,
         deviations=order.deviations(*_DEVIATIONS),
-        notes=_notes(given, submit, prefix),
+        notes=_notes(given, submit),
     )
 
 
@@ -338,7 +338,7 @@ def _gpu_gb(order: Order, gpu_gb: int | None) -> float:
     return gpu_gb or min((row.memory_gb for row in rows), default=usual)
 
 
-def _notes(given: MetaseqParameters, submit: str, prefix: str) -> tuple[str, ...]:
+def _notes(given: MetaseqParameters, submit: str) -> tuple[str, ...]:
     notes = [f"its exit code is 0 even after a crash: success is the line with {END!r} in the log"]
     if submit == "sbatch":
         notes.append("opt-baselines submits a job of its own and returns at once")
@@ -348,5 +348,5 @@ def _notes(given: MetaseqParameters, submit: str, prefix: str) -> tuple[str, ...
             f"{given.where}: nodes with others refuse that, so say cpus_per_gpu=N"
         )
     if submit != "local":
-        notes.append(f"a run whose log is there already is skipped without an error: another prefix than {prefix} then")
+        notes.append("a run whose log is there already is skipped without an error: then set another prefix")
     return tuple(notes)

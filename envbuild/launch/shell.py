@@ -55,13 +55,23 @@ def head(launch: Launch) -> Iterator[str]:
         f"{launch.stack}, profile {launch.profile}: {launch.model} on {launch.nodes} x {launch.gpus_per_node} GPUs"
     )
     if launch.degrees:
-        yield comment(", ".join(f"{name} {value}" for name, value in launch.degrees.items()))
+        yield comment(_degrees(launch))
     for default in launch.defaults:
         yield comment(f"default: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
     for deviation in launch.deviations:
         yield comment(f"{deviation.finding}: {deviation.does}")
     for note in launch.notes:
         yield comment(f"note: {note}")
+
+
+def summary(launch: Launch) -> list[str]:
+    """What the file of a job does not show: model, GPUs, parallel degrees, and the notes."""
+    where = f"{launch.model} on {launch.nodes} x {launch.gpus_per_node} GPUs"
+    return [": ".join(filter(None, (where, _degrees(launch)))), *(f"note: {note}" for note in launch.notes)]
+
+
+def _degrees(launch: Launch) -> str:
+    return ", ".join(f"{name} {value}" for name, value in launch.degrees.items())
 
 
 def file_lines(file: LaunchFile) -> Iterator[str]:

@@ -17,7 +17,7 @@ from envbuild.explain.view import parameters
 from envbuild.hostlist import expand_hosts
 from envbuild.launch.recipes import launch
 from envbuild.launch.request import UNKNOWN, Place, Samples, course_in_words, samples
-from envbuild.launch.shell import LATE
+from envbuild.launch.shell import LATE, summary
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Bench, Launch, Reference
@@ -48,7 +48,7 @@ from envbuild.provision.run.journal import Watch
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
 from envbuild.regular_file import read_text
-from envbuild.report.claimed import Gpus, compare, gpus_of, in_words, metric, named
+from envbuild.report.claimed import Gpus, claim_for, compare, gpus_of, in_words, metric, named
 from envbuild.resolve.rules.node import rows_like
 from envbuild.schedule.job import Job
 from envbuild.strategy.search import estimated
@@ -226,8 +226,10 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
             )
             first = made.trials[0].launch
             if not asked.logs:
-                late = refuse_too_long(prepared.target, reference, measure, first, made.facts, asked.run.deadline)
-                work.notes += [late] if late else []
+                against = doubts(prepared.target, reference, measure, first, made.facts, asked.run.deadline)
+                for line in (*summary(first), *(f"warning: {doubt}" for doubt in against)):
+                    work.journal.stage(line)
+                work.notes += against
             gpus = plural(first.nodes * first.gpus_per_node, "GPU")
             doing = "reading the log of" if asked.logs else "running"
             with work.phase("bench", f"{doing} {first.model} on {gpus}"):
@@ -243,6 +245,27 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
 
 # What a well tuned training reaches of its GPUs' peak; only a hint is made of it.
 _USUAL = 0.4
+
+
+def doubts(
+    target: Target, reference: Reference, measure: Bench, ran: Launch, facts: NodeFacts | None, deadline: float | None
+) -> list[str]:
+    """What to say before a run: that it will hardly end in time, or that the claim is for another number of GPUs.
+
+    Of GPUs that are not those of the claim only the verdict speaks. Raises EnvbuildError as `refuse_too_long` does.
+    """
+    late = refuse_too_long(target, reference, measure, ran, facts, deadline)
+    gpus = gpus_of(facts, ran.nodes * ran.gpus_per_node, rules())
+    expected = {row.model for row in rows_like(target.expects.gpu, rules())} if facts is None else {gpus.model}
+    claim, other = claim_for(reference, measure, ran, gpus), ""
+    if claim and claim.gpus not in (None, gpus.count) and (not expected or claim.gpu in expected):
+        nodes, rest = divmod(claim.gpus, ran.gpus_per_node)
+        options = f"--nodes {nodes}" if nodes and not rest else f"--nodes 1 --gpus-per-node {claim.gpus}"
+        other = (
+            f"the figure of {plural(ran.nodes, 'node')} with {gpus.count} GPUs cannot be compared with the claim, "
+            f"which is for {claim.gpus} GPUs; `{options}` can"
+        )
+    return [text for text in (late, other) if text]
 
 
 def refuse_too_long(

@@ -91,6 +91,7 @@ def test_bench_prints_its_job_and_launch_its_commands_where_no_scheduler_answers
     ):
         assert line in out
     assert "the scheduler was not asked" in err
+    assert "125m on 1 x 8 GPUs: tensor 2, data 4" in err and "cannot be compared" not in err
     assert "measures wps in words/s of the run below; claimed: 200000 words/s, one Standard_ND96amsr_A100_v4" in err
     with pytest.raises(EnvbuildError, match=r"30b on 8 GPUs takes 4\.198 h at least, and has 1 h"):
         bench.main(args=[*words, "--set", "model_size=30b", "--gpus-per-node", "8", "--dry-run"], standalone_mode=False)
@@ -109,14 +110,21 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
     mine = tmp_path / "mine.yaml"
     mine.write_text("{name: mine, extends: polaris, scheduler: {account: lab}, prefix: /p}\n")
     assert bench.main(args=["megatron-deepspeed-alcf", "-t", str(mine), "--dry-run"], standalone_mode=False) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert "#PBS -l select=2:ngpus=4:system=polaris\n" in out and "#PBS -q debug\n" in out
+    for line in (
+        "GPT13B on 2 x 4 GPUs: tensor 8, ",
+        "expect that it cannot be read: `envbuild data",
+        "LAUNCHER=mpirun`",
+    ):
+        assert line in " ".join(err.split())
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert launch.main(args=["-t", str(mine), "--print-script"], standalone_mode=False) == 0
     printed, error = capsys.readouterr()
     assert "#PBS -l select=2:ngpus=4:system=polaris\n" in printed, "no STACK, and no scheduler"
     assert "there is no `qstat` on localhost; the scheduler was not asked: " in error
+    assert "tensor 8, " in error and "expect that it cannot be read" in error
     assert "a job of the target has 2 nodes, this is for 1\n" in run(capsys, "-t", str(mine))
 
 

@@ -289,6 +289,26 @@ def test_the_course_of_the_loss_is_in_the_evidence_and_drawn_in_the_report(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("nodes", "gpus", "expects", "options"),
+    [
+        (2, 8, "A100-SXM4-80GB", "--nodes 1"),
+        (1, 4, None, "--nodes 2"),
+        (1, 8, "A100-SXM4-80GB", ""),
+        (2, 8, "H100 PCIe", ""),
+    ],
+)
+def test_a_run_on_more_gpus_than_the_claim_names_the_nodes_of_the_claim(
+    nodes: int, gpus: int, expects: str | None, options: str
+) -> None:
+    opt = stack("opt-175b")
+    assert opt.reference and opt.reference.bench
+    where = load_target("azure-nd96").target.model_copy(update={"expects": Expectation(gpu=expects)})
+    ran = started("opt-175b", place(nodes, gpus, gpu="H200"), model_size="125m")
+    against = bench.doubts(where, opt.reference, opt.reference.bench, ran, None, 3600.0)
+    assert [text.rpartition("; ")[2] for text in against] == ([f"`{options}` can"] if options else [])
+
+
+@pytest.mark.parametrize(
     ("model", "expects", "limit", "deadline", "needs"),
     [
         ("125m", "A100-SXM4-80GB", "2h", 3600.0, ""),
