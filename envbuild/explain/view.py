@@ -387,9 +387,12 @@ def _bare(gpu: Gpu | None) -> NodeFacts:
 
 
 def _other(name: str, resolutions: tuple[Resolution, ...], only: Container[str] | None = None) -> OtherProfile:
-    refusals = [d for r in resolutions if r.refused for d in r.decisions if d.verdict == "refuse"]
-    if only is not None:
-        refusals = [d for d in refusals if d.rule in only]
+    def refusals_of(decisions: Iterable[Decision]) -> list[Decision]:
+        return [d for d in decisions if d.verdict == "refuse" and (only is None or d.rule in only)]
+
+    # A variant without a refusal by these rules may fit, also where the nearest one has such a refusal.
+    refused = [r for r in resolutions if r.refused and all(refusals_of(one.decisions) for one in r.candidates)]
+    refusals = [d for r in refused for d in refusals_of(r.decisions)]
     reasons = dict.fromkeys(f"{d.what} ({d.rule})" for d in refusals)
     return OtherProfile(name, not reasons, "; ".join(list(reasons)[:3]))
 
