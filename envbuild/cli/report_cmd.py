@@ -163,23 +163,35 @@ def sign(ui: Ui, run: str, key: Path | None) -> None:
 def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, stack: str | None) -> None:
     """Make the reviewer's kit of RUN.
 
+    Without RUN: of the last run that ran a test or a benchmark. A kit holds one report. After `provision` and `bench`,
+    send both kits: that of `bench` has the figure and the root from the stamp, that of `provision` has the build, the
+    smoke test and the measured contents.
+
     It holds the report, the lock, how to repeat the run and what to expect, all with sha256. By default it has only the
     public fields of the report. Its README names the https address from which this envbuild was installed. Without
     such an address the kit has the wheel of envbuild.
     """
     from envbuild.config import load_config
-    from envbuild.kit.make import computed_run, default_name, make_kit, measured_run
+    from envbuild.kit.make import computed_run, default_name, make_kit, measured_run, passed_run
     from envbuild.provision.run.run_dir import list_runs
+    from envbuild.report.recheck.opened import open_report
 
     newest = path = _place(ui, run)
     if run == "last":
         runs = [run_dir.path for run_dir in list_runs(load_config().runs_root)]
-        path = computed_run(runs[runs.index(newest) :] if newest in runs else [newest])
-        newer = "" if path == newest else f" that ran a test or a benchmark; the newer run {newest.name} ran none"
-        ui.note(f"kit of {path.name}, the last run{newer}")
+        earlier = runs[runs.index(newest) :] if newest in runs else [newest]
+        path = computed_run(earlier)
+        missed = " failed and" if open_report(newest).evidence.exit else ""
+        newer = (
+            "" if path == newest else f" that ran a test or a benchmark; the newer run {newest.name}{missed} ran none"
+        )
+        good = passed_run(earlier) if open_report(path).evidence.exit else None
+        failed = f", which failed; the last that passed: `envbuild report kit {good.name}`" if good else ""
+        ui.note(f"kit of {path.name}, the last run{newer}{failed}")
         if other := measured_run(runs, path):
             ui.note(
-                f"it has the contents from the stamp; {other.name} measured them: `envbuild report kit {other.name}`"
+                f"it has the contents from the stamp; {other.name} measured them. Send its kit too: "
+                f"`envbuild report kit {other.name}`"
             )
     output = output or Path(default_name(path))
     files, left = make_kit(path, output, publish=publish, stack=stack and own_file(stack), key=key)
@@ -208,10 +220,18 @@ def _place(ui: Ui, run: str) -> Path:
             hint="give a run directory, a kit, or the id of a run: `envbuild run list` shows them",
         )
     runs = load_config().runs_root
-    newest = open_run(runs, run)
-    if run == "last":
-        written = (run_dir for run_dir in list_runs(runs) if (run_dir.path / "evidence.json").exists())
-        if (last := next(written, newest)).id != newest.id:
-            ui.note(f"the last run with a report is {last.id}; {newest.id} ({newest.outcome}) has none")
-            return last.path
-    return newest.path
+    wanted = open_run(runs, run)
+    if (wanted.path / "evidence.json").exists():
+        return wanted.path
+    last = next((run_dir for run_dir in list_runs(runs) if (run_dir.path / "evidence.json").exists()), None)
+    if run == "last" and last:
+        ui.note(f"the last run with a report is {last.id}; {wanted.id} ({wanted.outcome}) has none")
+        return last.path
+    raise EnvbuildError(
+        "evidence-missing",
+        f"the run {wanted.id} ({wanted.outcome}) has no report",
+        why="a run that is refused or ends early writes none",
+        hint=f"the last run with a report is {last.id}"
+        if last
+        else "no run has one yet: `envbuild provision` makes one",
+    )

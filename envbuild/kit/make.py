@@ -167,13 +167,14 @@ def _smoke(evidence: Evidence, run: Mapping[str, str]) -> Iterator[Row]:
 def _figure(evidence: Evidence, claim: Claim, run: Mapping[str, str]) -> Row:
     expected = f"at least {claim.floor} {claim.unit}"
     if claim.floor == "–":
-        worse = f"or no more than {100 - 100 * SAME:.0f} % worse, on what it was claimed for"
+        worse = f"or no more than {100 - 100 * SAME:.0f} % worse, on the hardware that it was claimed for"
         expected = f"{claim.claimed} {claim.unit}, {worse}"
     here = f"{claim.measured} {claim.unit}; {claim.says}"
     hours = claim.gpu_hours
     if hours == "–":
-        hours = _hours(evidence, lambda check: any(metric.name == claim.name for metric in check.metrics))
-    return Row(f"{claim.name}, {claim.where}", run["figures"], expected, here, hours)
+        hours = _hours(evidence, lambda check: claim.name in (check.name, *(metric.name for metric in check.metrics)))
+    what = f"{claim.name}: the figure of {claim.where}" if claim.floor == "–" else f"{claim.name}, {claim.where}"
+    return Row(what, run["figures"], expected, here, hours)
 
 
 def _hours(evidence: Evidence, counts: Callable[[Check], bool]) -> str:
@@ -193,26 +194,37 @@ def default_name(path: Path) -> str:
 
 def computed_run(runs: Sequence[Path]) -> Path:
     """Of runs, newest first, the newest; a good one before it of the same stack where only that one computed."""
+    return runs[0] if _computed(open_report(runs[0]).evidence) else passed_run(runs) or runs[0]
+
+
+def passed_run(runs: Sequence[Path]) -> Path | None:
+    """The newest good run that computed, before the first of `runs`, newest first, and of the same stack."""
     newest = open_report(runs[0]).evidence
-    if _computed(newest):
-        return runs[0]
     for path in runs[1:]:
         with suppress(EnvbuildError):
             earlier = open_report(path).evidence
             same = (earlier.stack, earlier.profile, earlier.target) == (newest.stack, newest.profile, newest.target)
             if same and not earlier.exit and _computed(earlier):
                 return path
-    return runs[0]
+    return None
 
 
 def measured_run(runs: Sequence[Path], run: Path) -> Path | None:
-    """The newest good run of the same environments that measured their contents, where `run` took them from stamps."""
+    """A good run of the same environments that measured their contents, where `run` took them from stamps.
+
+    The newest that also ran the smoke test, else the newest.
+    """
     places = _contents_of(run)
     if {level for *_, level in places} <= {"measured"}:
         return None
-    same = ((path, _contents_of(path)) for path in runs)
     wanted = {(*place, "measured") for *place, _ in places}
-    return next((path for path, rows in same if wanted <= rows), None)
+    first = None
+    for path in runs:
+        if wanted <= _contents_of(path):
+            if _computed(open_report(path).evidence):
+                return path
+            first = first or path
+    return first
 
 
 def _contents_of(run: Path) -> set[tuple[str | None, ...]]:
@@ -225,8 +237,7 @@ def _contents_of(run: Path) -> set[tuple[str | None, ...]]:
 
 
 def _computed(evidence: Evidence) -> bool:
-    ran = any(computed(check) and check.status != "not-run" for check in all_checks(evidence))
-    return ran or evidence.verb in ("bench", "strategy")
+    return any(computed(check) and check.status != "not-run" for check in all_checks(evidence))
 
 
 def make_kit(

@@ -11,8 +11,9 @@ from statistics import median_low
 
 from packaging.utils import canonicalize_name
 
+from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import BuiltVariant, Check, Comparison, Evidence, Metric, NodeEvidence
-from envbuild.report.claimed import SAME
+from envbuild.report.claimed import NO_GPU, SAME
 from envbuild.report.pictures import rates
 from envbuild.report.sources import built_names
 from envbuild.report.tables import NodeClass, below_floor, figure, largest
@@ -186,7 +187,8 @@ def _claim(node: NodeEvidence, check: Check, it: Comparison) -> Claim:
     where = " ".join(part for part in (it.where, f"({it.source})" if it.source else "") if part)
     tone, verdict = _VERDICTS["far-above" if far_above(check) else it.verdict]
     why = it.why.removeprefix(f"{verdict}: ")  # which stands before it
-    hours = f"{it.gpus * check.seconds / 3600:.3g}" if check.seconds and it.gpus else "–"
+    on_gpus = it.gpus and (it.gpu or _unnamed(node)) != NO_GPU
+    hours = f"{it.gpus * check.seconds / 3600:.3g}" if check.seconds and on_gpus else "–"
     return Claim(
         name=check.name, unit=it.unit, claimed="–" if it.claim is None else number(it.claim, it.measured),
         measured=number(it.measured, it.claim), floor="–", percent=_percent(it),
@@ -197,11 +199,11 @@ def _claim(node: NodeEvidence, check: Check, it: Comparison) -> Claim:
 
 def _unnamed(node: NodeEvidence) -> str:
     """What a figure was measured on that names no GPU."""
-    return "no GPU" if node.facts is not None and not node.facts.gpus else "GPU not known"
+    return NO_GPU if node.facts is not None and not node.facts.gpus else "GPU not known"
 
 
 def _on(count: int, gpu: str, share: float | None) -> str:
-    return f"{count} × {gpu}" + (f" ({number(share)} % of peak)" if share is not None else "")
+    return gpu if gpu == NO_GPU else f"{count} × {gpu}" + (f" ({number(share)} % of peak)" if share is not None else "")
 
 
 def _percent(it: Comparison) -> str:
@@ -309,7 +311,8 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
     for node in evidence.nodes:
         for check in node.checks:
             if check.status in ("skipped", "not-run") or check.level == "not-checked":
-                by_gap.setdefault((check.name, check.says), []).append(node.node)
+                says = "the reason is not published" if check.says == LEFT_OUT else check.says
+                by_gap.setdefault((check.name, says), []).append(node.node)
         if node.root and node.root_level != "measured":
             why = "its Merkle root is what the stamp says; the files were not read in this run"
             by_gap.setdefault(("contents", why), []).append(node.node)
@@ -323,7 +326,7 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
         out.append(Gap("links", why, several))
     untried = tuple(node.node for node in evidence.nodes if node.checks and node.status in GOOD
                     and not any(check.name.startswith("smoke/") for check in node.checks))  # fmt: skip
-    if evidence.verb in ("verify", "provision") and untried:
+    if evidence.verb in ("verify", "provision", "bench", "strategy") and untried:
         out.append(Gap("smoke", "no smoke test ran in this run; `envbuild smoke` runs it", untried))
     if evidence.verb != "verify" and not any(claim.claimed != "–" for claim in claims):
         out.append(Gap("claims", _uncompared(evidence, claims), every))

@@ -20,7 +20,7 @@ from envbuild.report.sections import Badge, Claim, Gap, Outliers, Pin, badges, c
 from envbuild.report.sources import SourceView, comparable, source_views, summary, texts
 from envbuild.report.tables import NodeClass, Table, classes, gibibytes, image_rows, tables
 from envbuild.report.verdict import GOOD, Verdict, all_checks, exit_meaning, make_verdict
-from envbuild.text import grouped, plural
+from envbuild.text import few, grouped, plural
 
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
 NODE_MARKS = {"ok": "✓", "unchanged": "✓", "failed": "✗", "unreachable": "✗", "refused": "✗", "not-begun": "○"}
@@ -75,6 +75,11 @@ class View:
     def level(self) -> str:
         """How sure the contents are, when they were checked, and the result for the document's claims."""
         return " ".join(filter(None, (_level(self.evidence), _compared(self.claims))))
+
+    @cached_property
+    def built_in(self) -> tuple[str, ...]:
+        """The earlier runs that built what this one used."""
+        return _built_in(self.evidence)
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
@@ -346,6 +351,12 @@ def _compared(claims: tuple[Claim, ...]) -> str:
     return f"{plural(len(words), 'claim')}: {counts}." if counts else ""
 
 
+def _built_in(evidence: Evidence) -> tuple[str, ...]:
+    runs = {str(check.details.get("built_in", "")): 0 for node in evidence.nodes for check in node.checks
+            if check.name == "stamp"}  # fmt: skip
+    return tuple(run for run in runs if run not in ("", evidence.run))
+
+
 def _level(evidence: Evidence) -> str:
     """`Contents measured on 2 nodes, 2026-03-02 10:00 UTC.`"""
     rooted = [node for node in evidence.nodes if node.root]
@@ -357,7 +368,8 @@ def _level(evidence: Evidence) -> str:
         return f"Contents measured on {plural(measured, 'node')}, {when}."
     if measured:
         return f"Contents measured on {measured} of {plural(len(rooted), 'node')}, {when}; stamped on the others."
-    return f"Contents stamped on {plural(len(rooted), 'node')}, not measured in this run."
+    by = f" by run {few(runs)}" if (runs := _built_in(evidence)) else ""
+    return f"Contents stamped on {plural(len(rooted), 'node')}{by}, not measured in this run."
 
 
 def failures(check: Check) -> list[str]:

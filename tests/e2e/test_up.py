@@ -101,7 +101,9 @@ def test_what_failed_in_a_smoke_test_is_repeated_until_one_is_good(code: World) 
     code.good("smoke", "./own.yaml", "-t", "local")
     code.good("smoke", "./own.yaml", "-t", "local", "--only", "sound/closure")
     kit = code.good("report", "kit", "-o", str(code.top / "kit")).err
-    assert re.search(r"it has the contents from the stamp; (20\S+) measured them: `envbuild report kit \1`", kit), kit
+    assert re.search(
+        r"it has the contents from the stamp; (20\S+) measured them. Send its kit too: `envbuild report kit \1`", kit
+    ), kit
     assert "a folder of the authors, which is not in this kit" in (code.top / "kit" / "README.md").read_text()
     assert "! " not in code.run("up", "./own", "-t", "local").out.splitlines()[0]
 
@@ -110,6 +112,8 @@ def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) 
     done = code.run("up", "./own", "-t", "local")
     assert (done.rc, done.code) == (7, "plan-unconfirmed") and "plan: own" in done.err
     assert not code.current.parent.exists() and not list((code.prefix / "envs").glob("*"))
+    done = code.run("report", "kit")
+    assert done.code == "evidence-missing" and "no run has one yet: `envbuild provision` makes one" in done.err
     assert code.run("up", "own.yaml", "-t", "local", "--yes", "--json").json["stack"] == "own"
     second = code.run("up", "./own.yaml", "-t", "local", "--prefix", str(code.top / "other"))
     assert second.code == "plan-unconfirmed"
@@ -117,6 +121,8 @@ def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) 
     for words in (["report", "show"], ["report", "kit", "-o", str(code.top / "kit")]):
         done = code.good(*words)
         assert "the last run with a report is " in done.err, done.err
+    done = code.run("report", "kit", max(path.name for path in code.runs.iterdir()))
+    assert "(not confirmed) has no report" in done.err and "hint: the last run with a report is 20" in done.err
     assert code.good("verify", "own", "-t", "local").out.startswith("✓ own (exact)")
     assert "stack: ./own.yaml, of this folder" in code.good("verify").err
     assert "from the target local; for ./own.yaml, name it" in code.run("verify", "-t", "local").err

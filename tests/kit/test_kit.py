@@ -692,6 +692,25 @@ def test_d114_the_kit_is_of_the_run_that_computed_and_a_failed_run_is_said(
     assert any("failed (exit 1)" in text for text in left)
 
 
+def test_the_kit_of_a_failed_run_names_the_last_that_passed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr("envbuild.kit.make.require_holding", lambda _: None)  # what is forged does not
+    good, bad = (Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(2))
+
+    def says(name: str) -> str:
+        command.main(["kit", "--output", str(tmp_path / name)], standalone_mode=False)
+        return capsys.readouterr().err
+
+    bad.forge(lambda data: data.update(exit=1))
+    failed = f"which failed; the last that passed: `envbuild report kit {good.folder.name}`"
+    assert f"kit of {bad.folder.name}, the last run, {failed}" in says("failed")
+    bad.forge(lambda data: data.update(verb="bench", nodes=[{**data["nodes"][0], "checks": []}]))
+    assert f"kit of {good.folder.name}, the last run that" in (began := says("refused"))
+    assert f"the newer run {bad.folder.name} failed and ran none" in began
+
+
 def test_a_kit_that_nobody_could_read_is_not_written(
     report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

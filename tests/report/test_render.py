@@ -434,7 +434,7 @@ def test_a_log_that_was_read_is_no_run_in_badges_gaps_and_claims() -> None:
     assert ("bench", LOG["says"]) in {(gap.what, gap.why) for gap in told.gaps}
     [claim] = [claim for claim in told.claims if claim.name == "bench"]
     [here] = View(evidence(node(checks=[{**LOG, "level": "measured"}]), verb="bench")).claims
-    assert "; here 1 × no GPU; claimed on 1 × V100" in here.says, "the node was asked"
+    assert "; here no GPU; claimed on 1 × V100" in here.says, "the node was asked"
     assert (claim.gpu_hours, "; in the log 1 × GPU not known; claimed on 1 × V100" in claim.says) == ("–", True)
 
 

@@ -121,9 +121,8 @@ class _Look:
     def _stamp(self, stamped: Json | None) -> None:
         problems = stamp.problems(self.environment, stamped, self.args.get("variant"))
         good = f"the stamp exists, variant {(stamped or {}).get('variant_digest', ''):.12}"
-        version = stamp.python_version(self.environment)
-        more = {"details": {"python": version}} if version else {}
-        self._add("stamp", problems, good, "stamped", **more)
+        details = {"python": stamp.python_version(self.environment), "built_in": (stamped or {}).get("run")}
+        self._add("stamp", problems, good, "stamped", details={name: value for name, value in details.items() if value})
 
     def _packages(self, stamped: Json) -> None:
         problems = stamp.package_problems(self.environment, stamped, self.args.get("variant"))

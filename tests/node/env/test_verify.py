@@ -50,9 +50,10 @@ def test_an_untouched_environment_passes_and_only_the_time_is_written(node: Node
     read = built / ".envbuild" / "read.json"
     before[read], before[read.parent] = (os.lstat(path).st_mtime_ns for path in (read, read.parent))
     assert [check["name"] for check in result["checks"]] == ["stamp", "packages", "link", "files", "bytecode"]
+    stamped = built / ".envbuild" / "stamp.json"
     told = [str(built / "bin" / "python"), "-c", "import platform; print(platform.python_version())"]
     version = completed(told, check=True).stdout.strip()
-    assert result["checks"][0]["details"] == {"python": version}
+    assert result["checks"][0]["details"] == {"python": version, "built_in": json.loads(stamped.read_text())["run"]}
     assert {path: os.lstat(path).st_mtime_ns for path in node.prefix.rglob("*")} == before
 
 
