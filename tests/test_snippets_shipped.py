@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SAYS = {
     r"^envbuild provision .*--check-rebuild": r"built again:\s+equal",
     r"^envbuild provision ": r"is provisioned on (1 node|4 nodes)|nothing to do",
+    r"^envbuild bench .* --dry-run": r"measures wps in words/s of the run below",
     r"^envbuild bench megatron-alpa ": r"ran on 1 node: [0-9.]+ TFLOP/s per GPU",
     r"^envbuild bench megatron-deepspeed-slurm ": r"ran on 1 node: 127 ms",
     r"^envbuild bench opt-175b ": r"ran on 1 node: 210,000 words/s",
