@@ -47,7 +47,7 @@ def report() -> None:
 def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> None:
     """Show the report of RUN, rendered anew from its evidence.
 
-    RUN is an id, its beginning, `last`, or the folder of a run.
+    RUN is an id, its beginning, `last` (the default), or the folder of a run.
     """
     from envbuild.report import render, terminal
     from envbuild.report.recheck.opened import open_report
@@ -139,7 +139,7 @@ def diff(ui: Ui, before: str, after: str) -> int:
 def sign(ui: Ui, run: str, key: Path | None) -> None:
     """Sign the report of RUN with an SSH key, after checking it.
 
-    RUN is an id, `last`, or the folder of a run.
+    RUN is an id, `last` (the default), or the folder of a run.
     """
     from envbuild.report.publish import sign_report
 
@@ -163,9 +163,9 @@ def sign(ui: Ui, run: str, key: Path | None) -> None:
 def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, stack: str | None) -> None:
     """Make the reviewer's kit of RUN.
 
-    Without RUN: of the last run that ran a test or a benchmark. A kit holds one report. After `provision` and `bench`,
-    send both kits: that of `bench` has the figure and the root from the stamp, that of `provision` has the build, the
-    smoke test and the measured contents.
+    RUN is as `report show` takes it (default: the last run that ran a test or a benchmark). A kit holds one report.
+    After `provision` and `bench`, send both kits: that of `bench` has the figure and the root from the stamp, that of
+    `provision` has the build, the smoke test and the measured contents.
 
     It holds the report, the lock, how to repeat the run and what to expect, all with sha256. By default it has only the
     public fields of the report. Its README names the https address from which this envbuild was installed. Without
