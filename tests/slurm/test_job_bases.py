@@ -100,7 +100,7 @@ def test_a_base_comes_from_a_module_that_the_job_loads(tmp_path: Path, system_py
     world.target(base="module")
     unloaded = world.job()
     assert {node["error"]["code"] for node in by_node(unloaded).values()} == {"base-module"}, unloaded.err
-    assert "modules: {load: [conda/1]}" in unloaded.err
+    assert "scheduler: modules:`" in unloaded.err
     world.target(base="module", scheduler={"modules": {"use": [str(modules)], "load": ["conda/1"]}})
     done = world.job()
     assert done.rc == 0, done.err
