@@ -174,8 +174,8 @@ _RANKED = re.compile(r"\s*(?:([0-9]{1,6}): )?(?:\[(?:default|rank)?([0-9]{1,6})\
 # ended, and what else they ended for it.
 _ENDED = re.compile(
     r"""\s*(?:[0-9]+:\ )?(?:\[default[0-9]+\]:)?(?:
-        (?:srun|slurmstepd(?:-\S+)?):.*(?::\ (?:Exited\b.*|Terminated)|(?:Terminating|Force\ Terminated)\ StepId=.*|
-            Job\ step\ aborted:.*|CANCELLED\ AT\ \S+\ \*\*\*)
+        (?:srun|slurmstepd(?:-\S+)?):.*(?::\ (?:Exited\b.*|Terminated|Killed)|
+            (?:Terminating|Force\ Terminated)\ StepId=.*|Job\ step\ aborted:.*|CANCELLED\ AT\ \S+\ \*\*\*)
         | Terminated | \S+:\ line\ [0-9]+:\ +[0-9]+\ Terminated\b.*
         | \[(?:proxy:\S*|mpiexec)@\S+\]\ .*|\[rank[0-9]+\]:\[W[0-9].*
         | .*(?:failed\ \(exitcode:\ [0-9]+\)|closing\ signal\ SIG|\ death\ signal,|SignalException:\ Process).*

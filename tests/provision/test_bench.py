@@ -174,6 +174,7 @@ srun: Terminating StepId=7.0
 0: slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:00 ***
 srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
 srun: error: node1: task 1: Terminated
+srun: error: node3: task 4: Killed
 srun: Force Terminated StepId=7.0
 bash: line 3:   812 Terminated              sh -c 'run'
 Terminated
