@@ -72,9 +72,9 @@ def _run(arguments: list[str]) -> int:
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
-# What an option was called, of a command or of any -> what to type. None of these works: one option has one name.
+# An option that a command, or any, does not have -> what to type: its new name, or what does the same.
 _OPTIONS = {
-    **dict.fromkeys([("bench", "--facts"), ("strategy", "--facts")], "--dry-run, which asks no node"),
+    **dict.fromkeys([("bench", "--facts"), ("strategy", "--facts")], "--dry-run"),
     **dict.fromkeys([("doctor", "--deadline"), ("verify", "--deadline")], "--node-timeout"),
     ("provision", "--deadline"): "--step-timeout",
     ("bench", "--deadline"): "--run-timeout",
@@ -107,7 +107,7 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
     if isinstance(error, click.NoSuchOption):
         name = error.option_name
         new = _OPTIONS.get((path.rpartition(" ")[2], name)) or _OPTIONS.get(("", name))
-        if new and error.ctx and any(new.split(",")[0] in param.opts for param in error.ctx.command.params):
+        if new and error.ctx and any(new in param.opts for param in error.ctx.command.params):
             return EnvbuildError("usage", f"{name} is no option of `{path}`", hint=f"write {new}")
         if name in _OF_TARGETS:
             hint = f"write `{_OF_TARGETS[name]}` in the target file; `envbuild init FILE` asks for it"
