@@ -12,8 +12,8 @@ from envbuild.report import equality
 from envbuild.report.render import shown
 from envbuild.report.tables import headline, image_rows, seconds
 from envbuild.report.verdict import GOOD, code_changed, failed_before, open_modules, reason
-from envbuild.report.view import NODE_MARKS, View, mark, run_words
-from envbuild.text import COPIED, few, grouped, plural
+from envbuild.report.view import NODE_MARKS, View, mark, run_words, to_add
+from envbuild.text import COPIED, grouped, plural
 
 _TONE_STYLES = {"good": "bold green", "partial": "bold yellow", "bad": "bold red"}
 _TONE_MARKS = {"good": "✓", "partial": "!", "bad": "✗"}
@@ -111,11 +111,8 @@ def _next(view: View) -> list[tuple[str, str]]:
     prefix = posixpath.dirname(posixpath.dirname(node.environment))
     script = posixpath.join(prefix, "current", evidence.stack, ".envbuild", "activate.sh")
     again = view.commands[1]
-    missing, file = open_modules(evidence), next(iter(run_words(evidence)[1][2:3]), "")
-    if missing and file.endswith((".yaml", ".yml")):
-        build = again.replace(" verify", " provision", 1)
-        lock = f"then `envbuild lock create {file}` and `{build}`"
-        again = f"add what brings {few(missing, 3)} to `packages:` of {file}, {lock}"
+    if add := to_add(open_modules(evidence), run_words(evidence)[1][2:]):
+        again = add
     elif any(check.details.get("differed") or check.details.get("rebuild") for check in node.checks):
         again = f"{again.replace(' verify', ' provision', 1)} --repair"
     elif code_changed(evidence) or failed_before(evidence):

@@ -328,6 +328,20 @@ def place_words(command: Sequence[str], stack: str = "") -> list[str]:
     return [*filter(None, [named]), *place]
 
 
+def to_add(modules: Sequence[str], place: Sequence[str]) -> str:
+    """What to type where no package provides these modules; empty for a stack that is no file of the user.
+
+    `place`: as `place_words` has it.
+    """
+    file = next(iter(place), "")
+    if not modules or not file.endswith((".yaml", ".yml")):
+        return ""
+    build = shlex.join(["envbuild", "provision", *place])
+    return (
+        f"add what brings {few(modules, 3)} to `packages:` of {file}, then `envbuild lock create {file}` and `{build}`"
+    )
+
+
 def run_words(evidence: Evidence) -> tuple[Sequence[str], Sequence[str]]:
     """The command that was given, and the verify of the same stack and place, as words."""
     if evidence.command:

@@ -12,7 +12,7 @@ from envbuild.model.evidence import Check, NodeEvidence, NodeLog, checks_exit
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Resolution
 from envbuild.report.verdict import GPU_WARNINGS, computed
-from envbuild.report.view import place_words
+from envbuild.report.view import place_words, to_add
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.rules.packages import advice, install_words
 from envbuild.text import plural
@@ -107,7 +107,7 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
     words = _only(command, first.name) if smoke and verb == "smoke" else list(command)
     again = shlex.join([*words, *(["--host", node.node] if several and "--host" not in command else [])])
     known = _advice(*(f"{check.says} {check.details.get('output', '')}" for check in failed))
-    repeat = known + _log(first) + _missing(first.says) + (f"again: {again}" if command else "")
+    repeat = known + _log(first) + _missing(first.says, place_words(command)) + (f"again: {again}" if command else "")
     error = EnvbuildError(
         ("below-floor" if node.exit == ExitCode.BELOW_FLOOR else "smoke-failed")
         if smoke
@@ -155,15 +155,11 @@ def _log(check: Check) -> str:
     return f"read {log} in the folder of the run; " if log else ""
 
 
-def _missing(text: str) -> str:
+def _missing(text: str, place: Sequence[str]) -> str:
     """What was looked for in vain, a library or a module, as what to do first; empty where neither was."""
-    if match := _NO_LIBRARY.search(text):
-        return f"{install_words(match[1])}; "
-    if match := _NO_MODULE.search(text):
-        return (
-            f"add what brings {match[1]} to `packages:` of the stack file, then `envbuild lock create` and provision; "
-        )
-    return ""
+    library, module = _NO_LIBRARY.search(text), _NO_MODULE.search(text)
+    first = install_words(library[1]) if library else to_add([module[1]] if module else [], place)
+    return f"{first}; " if first else ""
 
 
 def _as(verb: str, command: Sequence[str]) -> str:

@@ -88,15 +88,18 @@ _NO_FILE = "ImportError: {}: cannot open shared object file: No such file or dir
         (_NO_FILE.format("libown-2.so"), "install libown-2.so on that node; "),
         (
             "ModuleNotFoundError: No module named 'wcwidth'",
-            "add what brings wcwidth to `packages:` of the stack file, then `envbuild lock create` and provision; ",
+            "add what brings wcwidth to `packages:` of ./own.yaml, then `envbuild lock create ./own.yaml` and "
+            "`envbuild provision ./own.yaml`; ",
         ),
     ],
 )
 def test_a_library_or_module_that_is_missing_is_named_as_what_to_install_first(says: str, first: str) -> None:
     says = f"import torch: {says}"
-    error = coded(failed("smoke/sound", says), ("envbuild", "provision"), verb="provision", several=False).error
+    error = coded(
+        failed("smoke/sound", says), ("envbuild", "provision", "./own.yaml"), verb="provision", several=False
+    ).error
     assert error is not None
-    assert error["hint"] == f"{first}again: envbuild provision"
+    assert error["hint"] == f"{first}again: envbuild provision ./own.yaml"
 
 
 def test_of_a_run_that_failed_its_log_is_named_before_the_command_that_fails_again() -> None:
