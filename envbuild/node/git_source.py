@@ -55,9 +55,9 @@ _COUNT = re.compile(r"[0-9]{1,4}\Z")
 _HEX = re.compile(r"\A[0-9a-f]{40}\Z")
 _FIELDS = {"2": 9, "u": 10}  # before the path in a row of `git status --porcelain=v2`; others have eight
 _LOCK = ".lock.toml"
-# Locks, kits and byte code, which envbuild and Python write beside the user's own files.
+# Locks, kits as files and byte code, which envbuild and Python write beside the user's own files.
 _MADE = re.compile(
-    r"\.lock\.toml\Z|(\A|/)kit(-[^/]+-[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}(/|\.tar)|\.tar)\Z|(\A|/)__pycache__/|\.py[co]\Z"
+    r"\.lock\.toml\Z|(\A|/)kit(-[^/]+-[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4})?\.tar\Z|(\A|/)__pycache__/|\.py[co]\Z"
 )
 _NAMES = 3
 
@@ -324,7 +324,8 @@ def _status(place: str, rows: "list[str]") -> Json:
     locks = [name[: -len(_LOCK)] for name in untracked if name.endswith(_LOCK)]
     stacks = {part + ".yaml" for lock in locks for part in (lock, lock.rpartition(".")[0])}
     # Rows are relative to the top of the repository, of which `place` may be a folder.
-    kits = {name for name in untracked if os.path.isfile(os.path.join(place, name.split("/")[-2:][0], "kit.json"))}
+    folders = {name: os.path.join(place, os.path.basename(name.rstrip("/"))) for name in untracked}
+    kits = {name for name, folder in folders.items() if os.path.isfile(os.path.join(folder, "kit.json"))}
     untracked = [name for name in untracked if not (name in stacks or name in kits or _MADE.search(name))]
     return dict(commits, changed=len(changed), untracked=len(untracked), names=(changed + untracked)[:_NAMES])
 

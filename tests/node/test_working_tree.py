@@ -31,7 +31,7 @@ def test_the_state_counts_what_differs_from_the_commit(tmp_path: Path) -> None:
     assert (state["changed"], state["untracked"]) == (3, 1), "a new folder counts as one"
     words = git_source.state_words(state)
     assert words.endswith(", 3 files changed, 1 not in git: a.py, b.py, renamed.py, …")
-    for own in ("my.yaml", "my.exact.lock.toml", "kit-my-20261129T021447Z-0217/README.md", "kit/kit.json", "kit.tar",
+    for own in ("my.yaml", "my.exact.lock.toml", "kit-my-20261129T021447Z-0217/kit.json", "kit/kit.json", "kit.tar",
                 "__pycache__/a.cpython-311.pyc"):  # fmt: skip
         write_file(tmp_path / own, "")
     assert git_source.state_words(git_source.tree_state(str(tmp_path))) == words, (
