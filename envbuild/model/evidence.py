@@ -83,8 +83,7 @@ _RUN = r"^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}$"
 _DETAILS: JsonValue = [
     "losses", "loss_first", "loss_last", "step_seconds", "first_step_seconds", "shape", "values", "python", "torch",
     "only", "only_floors", "open", "unimported", "code_changed", "failed_at", "read_at", "differed", "built_in", "size",
-    "cpu_size",
-    "bytes", "gpu_names", "gpu*_tflops", "*_gbps", "launch.model", "launch.nodes", "launch.gpus_per_node",
+    "cpu_size", "bytes", "gpu_names", "gpu*_tflops", "*_gbps", "launch.model", "launch.nodes", "launch.gpus_per_node",
     "launch.degrees",
 ]  # fmt: skip
 _SOURCE: JsonValue = [

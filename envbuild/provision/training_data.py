@@ -47,7 +47,7 @@ def make(stack: Stack, place: Place, real: Real | None = None, *, where: str = "
 
     `real`: of the document's own files, which stay there as they were fetched; else small and synthetic. `where` names
     stack and target in hints. Raises EnvbuildError as `preparation` does, `environment-unknown` and `data-failed`
-    (exit 1), and where a real file is not to be had `data-not-made` (exit 7) and what `download` raises.
+    (exit 1), `data-not-made` (exit 7) if a real file cannot be got, and what `download` raises.
     """
     folder, activate = Path(place.output), f"{place.environment}/.envbuild/activate.sh"
     preparation(stack, place)
