@@ -144,7 +144,7 @@ def _gpus(text: str) -> None:
 
     for parse in (gpus.parse_query, gpus.parse_sick, gpus.parse_header, gpus.parse_list, gpus.parse_problem):
         parse(text)
-    gpus.parse_health(text, ["pci.bus_id", "a"])
+    gpus.parse_health(text, ("pci.bus_id", "a"))
     for parse in (gpus.parse_proc_version, gpus.parse_nvcc, gpus.unknown_field):
         parse(text)
 

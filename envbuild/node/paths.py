@@ -343,15 +343,10 @@ def remove_tree(path: str) -> None:
         shutil.rmtree(path, onerror=unlock)
 
 
-def discard(path: str, successor: "str | None" = None) -> None:
-    """Rename a folder to a name that is never used, then delete it: a kill in between leaves no half environment.
-
-    `successor` gets its place before anything is deleted.
-    """
+def discard(path: str) -> None:
+    """Rename a folder to a name that is never used, then delete it: a kill in between leaves no half environment."""
     trash = "%s.trash-%d" % (path, os.getpid())
     remove_tree(trash)
     if os.path.lexists(path):
         os.rename(path, trash)
-    if successor is not None:
-        os.rename(successor, path)
     remove_tree(trash)

@@ -47,6 +47,7 @@ def fake_smi(folder: Path, recording: str, rc: int = 0) -> None:
         'case "$1" in\n'
         f"  -L) cat {where}/list.txt ;;\n"
         f"  --query-gpu=*compute_cap*) cat {query}; grep -q 'not a valid field' {query} && exit 2 ;;\n"
+        "  --query-gpu=*mig.mode.current*) echo 'Field \"mig.mode.current\" is not a valid field'; exit 2 ;;\n"
         f"  --query-gpu=*) cat {where}/query_old.txt ;;\n"
         f"  *) cat {plain} ;;\n"
         f"esac\nexit {rc}\n",
@@ -125,6 +126,7 @@ def test_driver_state(node: Node, recording: str, rc: int, version: str | None, 
     module = Path("/proc/driver/nvidia/version").exists()
     assert facts.driver.version == version or module
     assert len(facts.gpus) == gpus
+    assert recording != "v100" or facts.gpus[0].compute_capability is facts.gpus[0].mig_enabled is None
     assert facts.driver.problem is None if says is None else says in (facts.driver.problem or "")
 
 

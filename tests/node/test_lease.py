@@ -17,7 +17,7 @@ import pytest
 from envbuild.node import identity, lease
 from envbuild.node.protocol import NodeError
 from tests.support.fails import fails
-from tests.support.patience import PATIENCE, until
+from tests.support.patience import PATIENCE
 
 
 def dead_pid() -> int:
@@ -130,13 +130,6 @@ def test_an_owner_that_lost_its_lease_is_fenced_off_and_does_not_release_the_oth
     assert "other" in found.value.why
     held.release()
     assert other.held()
-
-
-def test_the_heartbeat_is_touched_while_work_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "BEAT", 0.05)
-    with lease.acquire(str(tmp_path), "one", None, 0):
-        os.utime(tmp_path / "lease.json", (1, 1))
-        until(lambda: (tmp_path / "lease.json").stat().st_mtime > 2)
 
 
 def test_of_many_at_once_exactly_one_takes_over(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from envbuild.node.protocol import Json, NodeError, log
 _NAMED = 5
 
 
-def discard(prefix: str, environment: str, successor: str | None = None) -> str:
-    """Delete an environment, or what is left of one, after its user files were moved aside; `successor` gets its place.
+def discard(prefix: str, environment: str) -> str:
+    """Delete an environment, or what is left of one, after its user files were moved aside.
 
     Returns what was moved and where it is now, in words; empty where there was nothing of a user. Raises NodeError
     `user-files-blocked` (exit 7) where the files cannot be moved: then the environment stays.
@@ -28,7 +28,7 @@ def discard(prefix: str, environment: str, successor: str | None = None) -> str:
     # Now it is half built: a kill from here on leaves nothing of a user's, and the list goes after the stamp.
     for name in (stamp.STAMP, stamp.FILES):
         paths.remove_tree(paths.meta(environment, name))
-    paths.discard(environment, successor)
+    paths.discard(environment)
     return says
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 SMI_DEADLINE = 10.0
 SMI_LIMIT = 1 << 20  # bytes; a node of 16 GPUs prints some kilobytes
 NVCC_DEADLINE = 10.0
-_MOST_UNKNOWN = 5  # how often the driver may refuse a field of its GPUs' health; it names one a time
+_MOST_UNKNOWN = 5  # how often the driver may refuse a field; it names one a time
 _FORMAT = "--format=csv,noheader,nounits"
-# In the order asked; a driver older than a field answers for the whole query with an error.
+# In the order asked; a driver older than a field answers for the whole query with an error that names it.
 QUERY_FIELDS: "tuple[str, ...]" = (
     "index",
     "name",
@@ -33,7 +33,6 @@ QUERY_FIELDS: "tuple[str, ...]" = (
     "mig.mode.current",
     "ecc.errors.uncorrected.volatile.total",
 )
-OLD_QUERY_FIELDS = QUERY_FIELDS[:5]
 # Asked by themselves, as many drivers do not know all of them.
 HEALTH_FIELDS: "tuple[str, ...]" = (
     "pci.bus_id",
@@ -106,28 +105,23 @@ def gpu_facts(folders: "list[str]", deadline: float = SMI_DEADLINE, root: str = 
 
 
 def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
-    query = [smi, "--query-gpu=" + ",".join(QUERY_FIELDS), _FORMAT]
     run = partial(proc.run, timeout=deadline, limit=SMI_LIMIT)
-    asked: list[Callable[[], Any]] = [
-        partial(run, [smi]), partial(run, query), partial(run, [smi, "nvlink", "-s"]),
-        partial(_health, smi, run, HEALTH_FIELDS), partial(_health, smi, run, REPAIR_FIELDS),
-    ]  # fmt: skip
-    plain, answer, linked, *health = proc.parallel(asked)
-    plain, answer = plain or proc.Finished(missing=True), answer or proc.Finished(missing=True)
+    asked: list[Callable[[], Any]] = [partial(run, [smi]), partial(run, [smi, "nvlink", "-s"])]
+    asked += [partial(_query, smi, run, fields) for fields in (QUERY_FIELDS, HEALTH_FIELDS, REPAIR_FIELDS)]
+    plain, linked, query, *health = proc.parallel(asked)
+    plain, (answer, fields) = plain or proc.Finished(missing=True), query or (proc.Finished(missing=True), QUERY_FIELDS)
     header = parse_header(plain.out)
     driver: Json = {"version": header["version"], "cuda_ceiling": header["cuda_ceiling"], "problem": None}
-    fields = QUERY_FIELDS
-    if query_is_too_new(answer.out + answer.err):
-        fields = OLD_QUERY_FIELDS
-        answer = run([smi, "--query-gpu=" + ",".join(fields), _FORMAT])
     gpus = parse_query(answer.out, fields)
     problem = _problem(plain, deadline) or _problem(answer, deadline) or _unread(answer, gpus)
     driver["problem"] = parse_sick(answer.out, fields) or problem
     nvlinks = parse_nvlinks(linked.out) if linked else {}
+    # PCI bus id -> what the GPU says of modes, limits and repairs
+    parts = [parse_health(part[0].out, part[1]) for part in health if part]
     for gpu in gpus:
         gpu["health"] = dict(nvlinks.get(gpu["index"], {}))
-        for part in health:
-            gpu["health"].update((part or {}).get(gpu["pci_bus_id"], {}))
+        for part in parts:
+            gpu["health"].update(part.get(gpu["pci_bus_id"], {}))
         driver["version"] = driver["version"] or gpu["driver_version"]
         del gpu["driver_version"]
     if any(gpu["mig_enabled"] for gpu in gpus):
@@ -139,18 +133,17 @@ def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
     return driver, gpus
 
 
-def _health(
-    smi: str, run: "Callable[[list[str]], proc.Finished]", known: "tuple[str, ...]"
-) -> "dict[str, dict[str, str]]":
-    """PCI bus id -> what the GPU says of modes, limits and repairs, in fields that its driver knows."""
-    fields = list(known)
+def _query(
+    smi: str, run: "Callable[[list[str]], proc.Finished]", fields: "tuple[str, ...]"
+) -> "tuple[proc.Finished, tuple[str, ...]]":
+    """The answer of nvidia-smi, and those of the fields that its driver knows."""
     for _ in range(_MOST_UNKNOWN):
         answer = run([smi, "--query-gpu=" + ",".join(fields), _FORMAT])
         unknown = unknown_field(answer.out + answer.err)
         if unknown not in fields:
-            return parse_health(answer.out, fields)
-        fields.remove(unknown)
-    return {}
+            break
+        fields = tuple(field for field in fields if field != unknown)
+    return answer, fields
 
 
 def _problem(answer: "proc.Finished", deadline: float) -> "str | None":
@@ -161,7 +154,7 @@ def _problem(answer: "proc.Finished", deadline: float) -> "str | None":
     if answer.truncated:
         return "nvidia-smi printed more than %d MiB and was ended" % (SMI_LIMIT >> 20)
     words = parse_problem(answer.out + "\n" + answer.err)
-    if words or answer.rc == 0 or query_is_too_new(answer.out + answer.err):
+    if words or answer.rc == 0:
         return words
     text = answer.out.rstrip() + "\n" + answer.err.rstrip()
     # Neither its table nor a row of an answer says why.
@@ -248,7 +241,7 @@ def _gpu(index: int, row: "dict[str, str | None]") -> Json:
     }
 
 
-def parse_health(text: str, fields: "list[str]") -> "dict[str, dict[str, str]]":
+def parse_health(text: str, fields: "tuple[str, ...]") -> "dict[str, dict[str, str]]":
     """The same query for fields of health, the bus id first -> PCI bus id -> field -> value, what has none left out."""
     by_gpu: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
@@ -322,11 +315,6 @@ def parse_problem(text: str) -> "str | None":
             extra = [other for other in lines[number + 1 :] if other.startswith("NVML library version")]
             return "; ".join([line] + extra[:1])[:400]
     return None
-
-
-def query_is_too_new(text: str) -> bool:
-    """The driver does not know one of the fields asked for."""
-    return "is not a valid field to query" in text
 
 
 def parse_proc_version(text: str) -> "str | None":

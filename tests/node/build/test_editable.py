@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envbuild.node.build.programs import editable
 from tests.node.build_projects import c_module
 from tests.node.env_support import Node, locked, make_repository, make_variant, redirect_git
 from tests.node.forge import download, need_compiler
 from tests.support.fails import fails
-from tests.support.files import write_files
 from tests.support.programs import completed
 
 SETUP = """
@@ -145,18 +142,3 @@ def test_d01_packages_that_a_path_file_cannot_reach_are_refused(
     with fails("build-failed", 4) as found:
         node.install(wanted)
     assert "its package opt lies in code" in found.value.why and "`install: wheel`" in found.value.why
-
-
-@pytest.mark.parametrize(
-    ("pyproject", "backend"),
-    [
-        (None, ("setuptools.build_meta:__legacy__", False)),
-        ("[tool.black]\nbuild-backend = 'no'\n", ("setuptools.build_meta:__legacy__", False)),
-        ("[build-system]\nrequires = ['hatchling']\nbuild-backend = 'hatchling.build'\n", ("hatchling.build", False)),
-        ('[build-system]\nbackend-path = ["."]\nbuild-backend = "own"\n[project]\nname = "x"\n', ("own", True)),
-    ],
-)
-def test_the_backend_is_read_from_the_project(tmp_path: Path, pyproject: str | None, backend: tuple[str, bool]) -> None:
-    write_files(tmp_path, {"pyproject.toml": pyproject} if pyproject else {"setup.cfg": ""})
-    assert editable.backend(str(tmp_path)) == backend
-    assert editable.backend(os.fspath(tmp_path / "nowhere")) == ("setuptools.build_meta:__legacy__", False)

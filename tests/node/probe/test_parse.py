@@ -57,16 +57,6 @@ def test_query_of_h200() -> None:
     ] * 2
 
 
-def test_old_driver_refuses_new_fields_and_answers_old_ones() -> None:
-    assert gpus.query_is_too_new(read("v100/query.txt"))
-    assert gpus.query_is_too_new(read("h200/badfield.txt"))
-    rows = gpus.parse_query(read("v100/query_old.txt"), gpus.OLD_QUERY_FIELDS)
-    assert len(rows) == 4
-    assert rows[0]["name"] == "Tesla V100-SXM2-16GB"
-    assert rows[0]["compute_capability"] is None
-    assert rows[0]["mig_enabled"] is None
-
-
 def test_lost_gpu_does_not_hide_the_others() -> None:
     text = read("lost/query.txt")
     assert [gpu["index"] for gpu in gpus.parse_query(text)] == [1]
@@ -114,7 +104,7 @@ def test_the_version_of_a_program_is_its_own_and_not_its_vendors(
 
 PARSERS: list[Callable[[str], object]] = [
     gpus.parse_query, gpus.parse_header, gpus.parse_list, gpus.parse_problem, gpus.parse_proc_version, gpus.parse_nvcc,
-    gpus.query_is_too_new, system.parse_os_release, system.parse_ldd, system.parse_meminfo, system.parse_cgroup_paths,
+    gpus.unknown_field, system.parse_os_release, system.parse_ldd, system.parse_meminfo, system.parse_cgroup_paths,
     system.parse_infiniband_rate, system.parse_cpu_max, partial(system.parse_scheduler_version, "slurm"),
     programs.parse_compiler, programs.parse_tool, disks.parse_mountinfo, disks.parse_quota,
 ]  # fmt: skip

@@ -87,8 +87,6 @@ def test_ranks_words_files_data_and_variables_are_what_the_stack_says(environmen
         ("os._exit(0)\n", "rank 0 of 2: ended without saying that it was done during running train.py"),
         ("os.kill(os.getpid(), 11)\n", "rank 0 of 2: crashed with SIGSEGV during running train.py"),
         ("print('all is well')\n", "the loss was reported for 0 of 4 steps"),
-        ("line(1, 6.0)\nline(2, 5.0)\n", "the loss was reported for 2 of 4 steps"),
-        ("[line(n, float('nan')) for n in range(1, 5)]\n", "the loss is nan at step 1"),
         ("[line(n, 6.0) for n in range(1, 5)]\n", "the loss did not fall: 6 at first, 6 at last"),
     ],
 )  # fmt: skip
@@ -110,13 +108,6 @@ def test_a_hang_ends_at_its_deadline_with_the_last_line_of_every_rank(environmen
     wanted = f"rank 0 of 2: hung past its deadline of {deadline} s during running train.py; its last line: rank 0 waits"
     assert check.says.startswith(wanted)
     assert "train.py" in check.details["output"], "the stacks are there"
-
-
-def test_the_rank_that_waits_for_a_dead_one_is_stopped(environment: Path, tmp_path: Path) -> None:
-    check = step_check(environment, tmp_path, "if rank == 1: raise ValueError('lost')\ntime.sleep(600)\n")
-    cause, effect = check.details["failures"]
-    assert cause == "rank 1 of 2: ValueError: lost (tools/train.py:5)"
-    assert effect.startswith("rank 0 of 2: was stopped")
 
 
 def test_much_output_before_the_losses_hides_none(environment: Path, tmp_path: Path) -> None:

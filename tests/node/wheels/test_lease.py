@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,10 +84,6 @@ def set_clock(clock: Path, now: float) -> None:
     new.rename(clock)
 
 
-def has_time(path: Path, now: float) -> bool:
-    return path.stat().st_mtime == now
-
-
 def intact(store: Path) -> None:
     """One entry, good; nothing half there, nobody's lease, nothing in quarantine."""
     opened = Store(str(store))
@@ -154,37 +148,6 @@ def test_a_builder_that_is_killed_is_taken_over_at_once_and_the_store_is_intact(
     result = two.end()
     assert (result["built"], result["by"]) == (True, "two")
     assert "took over the lease of run one" in two.err.read_text()
-    intact(tmp_path / "store")
-
-
-def test_a_killed_builder_without_a_waiter_holds_up_nobody_later(tmp_path: Path, start: Start) -> None:
-    one = start("one", building="never", in_put=True)
-    one.kill()
-    assert Store(str(tmp_path / "store")).folders() == []
-    assert start("two").end()["built"] is True
-    intact(tmp_path / "store")
-
-
-def test_a_builder_on_another_machine_counts_by_its_heartbeat_on_the_file_servers_clock(
-    tmp_path: Path, start: Start
-) -> None:
-    clock = tmp_path / "clock"
-    set_clock(clock, 1000000)
-    one = start("one", building="never", clock=str(clock), host="elsewhere")
-    two = start("two", clock=str(clock), host="here", waits=True)
-    lease = tmp_path / "store" / "leases" / f"{build_key(inputs())}.json"
-    for now in range(1000060, 1000360, 60):  # alive: its heartbeat goes with the clock
-        set_clock(clock, now)
-        one.until(functools.partial(has_time, lease, now))
-        time.sleep(0.1)
-    assert not two.builds()
-    one.kill()
-    set_clock(clock, 1000300 + 119)
-    time.sleep(0.5)
-    assert not two.builds()
-    assert two.process.poll() is None
-    set_clock(clock, 1000300 + 121)
-    assert two.end()["built"] is True
     intact(tmp_path / "store")
 
 
