@@ -79,13 +79,19 @@ def own_file(reference: str) -> str:
     return next((f"./{reference}{end}" for end in (".yaml", ".yml") if Path(f"{reference}{end}").is_file()), reference)
 
 
+def configured_stack(target: str | None, config: Config) -> str | None:
+    """The stack of the configuration or of this folder, for a `--target`, if any.
+
+    It must not replace what such a target stands for; `local` names this machine alone.
+    """
+    return config.stack if target in (None, "local") else None
+
+
 def usual_stack(target: str | None, config: Config) -> str | None:
-    """The stack of the configuration, unless the command line names a target; else the one that the target names."""
+    """The stack of the configuration, else the one that the target names."""
     from envbuild.catalog.loader import load_target, stack_of
 
-    if target is None and config.stack:
-        return config.stack
-    return stack_of(load_target(target or config.target, template=True))
+    return configured_stack(target, config) or stack_of(load_target(target or config.target, template=True))
 
 
 def _stack_to_run(flags: dict[str, Any]) -> str:
@@ -304,8 +310,7 @@ def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> 
 
     choice = Choice(
         target=named_target(ui, flags, config),
-        # A stack from a configuration file must not replace what a target named on the command line stands for.
-        stack=flags.get("stack") or (None if flags.get("target") else config.stack),
+        stack=flags.get("stack") or configured_stack(flags.get("target"), config),
         profile=flags.get("profile") or config.profile,
         prefix=config.prefix,
         variant=flags.get("variant"),

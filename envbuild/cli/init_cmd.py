@@ -12,6 +12,7 @@ import click
 from envbuild.cli import names
 from envbuild.cli.choose import (
     configured,
+    configured_stack,
     described_target,
     facts_option,
     own_file,
@@ -234,7 +235,7 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
 
     asks = not yes and not ui.json and sys.stdin.isatty() and sys.stderr.isatty()
     config = configured(flags)
-    stack = source or (None if flags.get("target") else config.stack)
+    stack = source or configured_stack(flags.get("target"), config)
     if stack is not None:
         stack = stack if Path(stack).exists() else own_file(stack)
         if not _is_stack(stack):

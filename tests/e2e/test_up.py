@@ -125,7 +125,8 @@ def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) 
     assert "(not confirmed) has no report" in done.err and "hint: the last run with a report is 20" in done.err
     assert code.good("verify", "own", "-t", "local").out.startswith("✓ own (exact)")
     assert "stack: ./own.yaml, of this folder" in code.good("verify").err
-    assert "from the target local; for ./own.yaml, name it" in code.run("verify", "-t", "local").err
+    assert "stack: ./own.yaml, of this folder" in code.good("verify", "-t", "local").err, "local names no stack"
+    assert code.good("up", "-t", "local").out.startswith("✓ own (exact)")
     (code.work / "config.yaml").write_text("model: {lr: 0.1}\n")
     done = code.run("up", "config.yaml", "-t", "local", "--yes")
     assert done.code == "manifest-invalid" and "profiles is missing" in done.err
