@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -29,7 +30,8 @@ from envbuild.model.plan import Verdict
 from envbuild.provision.survey.ask import of_stack
 from tests.e2e.world import World
 from tests.resolve.test_reachable import given
-from tests.support.programs import executable
+from tests.support.need import need
+from tests.support.programs import completed, executable
 
 
 def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -453,3 +455,27 @@ def test_recorded_facts_that_are_refused_say_that_modules_of_the_target_do_not_s
 ) -> None:
     assert main(["plan", "megatron-deepspeed-alcf", "-t", "polaris", "--facts", "h200"]) == 7
     assert "facts recorded outside such a job do not show what it brings" in capsys.readouterr().out
+
+
+TOP = Path(__file__).parents[2]
+
+
+PAGE = TOP / "docs" / "man" / "envbuild.1"
+
+
+def test_the_man_page_is_what_the_commands_give() -> None:
+    spec = importlib.util.spec_from_file_location("make_man", TOP / "docs" / "make_man.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert PAGE.read_text(encoding="utf-8") == made.page(), "docs/make_man.py writes it anew (make generated)"
+    assert made.roff("a\\b\n  --c") == "a\\eb \\-\\-c" and made.roff(".x") == "\\&.x"
+
+
+def test_man_shows_every_command_and_complains_of_nothing() -> None:
+    need("man")
+    done = completed(["man", "--warnings", "-l", str(PAGE)], env={"MANWIDTH": "80"})
+    assert (done.returncode, done.stderr) == (0, "")
+    first = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("       ") and line.split()}
+    assert first >= set(COMMANDS)
+    assert max(map(len, done.stdout.splitlines())) <= 80

@@ -1,13 +1,26 @@
-"""Build contexts: written once, and compared with what the lock gives."""
+"""Build contexts: written once, compared with what the lock gives; their edits, and the trees after them."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from envbuild.catalog.loader import load_target
 from envbuild.container import build
-from envbuild.container.select import Choice, recipe_for
+from envbuild.container.base_images import Place
+from envbuild.container.inside import ImageInputs
+from envbuild.container.instructions import Stage
+from envbuild.container.recipe import ImageRecipe, make_recipe
+from envbuild.container.select import Choice, locked_stack, recipe_for
+from envbuild.lock.readers.git import git_reader
+from envbuild.lock.sources import with_patched_trees
+from envbuild.model.lock import LockedSource, Variant
+from envbuild.resolve.compat_read import load_compat
+from tests.container.test_dockerfile import commands_of
+from tests.node.env_support import make_repository, redirect_git
+from tests.node.forge import FILES, PATCH
 from tests.support.fails import fails
 
 
@@ -50,3 +63,54 @@ def test_a_folder_that_cannot_be_written_is_no_traceback(texts: dict[str, str], 
     (tmp_path / "file").write_text("")
     with fails("output-unwritable"):
         build.write(tmp_path / "file", texts)
+
+
+# Lines that git changes when it adds or checks out a file.
+ATTRIBUTES = {".gitattributes": "*.txt text eol=crlf\n", "crlf.txt": "a\r\nb\r\n"}
+
+
+@pytest.fixture
+def variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Variant:
+    """One patched source, in a repository of this machine."""
+    redirect_git(monkeypatch, tmp_path / "hub")
+    commit, tree = make_repository(tmp_path / "hub" / "quick", {**FILES, **ATTRIBUTES})
+    row = {"name": "quick", "git": "https://git.example.org/quick", "commit": commit, "tree": tree}
+    source = LockedSource.from_plain({**row, "patches": [PATCH]})
+    return recipe_for(Choice("torch-smoke")).variant.model_copy(update={"sources": (source,)})
+
+
+def _sources(variant: Variant) -> tuple[ImageRecipe, Stage]:
+    made = recipe_for(Choice("torch-smoke"))
+    lock = locked_stack("torch-smoke").lock
+    place = Place("localhost/f", "localhost/b", "localhost/r", "/usr/bin/python3.11", (2, 36))
+    given = ImageInputs(lock, variant, load_target("local").target, place, made.prefix, load_compat())
+    recipe = make_recipe(given, {})
+    return recipe, recipe.stage("sources")
+
+
+def test_a_build_refuses_an_edit_that_gives_another_tree(variant: Variant, tmp_path: Path) -> None:
+    with git_reader() as reader:
+        sources = with_patched_trees(variant.sources, None, reader, pytest.fail)
+    assert sources[0].patched_tree not in (None, sources[0].tree)
+    recipe, stage = _sources(variant.model_copy(update={"sources": sources}))
+    *_, last = (number for number, line in enumerate(stage.lines) if line == "WORKDIR /src/quick")
+    commands = " && ".join(commands_of(stage.lines[last:]))
+
+    def built(name: str, old: str = "", new: str = "") -> int:
+        top = tmp_path / name
+        build.write(top, {file: text.replace(old, new) if old else text for file, text in recipe.files.items()})
+        (top / "src").mkdir()
+        line = commands.replace("/patches/", f"{top}/patches/")
+        return subprocess.run(["sh", "-c", line], cwd=top / "src", capture_output=True, check=False).returncode
+
+    assert built("ours") == 0
+    assert "np.float" not in (tmp_path / "ours" / "src" / "quick" / "old.py").read_text().replace("np.float64", "")
+    assert not (tmp_path / "ours" / "src" / ".git").exists()
+    assert built("other", "        tree.write()", "        pass") != 0, "an edit that was not made"
+    assert not any("np.float" in text for name, text in recipe.files.items() if name.endswith(".json"))
+
+
+def test_an_edit_of_which_nothing_is_recorded_is_made_and_that_is_said(variant: Variant) -> None:
+    _, stage = _sources(variant)
+    said, last = stage.lines[-2:]
+    assert "is not compared" in said and last == "RUN python3 /patches/patch.py /patches/quick.json ."

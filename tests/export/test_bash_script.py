@@ -23,7 +23,7 @@ from envbuild.model.plan import Plan
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
 from envbuild.plan.source_builds import bundle_name, store_folder
-from tests.lock.wheels import make_wheel, sha256
+from tests.lock.build import make_wheel, sha256
 from tests.node.build.test_editable import PROJECT as OLD_PROJECT
 from tests.node.env_support import locked
 from tests.node.forge import FILES, PATCH, download, need_compiler

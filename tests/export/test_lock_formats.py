@@ -20,10 +20,9 @@ from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.model.lock import ArtifactFile, Lock, LockedImage, LockedPackage, LockedSource
 from envbuild.model.stack import Stack
 from envbuild.node import pip_config
-from tests.lock.build import lock, package, variant
+from tests.lock.build import lock, make_wheel, package, variant
 from tests.lock.conftest import home as home
 from tests.lock.conftest import supply as supply
-from tests.lock.wheels import make_wheel
 from tests.support.fails import fails
 from tests.support.programs import completed
 

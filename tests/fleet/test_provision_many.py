@@ -16,17 +16,12 @@ from tests.support.programs import completed
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 
 
-@pytest.fixture
-def nodes_world(tmp_path: Path, standalone_python: Path) -> FleetWorld:
-    return FleetWorld(tmp_path, standalone_python)
-
-
 def test_different_nodes_get_equal_environments_and_drift_is_named_by_node_and_file(
-    fleet: StartNodes, nodes_world: FleetWorld
+    fleet: StartNodes, world: FleetWorld
 ) -> None:
     nodes = [*fleet(1, kind="full"), *fleet(1, kind="bare")]
-    nodes_world.target(nodes)
-    done = nodes_world.fleet("provision")
+    world.target(nodes)
+    done = world.fleet("provision")
     assert done.rc == 0, done.err
     evidence = by_node(done)
     assert {item["status"] for item in evidence.values()} == {"ok"}
@@ -36,10 +31,10 @@ def test_different_nodes_get_equal_environments_and_drift_is_named_by_node_and_f
     good, bad = nodes
     file = bad.run(["find", f"{PREFIX}/current/{STACK}/", "-path", "*/alpha/__init__.py"]).stdout.strip()
     bad.run(["sed", "-i", "s/1.0/1.1/", file])
-    quick = nodes_world.fleet("verify", "--quick")
+    quick = world.fleet("verify", "--quick")
     assert quick.rc == 0, "no contents are read then"
     assert {item["root_level"] for item in by_node(quick).values()} == {"stamped"}
-    deep = nodes_world.fleet("verify")
+    deep = world.fleet("verify")
     assert deep.rc == 8, "one node is good and one is not"
     found = by_node(deep)
     assert (found[good.address]["exit"], found[good.address]["drift"]) == (0, [])
@@ -47,26 +42,26 @@ def test_different_nodes_get_equal_environments_and_drift_is_named_by_node_and_f
     assert [(item["kind"], item["path"].endswith("alpha/__init__.py")) for item in found[bad.address]["drift"]] == [
         ("changed", True)
     ]
-    alone = nodes_world.run("verify", "--target", "./nodes.yaml", "--host", bad.address)
+    alone = world.run("verify", "--target", "./nodes.yaml", "--host", bad.address)
     assert alone.rc == 1
     assert bad.address in alone.out
     assert "alpha/__init__.py" in alone.out
 
-    repaired = nodes_world.fleet("provision", "--repair", "--host", bad.address)
+    repaired = world.fleet("provision", "--repair", "--host", bad.address)
     assert repaired.rc == 0, repaired.err
     assert by_node(repaired)[bad.address]["root"] == evidence[good.address]["root"]
-    assert nodes_world.fleet("verify").rc == 0
+    assert world.fleet("verify").rc == 0
 
 
 def test_an_unknown_host_key_is_refused_with_its_fingerprint(
-    fleet: StartNodes, nodes_world: FleetWorld, tmp_path: Path
+    fleet: StartNodes, world: FleetWorld, tmp_path: Path
 ) -> None:
     (node,) = fleet(1, kind="bare")
     empty = tmp_path / "known_hosts"
     empty.write_text("")
-    nodes_world.target([node], connection={"known_hosts": str(empty)})
+    world.target([node], connection={"known_hosts": str(empty)})
     before = listing(node)
-    done = nodes_world.fleet("provision")
+    done = world.fleet("provision")
     assert done.rc == 3
     error = by_node(done)[node.address]["error"]
     key = completed(["ssh-keygen", "-l", "-f", str(node.folder / "etc" / "key.pub")], check=True)
@@ -80,11 +75,11 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(
 
 
 def test_d22_secrets_of_controller_and_login_reach_no_output_no_run_directory_and_no_file_of_a_node(
-    fleet: StartNodes, nodes_world: FleetWorld
+    fleet: StartNodes, world: FleetWorld
 ) -> None:
     """Also where a build prints its environment, and that of the process that started it, and fails."""
     (node,) = fleet(1, kind="bare")
-    nodes_world.target([node])
+    world.target([node])
     secrets = {
         "HF_TOKEN": f"hf_{CANARY}",
         "PIP_EXTRA_INDEX_URL": f"https://someone:{CANARY}@index.invalid/simple",
@@ -93,26 +88,26 @@ def test_d22_secrets_of_controller_and_login_reach_no_output_no_run_directory_an
         "GIT_CONFIG_KEY_0": f"url.https://someone:{CANARY}@git.invalid/gamma.insteadOf",
         "GIT_CONFIG_VALUE_0": "https://git.example.org/gamma",
     }
-    failed = nodes_world.fleet("provision", "-v", env=secrets, fresh=True, timeout=240)
+    failed = world.fleet("provision", "-v", env=secrets, fresh=True, timeout=240)
     assert failed.rc == 75, failed.err
     assert "source gamma cannot be fetched" in failed.err
     assert "network-unreachable" in failed.out
     del secrets["GIT_CONFIG_COUNT"]
-    done = nodes_world.fleet("provision", "-v", env=secrets, fresh=True, timeout=240)
+    done = world.fleet("provision", "-v", env=secrets, fresh=True, timeout=240)
     assert done.rc == 0, done.err
     config = node.folder / "etc" / "sshd_config"  # of several `SetEnv` the first one holds
     config.write_text(f"SetEnv LOGIN_TOKEN={CANARY} SITE_NOTE=the-login\n" + config.read_text())
     node.run(["kill", "-HUP", "1"])
     wait_for("a login with the token", lambda: CANARY in node.run(["env"], check=False).stdout)
-    pin = nodes_world.repository("quick", {**FILES, "backend.py": BACKEND})
-    nodes_world.lock(nodes_world.stack("telling", interpreters=["standalone"], sources=[{**pin, "install": "wheel"}]))
-    told = nodes_world.fleet("provision", "--stack", "./telling.yaml", "-v", env=secrets, fresh=True, timeout=240)
+    pin = world.repository("quick", {**FILES, "backend.py": BACKEND})
+    world.lock(world.stack("telling", interpreters=["standalone"], sources=[{**pin, "install": "wheel"}]))
+    told = world.fleet("provision", "--stack", "./telling.yaml", "-v", env=secrets, fresh=True, timeout=240)
     assert told.rc == 4, told.err
-    log = node.run(["sh", "-c", f"cat {PREFIX}/logs/{nodes_world.last_run.name}.log"]).stdout
+    log = node.run(["sh", "-c", f"cat {PREFIX}/logs/{world.last_run.name}.log"]).stdout
     assert "PATH=" in log and "the build ends here" in log, "the build was to print what it sees"
     for text in (failed.out, failed.err, done.out, done.err, told.out, told.err):
         assert not holding(text.encode())
-    assert [path for path in nodes_world.top.rglob("*") if path.is_file() and holding(path.read_bytes())] == []
+    assert [path for path in world.top.rglob("*") if path.is_file() and holding(path.read_bytes())] == []
     words = [word for form in forms(CANARY) for word in ("-e", form.decode())]
     places = ["/opt", "/root", "/tmp", "/var", "/etc", "/dev/shm", "/home"]
     found = node.run(["grep", "-rlaF", *words, *places], check=False)

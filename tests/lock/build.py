@@ -1,10 +1,13 @@
-"""Small valid locks for tests: digests computed, everything else as given."""
+"""Small valid locks and wheels for tests: digests computed, everything else as given."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
+from tests.support.wheels import sha256, write_wheel
 
 SHA = "0123456789abcdef" * 4
 
@@ -27,3 +30,14 @@ def lock(*variants: Variant, **fields: Any) -> Lock:
         variants=variants or (variant(),),
         **fields,
     )
+
+
+__all__ = ["make_wheel", "sha256"]
+
+
+def make_wheel(
+    folder: Path, name: str, version: str, *, tag: str = "py3-none-any", requires: Sequence[str] = (), body: str = ""
+) -> Path:
+    """Write `name-version-tag.whl` with one module that says its version; returns its path."""
+    files = {f"{name.replace('-', '_')}.py": f'version = "{version}"\n{body}'}
+    return write_wheel(folder, name, version, files, tag=tag, requires=requires)

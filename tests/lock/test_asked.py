@@ -17,7 +17,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.files import read_lock
 from envbuild.lock.packages import Request, arguments, environment, sdists
 from envbuild.lock.readers.uvtool import _failure, run_uv
-from tests.lock.wheels import make_wheel
+from tests.lock.build import make_wheel
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
 from tests.support.fails import fails
 

@@ -19,8 +19,8 @@ from envbuild.lock.readers.git import git_reader
 from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Profile, Source, Stack
+from tests.lock.build import make_wheel, sha256
 from tests.lock.conftest import Repos
-from tests.lock.wheels import make_wheel, sha256
 from tests.support.repositories import make_repository
 from tests.support.served import Folder, serving
 

@@ -15,9 +15,8 @@ from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.sources import pin_patches
 from envbuild.model.lock import ArtifactFile, Lock, LockedSource
 from envbuild.model.stack import Stack
-from tests.lock.build import lock, package, variant
+from tests.lock.build import lock, make_wheel, package, variant
 from tests.lock.conftest import Repos
-from tests.lock.wheels import make_wheel
 
 COMMIT = "1" * 40
 

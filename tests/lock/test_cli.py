@@ -13,8 +13,8 @@ import pytest
 from envbuild.cli.entry import main
 from envbuild.errors import ExitCode
 from envbuild.lock.files import read_lock
+from tests.lock.build import make_wheel
 from tests.lock.conftest import Repos
-from tests.lock.wheels import make_wheel
 from tests.support.programs import completed
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -26,7 +26,7 @@ from envbuild.lock.variants import specs
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
 from tests.conda.channel import channel, record
-from tests.lock.wheels import make_wheel
+from tests.lock.build import make_wheel
 from tests.support.fails import fails
 
 MakeSupply = Callable[..., Supply]

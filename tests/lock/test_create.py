@@ -11,7 +11,7 @@ import pytest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.check import check_lock
 from envbuild.lock.create import create_lock
-from envbuild.lock.files import parse_lock
+from envbuild.lock.files import parse_lock, read_lock
 from envbuild.lock.packages import Index, read_base
 from envbuild.lock.readers.torch_wheels import Supply, can_reach
 from envbuild.lock.record import render_lock
@@ -20,8 +20,9 @@ from envbuild.model.stack import Stack
 from envbuild.node.env.interpreter import examine
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.profile import findings
+from tests.e2e.world import MINOR, World
+from tests.lock.build import make_wheel, sha256
 from tests.lock.conftest import Repos
-from tests.lock.wheels import make_wheel, sha256
 from tests.support.fails import fails
 from tests.support.files import write_file
 from tests.support.served import served
@@ -485,3 +486,17 @@ def test_a_conflict_says_which_single_change_resolves_it(tmp_path: Path, supply:
     with fails("resolution-failed") as caught:
         make(stack(packages=["alpha==1.0", "beta==3", "gamma==4"]), supply(house))
     assert not caught.value.details
+
+
+def test_the_interpreter_comes_from_the_configured_toolchain(world: World) -> None:
+    toolchain = world.top / "toolchain.yaml"
+    toolchain.write_text(
+        "pythons:\n"
+        f"  - {{name: my-build, version: {MINOR}.99, arch: x86_64, sha256: {'ab' * 32}, url: 'file:///srv/my.tar.gz',"
+        " witness: our own build}\n"
+    )
+    world.env["ENVBUILD_TOOLCHAIN"] = str(toolchain)
+    world.wheel()
+    (variant,) = read_lock(world.lock(world.stack(interpreters=["standalone"]))).variants
+    assert (variant.interpreter.kind, variant.interpreter.name) == ("standalone", "my-build")
+    assert variant.interpreter.sha256 == "ab" * 32

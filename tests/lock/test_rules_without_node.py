@@ -12,9 +12,9 @@ from envbuild.lock.readers.scan import imported_from_top, uses
 from envbuild.model.lock import LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
 from envbuild.resolve.profile import WITHOUT_NODE, findings, mending, unlocked
+from tests.lock.build import make_wheel
 from tests.lock.conftest import Repos
 from tests.lock.test_create import MakeSupply, make, stack, versions
-from tests.lock.wheels import make_wheel
 from tests.resolve.builders import compat, make_lock, package
 
 SOURCE = {"name": "src", "git": "https://example.org/src", "commit": "1" * 40, "tree": "2" * 40}

@@ -21,8 +21,8 @@ from envbuild.lock.sources import taken_by, with_what_trees_say
 from envbuild.model.common import BLOCK, Unpacked
 from envbuild.model.stack import Source, Stack
 from envbuild.node import paths
+from tests.lock.build import make_wheel
 from tests.lock.conftest import Repos, locked
-from tests.lock.wheels import make_wheel
 from tests.support.repositories import git, lose_file
 from tests.support.served import Silent, serving
 from tests.support.wheels import write_wheel

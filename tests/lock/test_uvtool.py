@@ -14,7 +14,7 @@ from envbuild.lock.packages import Index, Request, arguments, resolve
 from envbuild.lock.readers.pylock import OfferedFile, with_sizes
 from envbuild.lock.readers.torch_wheels import can_reach
 from envbuild.lock.readers.uvtool import _failure, run_uv, uv_version
-from tests.lock.wheels import make_wheel
+from tests.lock.build import make_wheel
 from tests.support.certificates import certificate
 from tests.support.files import write_file
 from tests.support.served import answering, served, serving

@@ -1,19 +1,22 @@
-"""Who compiles for whom: decided from facts alone, and said in the steps."""
+"""Who compiles for whom, and how many nodes at once: decided from facts alone, and said in the steps."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import pytest
+
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
-from envbuild.model.plan import BuildClass, Plan
+from envbuild.model.plan import Batches, BuildClass, Plan, Share, parse_share
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import ChosenVariants
 from envbuild.plan.sharing import compiled_wheels, keys_of, share_builds
 from tests.plan.test_planner import planned
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, target
 from tests.resolve.test_engine import stamped
+from tests.support.fails import fails
 
 SOURCE: dict[str, Any] = {"name": "ext", "git": "https://example.org/ext", "commit": "1" * 40, "tree": "2" * 40}
 COMPILED = {**SOURCE, "build": {}}
@@ -129,3 +132,41 @@ def test_a_finished_node_gives_what_it_was_made_with() -> None:
     assert shared(finished("done", lock, []), machine("new"), lock=lock).builds == ()
     both = shared(done, machine("n1"), machine("n2"), lock=lock).builds
     assert [(each.donor, each.builders) for each in both] == [("done", ("n1", "n2"))], "should the donor's be gone"
+
+
+NODES = tuple(f"n{number}" for number in range(8))
+
+
+@pytest.mark.parametrize(
+    ("text", "total", "nodes"),
+    [("4", 8, 4), ("25%", 8, 2), ("25%", 3, 0), ("100%", 3, 3), ("9", 3, 3), (" 50% ", 5, 2)],
+)
+def test_a_share_is_a_number_of_nodes_rounded_down(text: str, total: int, nodes: int) -> None:
+    assert parse_share(text, "--batch", least=1).of(total) == nodes
+
+
+@pytest.mark.parametrize("text", ["", "0", "0%", "-1", "101%", "1.5", "a", "4 %", "9999999", "4\n5"])
+def test_what_is_no_share_is_refused_by_its_option(text: str) -> None:
+    with fails("share-invalid", 2, match="--batch"):
+        parse_share(text, "--batch", least=1)
+
+
+def test_no_failure_at_all_can_be_asked_for() -> None:
+    assert parse_share("0", "--max-fail", least=0) == Share(0)
+
+
+def test_waves_keep_the_order_and_have_one_node_at_least() -> None:
+    assert Batches(Share(25, percent=True)).waves(NODES) == [NODES[:2], NODES[2:4], NODES[4:6], NODES[6:]]
+    assert Batches(Share(3)).waves(NODES) == [NODES[:3], NODES[3:6], NODES[6:]]
+    assert Batches(Share(1, percent=True)).waves(NODES) == [(node,) for node in NODES]
+    assert Batches().waves(NODES) == [NODES]
+    assert Batches(Share(4)).waves(()) == []
+
+
+def test_the_budget_is_spent_when_more_fail_than_it_allows() -> None:
+    assert not Batches().spent(8, 8)
+    assert not Batches(most=Share(1)).spent(1, 8)
+    assert Batches(most=Share(1)).spent(2, 8)
+    assert Batches(most=Share(0)).spent(1, 8)
+    assert not Batches(most=Share(25, percent=True)).spent(2, 8)
+    assert Batches(most=Share(25, percent=True)).spent(3, 8)

@@ -1,4 +1,4 @@
-"""Node classes of a fleet: what they are called, who stands out, and in what."""
+"""Node classes of a fleet: what they are called, who stands out, and in what; which GPU a name means."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.model.facts import NodeFacts
+from envbuild.model.facts import GpuFacts, NodeFacts
+from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.health import mig_instances
 from envbuild.resolve.node_classes import NodeClass, describe, gpu_fault, group
 from tests.resolve.builders import GB, node_facts
@@ -103,3 +104,33 @@ def test_mig_instances_are_counted_as_a_process_may_use_them() -> None:
     found = group({"a": both, "b": both, "c": other_layout})
     assert [each.nodes for each in found] == [("a", "b"), ("c",)]
     assert found[1].differs == ("GPUs 2 x NVIDIA A100 with 1 MIG instance ≠ 2 x NVIDIA A100 with 3 MIG instances",)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA H200", "H200-SXM-141GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("A100-SXM4-40GB", "A100-SXM4-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIE-80GB"),
+        ("Tesla V100-SXM2-16GB", "V100-SXM2-16GB"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_only_the_whole_name_of_a_gpu_is_its_row(name: str | None, model: str | None) -> None:
+    found = load_compat().gpu_of(name)
+    assert (found.model if found else None) == model
+
+
+def test_a_gpu_that_mig_divides_has_not_the_peak_of_the_whole() -> None:
+    whole = GpuFacts(index=0, name="NVIDIA A100-SXM4-80GB", mig_enabled=False)
+    divided = whole.model_copy(update={"mig_enabled": True})
+    assert load_compat().gpu_of(whole.device_name) is not None
+    assert load_compat().gpu_of(divided.device_name) is None

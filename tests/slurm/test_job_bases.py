@@ -1,17 +1,20 @@
-"""Bases through a job: what the nodes' interpreter provides is asked there, where modules are loaded, and stays."""
+"""Bases and conda through a job: what the nodes' interpreter provides is asked there, where modules are loaded."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.test_bases import locked, system_python
+from tests.node.test_git_source import PROJECT
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.slurm.test_node_local import LocalWorld
+from tests.support.conda import Channel, fill
 from tests.support.files import write_file
 from tests.support.programs import completed
 
@@ -112,3 +115,26 @@ def test_a_base_comes_from_a_module_that_the_job_loads(tmp_path: Path, system_py
     again = world.job()
     assert again.rc == 0, again.err
     assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
+
+
+def test_one_node_of_a_job_builds_the_conda_environment_and_a_changed_file_is_named(
+    cluster: Cluster, tmp_path: Path, conda_python: Path, world: JobWorld
+) -> None:
+    channel = fill(Channel(cluster.shared / f"forge of {tmp_path.name}", "forge"), conda_python)
+    section: dict[str, Any] = {"channels": [{"name": "forge", "url": channel.url}], "packages": ["tool", "pure"]}
+    built = {**world.repository("lib", PROJECT), "install": "wheel"}
+    world.wheel()
+    world.lock(world.stack("own", conda=section, sources=[built], imports=["alpha", "lib", "pure"]))
+    world.target(stack="./own.yaml", engine="conda")
+    done = world.job()
+    nodes = by_node(done)
+    assert done.rc == 0, done.err
+    assert {node["status"] for node in nodes.values()} == {"ok"}
+    assert len({node["root"] for node in nodes.values()}) == 1 < len(nodes)
+    again = world.job()
+    assert (again.rc, world.submitted(), again.json["steps_run"]) == (0, [], 0), again.err
+    (library,) = (world.prefix / "envs").glob("own-*/lib/libtool.so")
+    library.write_bytes(library.read_bytes() + b"x")
+    deep = world.job(verb="verify")
+    said = {"path": "lib/libtool.so", "kind": "changed", "package": "tool 2.0 h1_3"}
+    assert (deep.rc, deep.node["drift"]) == (1, [said]), deep.err

@@ -1,4 +1,4 @@
-"""`envbuild probe` and `envbuild smoke` where only a job of a real Slurm reaches the nodes."""
+"""`doctor`, `--facts-out` and `smoke` where only a job of a real Slurm reaches the nodes."""
 
 from __future__ import annotations
 
@@ -57,3 +57,19 @@ def test_a_smoke_test_of_a_folder_of_code_reads_every_file_too(world: JobWorld) 
     assert done.rc == 0, done.err
     assert {(node["root"], node["root_level"]) for node in by_node(done).values()} == {(*root, "measured")}
     assert all("is a working tree" in text and "changed" not in text for text in done.json["deviations"])
+
+
+def test_doctor_says_how_gpus_are_asked_for_and_whether_a_job_would_be_accepted(world: JobWorld) -> None:
+    done = world.job(verb="doctor")
+    assert done.out.startswith("{"), done.err
+    (host,) = done.json["hosts"]
+    lines = {line["name"]: line for line in host["checks"]}
+    assert lines["scheduler"]["level"] == "ok", lines
+    assert lines["rights"]["found"].startswith("a job on gpu would be accepted"), lines["rights"]
+    assert lines["gpus in jobs of gpu"]["consequence"].startswith("asked for with --gres=gpu:")
+    assert not world.runs.exists() or not list(world.runs.iterdir())
+
+    world.target(scheduler={"nodes": 500})
+    done = world.job(verb="doctor")
+    refused = {line["name"]: line for line in done.json["hosts"][0]["checks"]}["rights"]
+    assert (done.rc, refused["level"]) == (1, "missing")

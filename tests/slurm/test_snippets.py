@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from tests.e2e.world import MINOR
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
 from tests.support.small_stacks import MEGATRON, Machine, Shelf
+from tests.support.tutorial import TUTORIALS, follow
 from tests.test_snippets import TOP, of, run, run_all
 from tests.test_snippets_shipped import wrong
 
@@ -63,3 +65,9 @@ def test_the_tutorial_s_cluster_gets_opt_as_it_is_written(world: JobWorld) -> No
         jobs += [job["name"] for job in world.submitted()]
     # What the probe of `plan` found is kept for `provision`.
     assert jobs == ["envbuild-provision", "launch-opt-175b"]
+
+
+@pytest.mark.slow
+def test_the_tutorial_through_slurm_works_as_it_is_written(cluster: Cluster, tmp_path: Path) -> None:
+    env = {name: cluster.env[name] for name in ("SLURM_CONF", "PATH")}
+    follow(TUTORIALS / "a-cluster-through-slurm.md", tmp_path, **env)

@@ -1,15 +1,19 @@
-"""`plan --json` says what the text says, by classes of nodes."""
+"""What `plan --json`, `provision --batch` and `doctor` say of nodes."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from envbuild import resources
+from envbuild.cli.doctor_cmd import doctor
 from envbuild.cli.explain_cmd import explain
 from envbuild.cli.provision_cmd import plan
+from envbuild.cli.run import run
+from tests.support.programs import executable
 
 
 def test_d103_equal_nodes_are_one_entry_with_all_names(tmp_path: Path) -> None:
@@ -49,3 +53,53 @@ def test_d103_what_facts_say_of_another_prefix_and_of_other_hosts_does_not_count
     (tmp_path / "facts.json").write_text(json.dumps(both))
     refused = CliRunner().invoke(plan, [*args, "--prefix", "/a/envbuild"])
     assert "\n  gpu[1-2]: error[prefix-usable]: " in refused.output and refused.output.count("    hint: ") == 1
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.yaml").write_text(
+        "name: cluster\nextends: slurm\nstack: torch-smoke\nhosts: {slurm: gpu}\n"
+        "connection: {kind: job, login: {host: login1.invalid}}\nscheduler: {nodes: 4}\nprefix: /shared/envbuild\n"
+    )
+    return "./cluster.yaml"
+
+
+@pytest.mark.parametrize("words", [["--batch", "25%"], ["--max-fail", "1"], ["--batch", "1", "--max-fail", "0"]])
+def test_the_nodes_of_a_job_are_changed_at_once(
+    words: list[str], cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["provision", "--target", cluster, *words]) == 2
+    err = capsys.readouterr().err
+    assert "error[option-does-not-fit]" in err
+    assert words[0] in err
+
+
+@pytest.mark.parametrize("words", [["--batch", "0"], ["--max-fail", "half"]])
+def test_an_invalid_number_of_nodes_is_refused_before_a_node_is_asked(
+    words: list[str], cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["provision", "--target", "local", *words]) == 2
+    assert f"error[share-invalid]: invalid value for {words[0]}: {words[1]}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo 'Failed to initialize NVML: Driver/library version mismatch'; echo 'NVML library version: 570'; exit 18",
+         ("are not those of the kernel module", "570", "reboot the node", "apt-mark hold")),
+        ('case "$1" in --query*) echo "0, A100, GPU-0, 40960, 00000000:3B:00.0, 580.126.09, 8.0, Disabled, 0";; esac;'
+         "echo 'Unable to determine the device handle for GPU0000:BA:00.0: Unknown Error'; exit 15",
+         ("GPU 0000:BA:00.0 is lost", "gpu-reset -i 0000:BA:00.0", "1 × A100")),
+    ],
+)  # fmt: skip
+def test_d58_doctor_of_this_machine_names_a_broken_driver_and_a_lost_gpu(
+    script: str, says: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable(tmp_path / "nvidia-smi", f"#!/bin/sh\n{script}\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    shown = " ".join(CliRunner().invoke(doctor, []).output.split())
+    line = shown[shown.index("warning gpus") :]
+    assert all(words in line for words in says), line
