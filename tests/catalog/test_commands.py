@@ -10,6 +10,7 @@ import pytest
 
 from envbuild.catalog.loader import list_stacks, list_targets, load_target
 from envbuild.cli.entry import main
+from envbuild.errors import ExitCode
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,9 @@ def test_stack_check_names_every_refusal(capsys: pytest.CaptureFixture[str], tmp
     assert "bad.yaml:2:1" in err
     document = as_json(capsys, "stack", "check", "bad.yaml", code=2)
     assert document["stacks"][0]["error"]["code"] == "manifest-invalid"
+    assert main(["stack", "show", "bad.yaml"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, "Traceback" in err) == ("", False)
 
 
 TEMPLATES = ("aws-p3-16xlarge", "pbs", "pods-rtx4090", "polaris", "slurm", "slurm-pyxis", "ssh")
@@ -93,11 +97,6 @@ def test_lists_fit_a_narrow_terminal_and_are_whole_in_a_pipe(
         monkeypatch.delenv("COLUMNS")
         assert main([verb, "list"]) == 0
         assert capsys.readouterr().out.split() == narrow.split()
-
-
-def test_an_unknown_stack_exits_2_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stack", "show", "torch-smok"]) == 2
-    assert "did you mean `torch-smoke`?" in capsys.readouterr().err
 
 
 def test_target_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,3 +138,26 @@ def test_a_broken_configuration_exits_2(capsys: pytest.CaptureFixture[str], tmp_
     (tmp_path / "envbuild.toml").write_text("prefx = '/x'\n")
     assert main(["config", "show"]) == 2
     assert "did you mean `prefix`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("noun", "other", "text"), [
+    ("stack", "target", "name: x\nextends: ssh\nhosts: [gpu01]\n"),
+    ("target", "stack", "name: mine\nsummary: s\nprofiles: {exact: {python: ['3.11']}}\n"),
+])  # fmt: skip
+def test_a_file_of_the_other_kind_is_named_with_the_command_for_it(
+    noun: str, other: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    assert main([noun, "show", str(path)]) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert f"is a {other} file, not a {noun} file" in err
+    assert f"hint: envbuild {other} check {path}" in err
+
+
+@pytest.mark.parametrize(("verb", "near"), [("stack", "torch-smoke"), ("target", "local")])
+def test_an_unknown_name_exits_2_with_the_nearest(verb: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "show", f"{near}x"]) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert f"error[{verb}-unknown]" in err
+    assert f"did you mean `{near}`?" in err

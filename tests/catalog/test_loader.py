@@ -186,6 +186,8 @@ def test_a_template_of_yours_is_filled_in_and_not_extended_by_itself(tmp_path: P
 def test_an_unquoted_python_version_says_to_quote_it(tmp_path: Path) -> None:
     error = refused(load_stack, stack_file(tmp_path, STACK.replace('["3.11"]', "[3.10]")))
     assert "quotes" in error.hint
+    error = refused(load_stack, stack_file(tmp_path, STACK.replace('["3.11"]', "3.11")))
+    assert error.hint == 'write python: ["3.11"]'
 
 
 def test_several_problems_are_reported_at_once(tmp_path: Path) -> None:
@@ -393,3 +395,25 @@ def test_any_data_is_a_stack_or_a_coded_error(data: Any, tmp_path_factory: pytes
 def test_a_stack_stays_equal_through_plain_data() -> None:
     stack = load_stack("torch-smoke").stack
     assert Stack.from_plain(stack.to_json_dict()) == stack
+
+
+@pytest.mark.parametrize("ref", ["x" * 5000 + ".yaml", "a\0b.yaml", "~nobody-of-that-name/x.yaml", "/root/\n/x.yaml"])
+def test_an_impossible_path_is_a_coded_error(ref: str) -> None:
+    for load in (load_stack, load_target):
+        with pytest.raises(EnvbuildError) as caught:
+            load(ref)
+        assert caught.value.exit_code == ExitCode.USAGE
+
+
+@settings(max_examples=60)
+@given(place=st.integers(0, len(STACK)), text=st.text(max_size=4), cut=st.integers(0, 6))
+def test_a_damaged_manifest_loads_or_is_a_coded_error(
+    place: int, text: str, cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.yaml"
+    path.write_bytes((STACK[:place] + text + STACK[place + cut :]).encode("utf-8", "replace"))
+    try:
+        load_stack(str(path))
+    except EnvbuildError as error:
+        assert error.exit_code == ExitCode.USAGE
+        assert error.code.startswith("manifest-")

@@ -282,19 +282,24 @@ def codes(outcome: Outcome) -> dict[str, tuple[str, int]]:
     return {name: (error.code, int(error.exit_code)) for name, error in outcome.errors.items()}
 
 
-def test_one_builds_then_all_others_test_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c")
-    outcome = on.run()
-    assert on.plays == [{"a": BUILDS}, {"b": TESTS, "c": TESTS}]
-    assert (outcome.errors, on.work.notes) == ({}, [])
-
-
-def test_where_the_builder_fails_the_next_one_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("bad", "plays"),
+    [
+        ({}, [{"a": BUILDS}, {"b": TESTS, "c": TESTS, "d": TESTS}]),
+        # What failed is in the answers of that node.
+        ({"a": SMOKE}, [{"a": BUILDS}, {"b": BUILDS}, {"c": TESTS, "d": TESTS}]),
+        # What is wrong with a node alone says nothing of the others.
+        (dict.fromkeys("ab", FULL), [{"a": BUILDS}, {"b": BUILDS}, {"c": BUILDS}, {"d": TESTS}]),
+    ],
+)
+def test_one_builds_or_the_next_where_it_fails_then_all_others_test_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: dict[str, Any], plays: list[dict[str, list[str]]]
+) -> None:
     on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c", "d")
-    on.bad = {"a": SMOKE}
+    on.bad = bad
     outcome = on.run()
-    assert on.plays == [{"a": BUILDS}, {"b": BUILDS}, {"c": TESTS, "d": TESTS}]
-    assert outcome.errors == {}, "what failed is in the answers of that node"
+    assert (on.plays, outcome.errors) == (plays, {})
+    assert bad or on.work.notes == []
 
 
 def test_what_fails_on_two_nodes_is_not_tried_on_a_third(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,16 +313,6 @@ def test_what_fails_on_two_nodes_is_not_tried_on_a_third(tmp_path: Path, monkeyp
     outcome = on.run()
     assert codes(outcome) == {"c": ("not-built", 1)}
     assert "its smoke test failed: import" in outcome.errors["c"].why
-
-
-def test_what_is_wrong_with_a_node_alone_says_nothing_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c", "d", "e")
-    on.bad = {"a": FULL, "b": FULL, "c": FULL}
-    outcome = on.run()
-    assert on.plays == [{"a": BUILDS}, {"b": BUILDS}, {"c": BUILDS}, {"d": BUILDS}, {"e": TESTS}]
-    assert outcome.errors == {}
 
 
 def test_who_has_no_answer_of_its_builder_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
