@@ -412,14 +412,18 @@ def _tree_rule(variant: Variant, facts: NodeFacts) -> Decisions:
 def _name_rule(variant: Variant, facts: NodeFacts, stack: str) -> Decisions:
     """`stack-name-shared`: a warning, because the link `current` of the stack leaves another project.
 
-    A project is the folders and repositories that its code is from: of one project, at least one stays.
+    A project is the folders, repositories and commits that its code is from: of one project, at least one stays.
     """
     used = next((item.stamp or {} for item in facts.environments if item.current and item.stack == stack), None)
-    trees = [facts.trees[tree.name].path for tree in variant.trees if tree.name in facts.trees]
-    own = dict.fromkeys([*trees, *(source.git for source in variant.sources)])
-    before = dict.fromkeys(tree["at"] for tree in (used or {}).get("trees") or ())
-    before |= dict.fromkeys(str(source.get("git")) for source in (used or {}).get("sources") or ())
-    if used is None or own.keys() & before.keys() or not (own or before):
+    if used is None:
+        return NOTHING
+    trees = [facts.trees[tree.name] for tree in variant.trees if tree.name in facts.trees]
+    # Place and commit of each: a folder that was pushed and pinned is the same project.
+    own = {tree.path: tree.commit for tree in trees} | {source.git: source.commit for source in variant.sources}
+    before = {tree["at"]: (tree.get("state") or {}).get("commit") for tree in used.get("trees") or ()}
+    before |= {str(source.get("git")): source.get("commit") for source in used.get("sources") or ()}
+    alike = own.keys() & before.keys() or {*own.values()} & {*before.values()} - {None}
+    if alike or not (own or before):
         return NOTHING
     was, now = (few(list(places)) or "a stack without sources" for places in (before, own))
     what = f"current/{stack} belongs to {was}; it will point at the environment of {now} instead"

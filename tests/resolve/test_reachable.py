@@ -101,6 +101,8 @@ def told(command: Command, capsys: pytest.CaptureFixture[str], *arguments: str) 
     [
         ({"sources": [{"name": "lab", "git": "https://git.example.org/lab/my"}]}, ["https://git.example.org/lab/my"]),
         ({"trees": [{"name": "mine", "at": "/b/mine"}]}, ["/b/mine"]),
+        ({"trees": [{"name": "mine", "at": "/b/mine", "state": {"commit": "c" * 40}}]}, []),
+        ({"trees": [{"name": "mine", "at": "/b/mine", "state": {"commit": "d" * 40}}]}, ["/b/mine"]),
         ({}, ["a stack without sources"]),
         ({"trees": [{"name": "mine", "at": "/a/mine"}]}, []),
         (None, []),
@@ -110,7 +112,7 @@ def test_a_link_that_leaves_another_project_of_the_same_name_is_said(
     stamp: dict[str, Any] | None, warned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     used = {"path": "/p/envs/my-exact-0123456789ab", "stack": "my", "current": True, "stamp": stamp}
-    more = {"trees": {"mine": {"path": "/a/mine"}}, "environments": [] if stamp is None else [used]}
+    more = {"trees": {"mine": {"path": "/a/mine", "commit": "c" * 40}}, "environments": [] if stamp is None else [used]}
     own = {"profile": {"sources": [{"name": "mine", "path": "./"}]}, "variant": {"trees": [{"name": "mine"}]}}
     stack, target, facts = write_files({"node": "cpu-laptop", "facts": {"more": more}, **own}, tmp_path)
     rows = told(explain, capsys, str(stack), "--target", str(target), "--facts", str(facts))
