@@ -114,7 +114,7 @@ def _functional(evidence: Evidence) -> Badge:
         return Badge("Functional", "amber", ("nothing ran here: a log was read",))
     # Green says that the code works, so something must have run, and all that it imports be there.
     ran = sum(check.status == "passed" and computed(check) for check in checks)
-    says.append(f"{ran} of them by running the environment" if ran else "no smoke test and no benchmark ran")
+    says.append(f"{ran} passed by running the environment" if ran else "no smoke test and no benchmark ran")
     says += doubts(evidence)
     green = ran and not doubts(evidence)
     return Badge("Functional", "red" if bad else "green" if green else "amber", tuple(says))

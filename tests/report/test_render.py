@@ -409,7 +409,7 @@ def test_a_figure_below_its_floor_never_reads_as_the_floor() -> None:
     ("checks", "tone", "says"),
     [
         ([{"name": "stamp"}], "amber", "no smoke test and no benchmark ran"),
-        ([{"name": "stamp"}, {"name": "smoke/sound"}], "green", "1 of them by running the environment"),
+        ([{"name": "stamp"}, {"name": "smoke/sound"}], "green", "1 passed by running the environment"),
         ([{"name": "smoke/sound", "details": {"open": {"x": "a.py:1"}}}], "amber", "Missing: 1 module that its code"),
         ([{"name": "smoke/sound", "details": {"code_changed": 2}}], "amber", "Changed after the smoke test: 2 files"),
         (

@@ -282,7 +282,11 @@ def _sources(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
             else:
                 problems += _source(node, source, locked[name])
     if compared:
-        yield from judged("sources", f"{compared} have the commit, tree and patches of the lock", problems)
+        yield from judged(
+            "sources",
+            f"{plural(compared, 'source')} compared: commit, tree and patches are those of the lock",
+            problems,
+        )
     if untold:
         yield not_checked("sources", f"{names(untold)}: the report names none, and the lock has some")
 
@@ -325,11 +329,11 @@ def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         says = f"computed from the lists of files of {plural(len(good), 'node')}"
         yield from judged("root", says, problems)
     if rest := len(rooted) - len(good):
-        yield not_checked("root", f"of {plural(rest, 'node')} the report holds no list of files to compute it from")
+        yield not_checked("root", f"for {plural(rest, 'node')}, the report has no list of files to compute it from")
     stamped = [node for node in rooted if node.root_level != "measured"]
     if stamped:
         yield not_checked(
-            "root", f"of {plural(len(stamped), 'node')} this run did not measure it; it is from the stamp"
+            "root", f"for {plural(len(stamped), 'node')}, this run did not measure it: it is from the stamp"
         )
     if rooted:
         says = "whether the files on the disk give this root: run `envbuild verify` on the node"

@@ -35,7 +35,9 @@ def findings(change: Callable[[Sources], object]) -> dict[str, list[str]]:
 
 
 def test_sources_that_are_all_there_hold() -> None:
-    assert findings(lambda sources: None) == {"checked": [": 3 have the commit, tree and patches of the lock"]}
+    assert findings(lambda sources: None) == {
+        "checked": [": 3 sources compared: commit, tree and patches are those of the lock"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_where_no_list_of_files_is_there_none_is_spoken_of_as_there() -> None:
     found = check_contents(samples.evidence(), Attached())
     root = [each.says for each in found if each.topic == "root"]
     assert root == [
-        "of 1 node the report holds no list of files to compute it from",
+        "for 1 node, the report has no list of files to compute it from",
         "whether the files on the disk give this root: run `envbuild verify` on the node",
     ]
 
