@@ -96,6 +96,11 @@ def own_source() -> dict[str, Any]:
     return json.loads(stamp.read_text()) if stamp.is_file() else checkout_source(_PACKAGE.parent)
 
 
+def own_commit() -> str:
+    """The commit of this envbuild; empty where unknown."""
+    return str(own_source().get("vcs_info", {}).get("commit_id", ""))
+
+
 def checkout_source(root: Path) -> dict[str, Any]:
     """The same of a checkout without changes; without the address where a remote branch has not got the commit."""
     import subprocess

@@ -158,27 +158,29 @@ def sign(ui: Ui, run: str, key: Path | None) -> None:
 )  # fmt: skip
 @_publish(True)
 @_key
-@click.option("-s", "--stack", metavar="STACK", help="File of your own stack (default: the run's copy).")
+@click.option("-s", "--stack", metavar="STACK", help="Last run of this stack; its file (default: the run's copy).")
 @common_options
 def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, stack: str | None) -> None:
     """Make the reviewer's kit of RUN.
 
-    RUN is as `report show` takes it (default: the last run that ran a test or a benchmark). A kit holds one report.
-    After `provision` and `bench`, send both kits: that of `bench` has the figure and the root from the stamp, that of
-    `provision` has the build, the smoke test and the measured contents.
+    RUN is as `report show` takes it (default: the last run that ran a test or a benchmark; with --stack, of that
+    stack). If RUN took the contents of the environment from its stamp, as `bench` does, the kit also has the report of
+    the last run that measured them.
 
     It holds the report, the lock, how to repeat the run and what to expect, all with sha256. By default it has only the
     public fields of the report. Its README names the https address from which this envbuild was installed. Without
     such an address the kit has the wheel of envbuild.
     """
+    from envbuild.catalog.loader import load_stack
     from envbuild.config import load_config
-    from envbuild.kit.make import computed_run, default_name, make_kit, measured_run, passed_run
+    from envbuild.kit.make import computed_run, default_name, make_kit, measured_run, passed_run, run_of
     from envbuild.provision.run.run_dir import list_runs
     from envbuild.report.recheck.opened import open_report
 
-    newest = path = _place(ui, run)
+    runs = [run_dir.path for run_dir in list_runs(load_config().runs_root)]
+    named = None if stack is None else load_stack(own_file(stack))
+    newest = path = run_of(runs, named.stack) if named is not None and run == "last" else _place(ui, run)
     if run == "last":
-        runs = [run_dir.path for run_dir in list_runs(load_config().runs_root)]
         earlier = runs[runs.index(newest) :] if newest in runs else [newest]
         path = computed_run(earlier)
         missed = " failed and" if open_report(newest).evidence.exit else ""
@@ -187,14 +189,14 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
         )
         good = passed_run(earlier) if open_report(path).evidence.exit else None
         failed = f", which failed; the last that passed: `envbuild report kit {good.name}`" if good else ""
-        ui.note(f"kit of {path.name}, the last run{newer}{failed}")
-        if other := measured_run(runs, path):
-            ui.note(
-                f"it has the contents from the stamp; {other.name} measured them. Send its kit too: "
-                f"`envbuild report kit {other.name}`"
-            )
+        of = "" if named is None else f" of {named.stack.name}"
+        ui.note(f"kit of {path.name}, the last run{of}{newer}{failed}")
+    if measured := measured_run(runs, path):
+        ui.note(
+            f"{path.name} has the contents from the stamp; the report of {measured.name}, which measured them, is added"
+        )
     output = output or Path(default_name(path))
-    files, left = make_kit(path, output, publish=publish, stack=stack and own_file(stack), key=key)
+    files, left = make_kit(path, output, publish=publish, stack=stack and own_file(stack), key=key, measured=measured)
     if publish and key is not None:
         ui.warn("the public key goes with the signature, and may tell whose kit it is")
     for text in left:

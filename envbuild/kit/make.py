@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild import __version__
@@ -22,6 +22,7 @@ from envbuild.catalog.loader import list_stacks, load_stack, manifest_digest
 from envbuild.errors import EnvbuildError
 from envbuild.kit.manifest import (
     LARGEST,
+    MEASURED,
     NAME,
     REPORT,
     Manifest,
@@ -38,6 +39,7 @@ from envbuild.lock.files import parse_lock
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
+from envbuild.node.git_source import tree_state
 from envbuild.regular_file import MAX_BYTES, read_file, read_manifest
 from envbuild.report.claimed import SAME
 from envbuild.report.equality import sentence
@@ -45,7 +47,7 @@ from envbuild.report.evidence_file import SIGNATURE
 from envbuild.report.formats import FORMATS
 from envbuild.report.publish import copy_report, published, require_holding, sign_report
 from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked, open_report, problem, read_attachment
-from envbuild.report.recheck.verify import verify_report
+from envbuild.report.recheck.verify import other_build, verify_report
 from envbuild.report.render import shown, template, write_new
 from envbuild.report.sections import Claim
 from envbuild.report.verdict import all_checks, computed
@@ -55,6 +57,7 @@ from envbuild.text import plural
 
 README = "README.md"
 UNKNOWN = "not measured"
+CONTENTS = "the environment holds what the lock says"
 # How a draft names commands and where it read them. The bounds stop a hostile file.
 _STARTS = re.compile(r"^ *# starts: (.{1,400})  \((.{1,200})\)$", re.M)
 # Checks that compute nothing.
@@ -86,19 +89,33 @@ def stack_name(evidence: Evidence) -> str:
     return f"{evidence.stack}.yaml"
 
 
-def readme(manifest: Manifest, evidence: Evidence, lock: Lock | None, *, signed: bool, own: bytes | None) -> bytes:
-    """The text; `own`: the file of a stack that envbuild does not ship, where the kit has it."""
+def readme(
+    manifest: Manifest,
+    evidence: Evidence,
+    lock: Lock | None,
+    *,
+    signed: bool,
+    own: bytes | None,
+    measured: Evidence | None = None,
+) -> bytes:
+    """The text; `own`: the file of a stack that envbuild does not ship, `measured`: the second report, or none."""
     view = shown(evidence)
     stack = evidence.stack if own is None else f"./{stack_name(evidence)}"
     run, beyond = commands(evidence, stack), _beyond(evidence, lock, own=own is not None)
     variants = lock.variants if lock else ()
     read = [*(source.name for one in variants for source in one.sources if source.install != "wheel"),
             *(tree.name for one in variants for tree in one.trees)]  # fmt: skip
+    claims = rows(view, run)
+    if measured is not None:
+        inside = rows(shown(measured), commands(measured, stack))
+        proven = (replace(row, here=f"{row.here}, in {MEASURED}/") for row in inside)
+        claims = (*proven, *(row for row in claims if row.claim != CONTENTS))
     source = f"git+{manifest.address}@{manifest.commit}" if manifest.address else f"./{wheel_name(manifest.envbuild)}"
     return template("kit.md.j2").render(
-        view=view, kit=manifest, source=source, signed=signed, lock_name=lock_name(evidence), run=run,
+        view=view, measured=measured, rows=claims, kit=manifest, source=source, signed=signed, run=run,
+        lock_name=lock_name(evidence),
         kick=_KICK.format("torch-smoke" if beyond else f"{stack} --profile {evidence.profile}"), beyond=beyond,
-        own="" if own is None else stack_name(evidence), rows=rows(view, run), shipped=evidence.stack in list_stacks(),
+        own="" if own is None else stack_name(evidence), shipped=evidence.stack in list_stacks(),
         trees=any(variant.trees for variant in variants), code=list(dict.fromkeys(read)),
         starts="\n".join(map("  # ".join, _STARTS.findall((own or b"").decode(errors="replace"))[:12])),
         gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
@@ -148,7 +165,7 @@ def _contents(evidence: Evidence, run: Mapping[str, str]) -> Iterator[Row]:
             dict.fromkeys(f"Python {python_version(node)}, variant {str(node.variant_digest)[:12]}" for node in rooted)
         )
         expected = f"exit code 0, and the root {roots} with {of}. Another Python or variant gives another root"
-        yield Row("the environment holds what the lock says", run["verify"], expected, here, "none")
+        yield Row(CONTENTS, run["verify"], expected, here, "none")
 
 
 def _smoke(evidence: Evidence, run: Mapping[str, str]) -> Iterator[Row]:
@@ -192,6 +209,23 @@ def default_name(path: Path) -> str:
     return f"kit-{evidence.stack}-{evidence.run}"
 
 
+def run_of(runs: Sequence[Path], stack: Stack) -> Path:
+    """The newest run of exactly this stack, else of its name. Raises EnvbuildError `evidence-missing` (exit 2)."""
+    named = None
+    for path in runs:
+        with suppress(EnvbuildError):
+            evidence = open_report(path).evidence
+            if evidence.stack == stack.name:
+                named = named or path
+                profiles = {manifest_digest(stack, evidence.profile)} if evidence.profile in stack.profiles else {}
+                if any(item.kind == "profile" and item.sha256 in profiles for item in evidence.attachments):
+                    return path
+    if named is None:
+        what, hint = f"no run of the stack {stack.name} has a report", "`envbuild provision` makes one"
+        raise EnvbuildError("evidence-missing", what, hint=hint)
+    return named
+
+
 def computed_run(runs: Sequence[Path]) -> Path:
     """Of runs, newest first, the newest; a good one before it of the same stack where only that one computed."""
     return runs[0] if _computed(open_report(runs[0]).evidence) else passed_run(runs) or runs[0]
@@ -212,7 +246,7 @@ def passed_run(runs: Sequence[Path]) -> Path | None:
 def measured_run(runs: Sequence[Path], run: Path) -> Path | None:
     """A good run of the same environments that measured their contents, where `run` took them from stamps.
 
-    The newest that also ran the smoke test, else the newest.
+    The newest that also ran the smoke test, else the newest; none whose report does not hold.
     """
     places = _contents_of(run)
     if {level for *_, level in places} <= {"measured"}:
@@ -221,9 +255,10 @@ def measured_run(runs: Sequence[Path], run: Path) -> Path | None:
     first = None
     for path in runs:
         if wanted <= _contents_of(path):
-            if _computed(open_report(path).evidence):
-                return path
-            first = first or path
+            with suppress(EnvbuildError):
+                if _computed(require_holding(path).evidence):
+                    return path
+                first = first or path
     return first
 
 
@@ -241,25 +276,34 @@ def _computed(evidence: Evidence) -> bool:
 
 
 def make_kit(
-    path: Path, output: Path, *, publish: bool = True, stack: str | None = None, key: Path | None = None
+    path: Path,
+    output: Path,
+    *,
+    publish: bool = True,
+    stack: str | None = None,
+    key: Path | None = None,
+    measured: Path | None = None,
 ) -> tuple[dict[str, bytes], list[str]]:
     """Write the kit of the report at `path` to `output`: a folder, or a tar file where its name ends in `.tar`.
 
-    `stack`: the stack's file, where envbuild ships none; `key`: an SSH key that signs the report in the kit. Returns
-    its files, and in sentences what was left out or failed. The same report gives the same bytes.
+    `stack`: the stack's file, where envbuild ships none; `key`: an SSH key that signs the reports in the kit;
+    `measured`: the run of `measured_run`, whose report goes along. Returns its files, and in sentences what was left
+    out or failed. The same reports give the same bytes.
     Raises EnvbuildError `output-exists`, `kit-stack-differs` (exit 2), `report-not-holding`, `kit-invalid` (exit 5),
     `kit-without-lock` (exit 7), `output-unwritable`, and what reading the report and the stack raises.
     """
-    require_holding(path)
+    left = list(_moved(require_holding(path).evidence))
+    places = {REPORT: path, **({} if measured is None else {MEASURED: measured})}
     with tempfile.TemporaryDirectory(prefix="envbuild-kit-") as scratch:
-        folder = Path(scratch) / REPORT
-        _, left = copy_report(path, folder, publish=publish, beside=("stack",))
-        if key is not None:
-            sign_report(folder, key)
-        paths = [file for file in folder.rglob("*") if file.is_file()]
+        for name, place in places.items():
+            _, more = copy_report(place, Path(scratch, name), publish=publish, beside=("stack",))
+            left += more
+            if key is not None:
+                sign_report(Path(scratch, name), key)
+        paths = [file for file in Path(scratch).rglob("*") if file.is_file()]
         files = {file.relative_to(scratch).as_posix(): read_file(file) for file in paths}
-        report = open_report(folder)
-    evidence = report.evidence
+        report, *other = (open_report(Path(scratch, name)) for name in places)
+    evidence, left = report.evidence, list(dict.fromkeys(left))
     files[lock_name(evidence)] = _lock(files, evidence)
     lock = parse_lock(files[lock_name(evidence)].decode(), lock_name(evidence))
     own, file = _own(path, evidence, lock, stack), f"./{stack_name(evidence)}"
@@ -286,12 +330,27 @@ def make_kit(
     elif not manifest.address:
         left.append(f"{wheel_name(__version__)} is not in the kit: envbuild is not installed here, so hand it along")
     files[README] = readme(
-        manifest, evidence, lock, signed=report.signature is not None, own=next(iter(own.values()), None)
+        manifest,
+        evidence,
+        lock,
+        signed=report.signature is not None,
+        own=next(iter(own.values()), None),
+        measured=next((item.evidence for item in other), None),
     )
     files[NAME] = render(manifest.model_copy(update={"files": listed(files)}))
     parse(files[NAME])  # a kit that nobody could read is not written
     write_new(output, _tar(files, output.stem) if output.suffix == ".tar" else files)
     return files, left
+
+
+def _moved(evidence: Evidence) -> Iterator[str]:
+    """The folders of code that are at another commit now than in the run."""
+    trees = {name: tree for node in evidence.nodes if node.facts for name, tree in node.facts.trees.items()}
+    for name, tree in trees.items():
+        now = tree_state(tree.path)["commit"]
+        if tree.commit and now and now != tree.commit:
+            was = f"was at commit {tree.commit[:12]} in the run {evidence.run}, which the kit is of"
+            yield f"the folder of the source {name} {was}; it is at {now[:12]} now"
 
 
 def _lock(files: Mapping[str, bytes], evidence: Evidence) -> bytes:
@@ -319,7 +378,8 @@ def _own(path: Path, evidence: Evidence, lock: Lock, stack: str | None) -> dict[
         raise EnvbuildError(
             "kit-stack-differs",
             f"{loaded.ref} is not the stack that the report's lock was made from",
-            hint="without --stack, the kit has the file that the run kept; or give the file of that time",
+            hint=f"`{shlex.join(['envbuild', 'report', 'kit', str(path)])}` takes the file that the run kept; "
+            f"`envbuild provision {shlex.quote(stack)}` makes a run of this one",
         )
     return {} if loaded.shipped else {stack_name(evidence): read_manifest(loaded.path)}
 
@@ -352,17 +412,35 @@ def verify_kit(path: Path, *, run: str | None = None, signers: Path | None = Non
         if f"{REPORT}/evidence.json" not in sizes:
             raise invalid(NAME, f"{REPORT}/evidence.json is not there")
         findings = list(check_files(folder, sizes, manifest))
-        report, more = verify_report(folder / REPORT, run=run, signers=signers, maker=manifest.envbuild)
-        findings += _unknown(manifest, report)
-        findings += _together(folder, sizes, manifest, report)
+        maker = (manifest.envbuild, manifest.commit)
+        report, more = verify_report(folder / REPORT, run=run, signers=signers, maker=maker)
+        reports = {REPORT: report}
+        if f"{MEASURED}/evidence.json" in sizes:
+            reports[MEASURED], others = verify_report(folder / MEASURED, signers=signers, maker=maker)
+            others.append(_same_contents(report.evidence, reports[MEASURED].evidence))
+            # What holds for both is said once.
+            more += [replace(finding, says=f"{MEASURED}/: {finding.says}") for finding in others if finding not in more]
+        findings += _unknown(manifest, reports)
+        findings += _together(folder, sizes, manifest, reports)
         return report, [*findings, *more]
 
 
-def _unknown(manifest: Manifest, report: Opened) -> Iterator[Finding]:
-    """Files that `kit.json`, which no signature covers, lists and no kit of this report has."""
+def _same_contents(evidence: Evidence, measured: Evidence) -> Finding:
+    """Whether the run in `environment/` measured the contents that the other run has from the stamp."""
+    stamped = {(node.variant_digest, node.root, "measured") for node in evidence.nodes if node.root}
+    known = {(node.variant_digest, node.root, node.root_level) for node in measured.nodes if not measured.exit}
+    if stamped and stamped <= known:
+        return checked("root", f"the run {measured.run} measured the contents that {evidence.run} used, by their root")
+    return problem("report-root-differs", "root", f"it did not measure the contents of the run {evidence.run}")
+
+
+def _unknown(manifest: Manifest, reports: Mapping[str, Opened]) -> Iterator[Finding]:
+    """Files that `kit.json`, which no signature covers, lists and no kit of these reports has."""
     inside = {"evidence.json", SIGNATURE, "report.html", "report.md", *(name for name, _ in FORMATS.values())}
-    inside |= {item.path for item in report.evidence.attachments}
-    known = {README, lock_name(report.evidence), stack_name(report.evidence), *(f"{REPORT}/{name}" for name in inside)}
+    evidence = reports[REPORT].evidence
+    known = {README, lock_name(evidence), stack_name(evidence)}
+    for name, report in reports.items():
+        known |= {f"{name}/{path}" for path in inside | {item.path for item in report.evidence.attachments}}
     wheel = wheel_name(manifest.envbuild)
     for file in manifest.files:
         if file.path == wheel:
@@ -371,12 +449,15 @@ def _unknown(manifest: Manifest, report: Opened) -> Iterator[Finding]:
             yield problem("kit-file-unlisted", "kit", f"{file.path} belongs to no kit of this report")
 
 
-def _together(folder: Path, sizes: dict[str, int], manifest: Manifest, report: Opened) -> Iterator[Finding]:
+def _together(
+    folder: Path, sizes: dict[str, int], manifest: Manifest, reports: Mapping[str, Opened]
+) -> Iterator[Finding]:
+    report = reports[REPORT]
     name, evidence = lock_name(report.evidence), report.evidence
     own = stack_name(evidence) in sizes
-    yield _readme(folder, manifest, report)
+    yield _readme(folder, manifest, reports)
     if manifest.form == "published":
-        yield _form(evidence)
+        yield from {_form(item.evidence): None for item in reports.values()}
     if name not in sizes:
         yield problem("kit-file-missing", "kit", f"{name}, the lock of the report, is not there")
         return
@@ -413,16 +494,19 @@ def _stack(path: Path, evidence: Evidence, lock: Lock) -> Finding:
     return checked("stack", says) if same else problem("kit-stack-differs", "stack", says)
 
 
-def _readme(folder: Path, manifest: Manifest, report: Opened) -> Finding:
+def _readme(folder: Path, manifest: Manifest, reports: Mapping[str, Opened]) -> Finding:
     """README, made again: no signature covers it."""
+    report, measured = reports[REPORT], reports.get(MEASURED)
     name, lock = lock_name(report.evidence), None
     with suppress(EnvbuildError):  # what is wrong with it is another finding
         lock = parse_lock((read_attachment(folder, name, LARGEST) or b"").decode(errors="replace"), name)
     own = read_attachment(folder, stack_name(report.evidence), LARGEST)
-    made = readme(manifest, report.evidence, lock, signed=report.signature is not None, own=own)
+    signed, other = report.signature is not None, None if measured is None else measured.evidence
+    made = readme(manifest, report.evidence, lock, signed=signed, own=own, measured=other)
     if read_attachment(folder, README, LARGEST) == made:
         return checked("kit", f"{README} says what the report does")
-    if manifest.envbuild == __version__:
-        return problem("kit-text-differs", "kit", f"{README} does not say what the report does")
-    says = f"envbuild {manifest.envbuild} made the kit; envbuild {__version__} renders it differently"
-    return not_checked("kit", f"{README}: {says}: trust no command or figure in it")
+    if says := other_build(manifest.envbuild, manifest.commit):
+        return not_checked(
+            "kit", f"{README}: {says}. Trust no command or figure in it; the other checks do not need it"
+        )
+    return problem("kit-text-differs", "kit", f"{README} does not say what the report does")

@@ -27,6 +27,8 @@ from envbuild.text import visible
 
 NAME = "kit.json"
 REPORT = "report"
+# The report of the run that measured the environment, where the other one has its contents from the stamp.
+MEASURED = "environment"
 KIT_VERSION = "2.0"
 MOST_FILES = 2000
 LARGEST, LARGEST_MANIFEST, LARGEST_ALL = 64 * 2**20, 2**20, 512 * 2**20

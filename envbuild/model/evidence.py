@@ -301,6 +301,7 @@ class Evidence(StrictModel):
     """One run: the document that `--json` prints and reports are rendered from.
 
     `steps_run`: steps that were carried out on all nodes together; `phases`: seconds by phase.
+    `tools`: versions by name; `envbuild-commit`: that of envbuild.
     """
 
     schema_version: Public[Literal["2.0"]] = "2.0"

@@ -502,7 +502,7 @@ def test_a_manifest_of_a_newer_schema_says_so(kit: Path) -> None:
 
 def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise(kit: Path) -> None:
     other_version(kit)
-    swap(kit / "README.md", f"the envbuild {__version__} that".encode(), b"the envbuild 9.9 that")
+    swap(kit / "README.md", f"Install envbuild {__version__} (".encode(), b"Install envbuild 9.9 (")
     for _ in ("uv", "pip"):
         swap(kit / "README.md", wheel_name(__version__).encode(), wheel_name("9.9").encode())
     relist(kit)
@@ -512,9 +512,14 @@ def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise
     add(kit / "report" / "junit.xml")
     relist(kit)
     assert problems(kit) == []
-    for says in ("README.md: envbuild 9.9 made the kit; envbuild", "junit.xml: envbuild 9.9 made it; envbuild"):
-        assert says in unchecked(kit)
-    assert "trust no command or figure in it" in unchecked(kit)
+    for name in ("README.md", "junit.xml"):
+        assert f"{name}: envbuild 9.9 (commit {'b' * 12}) made it; envbuild {__version__} (commit " in unchecked(kit)
+    assert "Trust no command or figure in it" in unchecked(kit)
+    edited(lambda data: data.update(envbuild=__version__, commit="c" * 40))(kit / "kit.json")
+    (kit / wheel_name("9.9")).rename(kit / wheel_name(__version__))
+    relist(kit)
+    assert problems(kit) == []
+    assert f"README.md: envbuild {__version__} (commit {'c' * 12}) made it; envbuild {__version__}" in unchecked(kit)
 
 
 def test_a_full_kit_that_is_called_published_is_refused(report: Path, made: Path, tmp_path: Path) -> None:
@@ -687,16 +692,81 @@ def test_d114_the_kit_is_of_the_run_that_computed_and_a_failed_run_is_said(
     assert "failed" not in says
     runs[0].forge(lambda data: data.update(exit=1))
     assert computed_run([run.folder for run in reversed(runs)]) == runs[1].folder
-    monkeypatch.setattr("envbuild.kit.make.require_holding", lambda _: None)  # nor does what is forged above
+    monkeypatch.setattr("envbuild.kit.make.require_holding", open_report)  # nor does what is forged above
     _, left = make_kit(runs[0].folder, tmp_path / "failed")
     assert any("failed (exit 1)" in text for text in left)
+
+
+def test_a_kit_of_a_run_that_took_the_contents_from_the_stamp_has_the_report_that_measured_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stamped(data: dict[str, Any]) -> None:
+        for node in data["nodes"]:
+            node.update(root_level="stamped", checks=[check for check in node["checks"] if check["name"] != "files"])
+
+    built, used, other = (Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(3))
+    used.forge(stamped)
+    other.forge(lambda data: data["nodes"].clear())
+    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
+    kit = tmp_path / "kit"
+    command.main(["kit", used.folder.name, "--output", str(kit)], standalone_mode=False)
+    assert f"the report of {built.folder.name}, which measured them, is added" in capsys.readouterr().err
+    assert problems(kit) == []
+    says = [finding.says for finding in verify_kit(kit)[1] if finding.kind == "checked"]
+    assert f"environment/: the run {built.folder.name} measured the contents that {used.folder.name} used" in str(says)
+    text = " ".join((kit / "README.md").read_text().split())
+    assert f"`environment/` is that of run {built.folder.name}, which read every file of the same environment." in text
+    assert "root " + built.root[:12] + " (measured), in environment/ " in text
+    swap(kit / "environment" / "report.html", b"<td>", b"<td>9")
+    relist(kit)
+    assert [(code, says.partition(" ")[0]) for code, says in problems(kit)] == [
+        ("report-page-differs", "environment/:")
+    ]
+    shutil.rmtree(kit / "environment")
+    shutil.copytree(other.folder, kit / "environment")
+    relist(kit)
+    assert "report-root-differs" in dict(problems(kit))
+
+
+def test_a_kit_of_a_stack_is_of_its_last_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(2))
+    second.forge(lambda data: data.update(stack="newer"))
+    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
+    stack = Path(own_stack(tmp_path))
+    edited_run = Sealed(tmp_path / "runs", run="20260302T100005Z-4f2a")
+    edited_run.attach("profile", "attachments/profile.json", b"{}")
+    edited_run.write()
+    command.main(["kit", "-s", str(stack), "--output", str(tmp_path / "kit")], standalone_mode=False)
+    assert f"kit of {first.folder.name}, the last run of torch-smoke" in capsys.readouterr().err
+    swap(stack, b"python:", b"packages: [six]\n    python:")
+    monkeypatch.setattr("envbuild.kit.make.require_holding", open_report)  # nor does what is forged above
+    with fails("kit-stack-differs") as differs:
+        command.main(["kit", "-s", str(stack), "--output", str(tmp_path / "more")], standalone_mode=False)
+    assert f"`envbuild report kit {edited_run.folder}` takes the file that the run kept" in differs.value.hint
+    swap(stack, b"name: torch-smoke", b"name: another")
+    with fails("evidence-missing"):
+        command.main(["kit", "-s", str(stack)], standalone_mode=False)
+
+
+def test_a_kit_of_code_that_went_on_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed, tree = Sealed(tmp_path), {"mine": {"path": "/home/ada/mine", "commit": "a" * 40}}
+    sealed.forge(lambda data: [node["facts"].update(trees=tree) for node in data["nodes"]])
+    for commit, says in (
+        ("b", [f"was at commit {'a' * 12} in the run {RUN}, which the kit is of; it is at {'b' * 12} now"]),
+        ("a", []),
+    ):
+        monkeypatch.setattr("envbuild.kit.make.tree_state", lambda _, now=commit: {"commit": now * 40})
+        _, left = make_kit(sealed.folder, tmp_path / commit)
+        assert [text.partition("source mine ")[2] for text in left if "mine" in text] == says
 
 
 def test_the_kit_of_a_failed_run_names_the_last_that_passed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr("envbuild.kit.make.require_holding", lambda _: None)  # what is forged does not
+    monkeypatch.setattr("envbuild.kit.make.require_holding", open_report)  # what is forged does not
     good, bad = (Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(2))
 
     def says(name: str) -> str:

@@ -38,6 +38,9 @@ from envbuild.report.equality import equality_of, without_cause
 from envbuild.report.render import write_report
 from envbuild.report.tables import steps
 from envbuild.resolve.artifacts import built
+from envbuild.resources import own_commit
+
+_TOOLS = ("ansible-core", "ansible-runner", "uv")
 
 
 class FileLists:
@@ -180,7 +183,7 @@ def write_evidence(
         nodes=tuple(nodes),
         deviations=(*prepared.stack.profiles[prepared.profile].deviations, *collect.deviations(nodes)),
         warnings=(*warnings, *collect.of_gpus(nodes)),
-        tools={name: version(name) for name in ("ansible-core", "ansible-runner", "uv")},
+        tools={**{name: version(name) for name in _TOOLS}, "envbuild-commit": own_commit() or "unknown"},
         steps_run=work.tasks,
         phases=work.phases,
         equality=equality,

@@ -25,6 +25,7 @@ from envbuild.report.recheck.opened import (
 )
 from envbuild.report.render import render_html, render_markdown
 from envbuild.report.signature import check, principal
+from envbuild.resources import own_commit
 from envbuild.text import plural
 
 
@@ -77,8 +78,17 @@ def check_signature(report: Opened, signers: Path | None) -> Iterator[Finding]:
 _TABLES: dict[str, Callable[[Evidence], str]] = {"report.md": render_markdown, **dict(FORMATS.values())}
 
 
-def check_pages(report: Opened, maker: str) -> Iterator[Finding]:
-    """What is to be said of the page and of what lies beside it; `maker`: the version of envbuild that made them."""
+def other_build(version: str, commit: str) -> str:
+    """That another build of envbuild made a text, which this one renders differently; empty if it was this build."""
+    maker, own = (
+        f"envbuild {name} (commit {known[:12] or 'unknown'})"
+        for name, known in ((version, commit), (__version__, own_commit()))
+    )
+    return "" if maker == own else f"{maker} made it; {own} renders it differently"
+
+
+def check_pages(report: Opened, maker: tuple[str, str]) -> Iterator[Finding]:
+    """What is to be said of the page and of what lies beside it; `maker`: version and commit of their envbuild."""
     alone = report.path.suffix == ".html"
     for name, page in (("report.html", report.html), ("report.md", report.markdown)):
         if page is None and not alone:
@@ -96,7 +106,7 @@ def check_pages(report: Opened, maker: str) -> Iterator[Finding]:
             yield _page_finding(name, data == render(report.evidence).encode(), maker)
 
 
-def _html(report: Opened, html: str, maker: str) -> Iterator[Finding]:
+def _html(report: Opened, html: str, maker: tuple[str, str]) -> Iterator[Finding]:
     try:
         inside = evidence_file.carried(html, report.path)
     except EnvbuildError as error:
@@ -113,23 +123,22 @@ def _html(report: Opened, html: str, maker: str) -> Iterator[Finding]:
     yield _page_finding("report.html", evidence_file.around(html) == evidence_file.around(again), maker)
 
 
-def _page_finding(name: str, same: bool, maker: str) -> Finding:
+def _page_finding(name: str, same: bool, maker: tuple[str, str]) -> Finding:
     if same:
         return checked("page", f"{name} shows what the evidence holds, byte by byte")
-    if maker != __version__:
-        says = f"envbuild {maker} made it; envbuild {__version__} renders it differently"
-        return not_checked("page", f"{name}: {says}: trust nothing that only this file says")
+    if says := other_build(*maker):
+        return not_checked("page", f"{name}: {says}. Trust nothing that only this file says")
     return problem(
         "report-page-differs", "page", f"{name} is not what envbuild {__version__} renders from its evidence"
     )
 
 
 def verify_report(
-    path: Path, *, run: str | None = None, signers: Path | None = None, maker: str = ""
+    path: Path, *, run: str | None = None, signers: Path | None = None, maker: tuple[str, str] | None = None
 ) -> tuple[Opened, list[Finding]]:
     """Open a report and check it; `run` is the run that it has to be of, `signers` an allowed_signers of ssh-keygen.
 
-    `maker`: the version of envbuild that made its pages, where that is not the one of the run.
+    `maker`: version and commit of the envbuild that made its pages, where that is not the one of the run.
 
     Raises EnvbuildError as `open_report` does, but with exit 5 where there is something at `path`;
     `file-unreadable` (2), `ssh-keygen-missing` (7).
@@ -147,5 +156,5 @@ def verify_report(
     findings += check_run(evidence, attached, report.folder.resolve().name, run)
     findings += check_contents(evidence, attached)
     findings += check_figures(evidence)
-    findings += check_pages(report, maker or evidence.envbuild)
+    findings += check_pages(report, maker or (evidence.envbuild, evidence.tools.get("envbuild-commit", own_commit())))
     return report, findings
