@@ -14,7 +14,7 @@ from envbuild.catalog.loader import list_stacks
 from envbuild.catalog.patches import RecipeEffect, digest_of, load_patch, load_patches, recipe_effect
 from envbuild.cli.run import run
 from envbuild.model.patch import Patch, Recipe
-from tests.node import patch_shapes
+from tests.node.patch_support import APEX, NO_CHECK, RUFF
 from tests.support.fails import fails
 from tests.support.stacks import shipped_stack
 
@@ -117,6 +117,9 @@ def test_a_damaged_description_is_refused(bad: dict[str, Any]) -> None:
         Patch.from_plain({**GOOD, **bad})
 
 
+TEXTS = {name[0]: text for name, (text, _, _) in APEX.items()} | {"0": NO_CHECK}
+
+
 def _recipe(kind: str) -> Recipe:
     return next(recipe for recipe in PATCHES["apex-cuda-check"].replaces if recipe.kind == kind)
 
@@ -126,8 +129,7 @@ def _recipe(kind: str) -> Recipe:
     [("0", 0), ("1", 0), ("2", 0), ("3", 0), ("4", 0), ("5", 1), ("6", 1), ("7", 1), ("8", 1)],
 )
 def test_what_the_documents_sed_does_to_each_form(form: str, hits: int) -> None:
-    texts = {name[0]: text for name, (text, _, _) in patch_shapes.APEX.items()} | {"0": patch_shapes.NO_CHECK}
-    assert recipe_effect(_recipe("sed"), texts[form].encode()) == RecipeEffect(hits, compiles=True)
+    assert recipe_effect(_recipe("sed"), TEXTS[form].encode()) == RecipeEffect(hits, compiles=True)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +143,7 @@ def test_what_the_documents_sed_does_to_each_form(form: str, hits: int) -> None:
     ],
 )
 def test_commenting_out_the_raise_leaves_a_file_that_does_not_compile(form: str, effect: RecipeEffect) -> None:
-    texts = {name[0]: text for name, (text, _, _) in patch_shapes.APEX.items()} | {"0": patch_shapes.NO_CHECK}
-    assert recipe_effect(_recipe("comment-raise"), texts[form].encode()) == effect
+    assert recipe_effect(_recipe("comment-raise"), TEXTS[form].encode()) == effect
 
 
 def test_an_edit_in_words_has_no_measurable_effect() -> None:
@@ -158,7 +159,7 @@ def test_a_recipe_that_sed_refuses_is_a_coded_error() -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    (tmp_path / "setup.py").write_text(patch_shapes.RUFF)
+    (tmp_path / "setup.py").write_text(RUFF)
     return tmp_path
 
 
@@ -182,7 +183,7 @@ def test_apply_check_then_apply_then_apply_again(checkout: Path, capsys: pytest.
     assert code == 1
     assert "would be applied, 1 place\n" in out
     assert "+++ b/setup.py" in out
-    assert (checkout / "setup.py").read_text() == patch_shapes.RUFF
+    assert (checkout / "setup.py").read_text() == RUFF
     code, out, _ = call(capsys, "apply", "apex-cuda-check", checkout)
     assert (code, "applied, 1 place\n" in out, "+++" in out) == (0, True, False)
     code, out, _ = call(capsys, "apply", "apex-cuda-check", checkout, "--check", "--json")
@@ -191,7 +192,7 @@ def test_apply_check_then_apply_then_apply_again(checkout: Path, capsys: pytest.
 
 
 def test_a_patch_that_does_not_fit_exits_4_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "setup.py").write_text(patch_shapes.NO_CHECK)
+    (tmp_path / "setup.py").write_text(NO_CHECK)
     code, out, err = call(capsys, "apply", "apex-cuda-check", tmp_path)
     assert (code, out) == (4, "")
     assert "error[patch-hits]" in err

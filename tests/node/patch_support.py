@@ -53,6 +53,29 @@ def samples(patch: str) -> list[dict[str, Any]]:
     return known
 
 
+def shape(folder: Path, patch: str, number: int = 0) -> Path:
+    """The sample of that number, written where its source has such a file; returns its path."""
+    sample = samples(patch)[number]
+    return write(folder, sample["path"], sample["before"])
+
+
+# Form of Apex's setup.py in benchmarks/records/patches-tried-apex.md -> number of its sample, and the places of
+# apex-cuda-minor-parse and of apex-cuda-home-none in it.
+_FORMS = {
+    "1 warns only": (1, 1, 0),
+    "2 raises": (0, 1, 0),
+    "3 raises at length": (2, 1, 0),
+    "4 parser moved": (10, 2, 1),
+    "5 call renamed": (8, 2, 1),
+    "6 threads": (9, 1, 1),
+    "7 full version": (4, 0, 1),
+    "8 ruff": (3, 0, 1),
+}
+_APEX = [sample["before"] for sample in samples("apex-cuda-check")]
+APEX = {form: (_APEX[number], minor, none) for form, (number, minor, none) in _FORMS.items()}
+NO_CHECK, RUFF = _APEX[14], _APEX[3]
+
+
 def write(folder: Path, path: str, text: str) -> Path:
     """A file of that text, with the folders above it; returns its path."""
     return write_file(folder / path, text)
@@ -94,9 +117,3 @@ def refused(folder: Path, name: str, files: dict[str, str], code: str = "patch-h
         apply(folder, name)
     assert {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.*") if path.is_file()} == files
     return caught.value
-
-
-def other(text: str, old: str, new: str) -> str:
-    """The text in another shape."""
-    assert old in text
-    return text.replace(old, new, 1)

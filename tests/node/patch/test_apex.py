@@ -10,19 +10,18 @@ import pytest
 from envbuild.catalog.patches import load_patch
 from envbuild.node.build import patch as node_patch
 from envbuild.node.protocol import NodeError
-from tests.node import patch_shapes
-from tests.node.patch_support import apply, run_setup, write
+from tests.node.patch_support import APEX, NO_CHECK, RUFF, apply, run_setup, write
 from tests.node.pythons import require_python
 from tests.support.fails import fails
 from tests.support.files import write_file
 from tests.support.programs import completed
 
-FORMS = pytest.mark.parametrize("form", patch_shapes.APEX)
+FORMS = pytest.mark.parametrize("form", APEX)
 
 
 @pytest.fixture
 def apex(tmp_path: Path, form: str) -> Path:
-    return _checkout(tmp_path, patch_shapes.APEX[form][0])
+    return _checkout(tmp_path, APEX[form][0])
 
 
 def _checkout(tmp_path: Path, text: str) -> Path:
@@ -67,7 +66,7 @@ def test_only_the_call_changes_and_before_it_another_minor_version_was_refused(a
 
 @FORMS
 def test_the_whole_minor_version_is_read(apex: Path, form: str) -> None:
-    wanted = patch_shapes.APEX[form][1]
+    wanted = APEX[form][1]
     if not wanted:
         with fails("patch-hits", 4):
             apply(apex, "apex-cuda-minor-parse")
@@ -81,7 +80,7 @@ def test_the_whole_minor_version_is_read(apex: Path, form: str) -> None:
 
 @FORMS
 def test_cpp_ext_needs_no_nvcc(apex: Path, form: str) -> None:
-    wanted = patch_shapes.APEX[form][2]
+    wanted = APEX[form][2]
     before = run_setup(apex, "--cpp_ext", torch_cuda=None, nvcc=None)
     assert (before.returncode == 1) == bool(wanted)
     if not wanted:
@@ -98,7 +97,7 @@ def test_cpp_ext_needs_no_nvcc(apex: Path, form: str) -> None:
 @FORMS
 def test_all_three_go_together_in_any_order_and_once_only(apex: Path, form: str) -> None:
     names = ["apex-cuda-home-none", "apex-cuda-check", "apex-cuda-minor-parse"]
-    wanted = dict(zip(names, (patch_shapes.APEX[form][2], 1, patch_shapes.APEX[form][1]), strict=True))
+    wanted = dict(zip(names, (APEX[form][2], 1, APEX[form][1]), strict=True))
     used = [name for name in names if wanted[name]]
     for name in used:
         assert apply(apex, name)["changed"]
@@ -121,22 +120,22 @@ def test_all_three_go_together_in_any_order_and_once_only(apex: Path, form: str)
     ],
 )
 def test_the_facts_tell_the_decision_beforehand(tmp_path: Path, facts: dict[str, str | None], note: str) -> None:
-    result = apply(_checkout(tmp_path, patch_shapes.RUFF), "apex-cuda-check", **facts)
+    result = apply(_checkout(tmp_path, RUFF), "apex-cuda-check", **facts)
     assert result["notes"] == [note]
 
 
 def test_facts_of_two_majors_refuse_before_anything_is_built(tmp_path: Path) -> None:
-    apex = _checkout(tmp_path, patch_shapes.RUFF)
+    apex = _checkout(tmp_path, RUFF)
     with fails("patch-refused", 7):
         apply(apex, "apex-cuda-check", torch_cuda="11.3", nvcc="12.1")
-    assert (apex / "setup.py").read_text() == patch_shapes.RUFF
+    assert (apex / "setup.py").read_text() == RUFF
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.13"])
 @FORMS
 def test_the_program_alone_does_the_same_under_every_python(apex: Path, form: str, version: str) -> None:
     python = require_python(version)
-    text, minor, _ = patch_shapes.APEX[form]
+    text, minor, _ = APEX[form]
     names = ["apex-cuda-check", *(["apex-cuda-minor-parse"] if minor else [])]
     patches = [load_patch(name).spec(load_patch(name).expected()) for name in names]
     request = write(apex.parent, "patches.json", json.dumps(patches))
@@ -148,6 +147,6 @@ def test_the_program_alone_does_the_same_under_every_python(apex: Path, form: st
     for name in names:
         apply(apex, name)
     assert (apex / "setup.py").read_text() == there
-    (apex / "setup.py").write_text(patch_shapes.NO_CHECK)
+    (apex / "setup.py").write_text(NO_CHECK)
     done = completed(command, timeout=60)
     assert done.returncode == 4 and "error[patch-hits]: patch apex-cuda-check" in done.stderr

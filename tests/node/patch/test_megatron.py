@@ -9,69 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.patch_support import apply, other, write
+from tests.node.patch_support import apply, samples, shape, write
 from tests.support.programs import completed
 
-STEP = '''\
-from megatron import mpu
-
-
-def train_step(model, args):
-    """One step."""
-    mpu.done = []
-    if mpu.in_embedding_group() and mpu.stages > 1:
-        last = model[-1]
-        if last.share_word_embeddings:
-            weight = last.word_embeddings_weight()
-            torch.distributed.all_reduce(weight.grad, group=mpu.get_embedding_group())
-    return mpu.done
-
-
-def other(model):
-    if model.share_word_embeddings:
-        return 1
-'''
-
-
-FUSED = """\
-import os
-import pathlib
-import subprocess
-
-from torch.utils import cpp_extension
-
-os.environ["TORCH_CUDA_ARCH_LIST"] = ""
-
-
-def load(args):
-    flags = []
-    _, major, minor = _get_cuda_bare_metal_version(
-        cpp_extension.CUDA_HOME)
-    if int(major) >= 11:
-        flags.append('-gencode')
-        flags.append('arch=compute_80,code=sm_80')
-        if int(minor) >= 8:
-            flags.append('-gencode')
-            flags.append('arch=compute_90,code=sm_90')
-
-    def helper(name, sources, extra):
-        return cpp_extension.load(
-            name=name,
-            sources=sources,
-            extra_cuda_cflags=['-O3',
-                               '-gencode', 'arch=compute_70,code=sm_70',
-                               '--use_fast_math'] + extra + flags,
-            verbose=True,
-        )
-
-    helper("made_cuda", ["made.cu"], ["-maxrregcount=50"])
-
-
-def _get_cuda_bare_metal_version(cuda_dir):
-    said = subprocess.check_output(["no-nvcc-here", "-V"])
-    return said, "12", "1"
-"""
-WITH_NVCC = FUSED.replace('subprocess.check_output(["no-nvcc-here", "-V"])', '"made up"')
 STUBS = {
     "torch/__init__.py": """
 import os, types
@@ -114,7 +54,7 @@ LOAD = "import fused_kernels as k; k.load(None); import made_cuda; print(made_cu
     ],
 )
 def test_kernels_are_compiled_for_the_target(tmp_path: Path, environment: dict[str, str], flags: str) -> None:
-    write(tmp_path, "megatron/fused_kernels/__init__.py", FUSED)
+    shape(tmp_path, "megatron-fused-arch")
     assert apply(tmp_path, "megatron-fused-arch")["hits"] == 3
     assert apply(tmp_path, "megatron-fused-import")["hits"] == 1
     done = run(tmp_path, LOAD, **environment)
@@ -132,7 +72,7 @@ def test_kernels_are_compiled_for_the_target(tmp_path: Path, environment: dict[s
     ],
 )
 def test_without_a_known_architecture_nothing_is_built(tmp_path: Path, environment: dict[str, str], said: str) -> None:
-    write(tmp_path, "megatron/fused_kernels/__init__.py", FUSED)
+    shape(tmp_path, "megatron-fused-arch")
     apply(tmp_path, "megatron-fused-arch")
     done = run(tmp_path, LOAD, **environment)
     assert done.returncode == 1
@@ -141,7 +81,7 @@ def test_without_a_known_architecture_nothing_is_built(tmp_path: Path, environme
 
 
 def test_a_kernel_that_was_built_ahead_of_time_is_used_as_it_is(tmp_path: Path) -> None:
-    write(tmp_path, "megatron/fused_kernels/__init__.py", WITH_NVCC)
+    shape(tmp_path, "megatron-fused-import")
     assert "No module named 'made_cuda'" in run(tmp_path, LOAD).stderr
     apply(tmp_path, "megatron-fused-import")
     write(tmp_path, "installed/envbuild_kernels/made_cuda.py", "print('ahead of time')\n")
@@ -151,7 +91,7 @@ def test_a_kernel_that_was_built_ahead_of_time_is_used_as_it_is(tmp_path: Path) 
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_kernel_of_another_package_does_not_stand_in(tmp_path: Path, ahead: bool) -> None:
-    write(tmp_path, "megatron/fused_kernels/__init__.py", WITH_NVCC)
+    shape(tmp_path, "megatron-fused-import")
     apply(tmp_path, "megatron-fused-import")
     write(tmp_path, "installed/made_cuda.py", "print('of Apex')\n")
     if ahead:
@@ -165,7 +105,7 @@ def test_a_kernel_of_another_package_does_not_stand_in(tmp_path: Path, ahead: bo
 
 
 def test_a_kernel_built_ahead_that_cannot_be_loaded_is_not_hidden_by_a_build(tmp_path: Path) -> None:
-    write(tmp_path, "megatron/fused_kernels/__init__.py", WITH_NVCC)
+    shape(tmp_path, "megatron-fused-import")
     apply(tmp_path, "megatron-fused-import")
     write(tmp_path, "installed/envbuild_kernels/made_cuda.py", "raise ImportError('undefined symbol')\n")
     done = run(tmp_path, LOAD)
@@ -176,36 +116,11 @@ def test_a_kernel_built_ahead_that_cannot_be_loaded_is_not_hidden_by_a_build(tmp
 CLIP = "megatron/optimizer/clip_grads.py"
 
 
-BENCHMARK = "osdi22_artifact/megatron/benchmark_gpt.py"
-LAUNCH = """\
-def one(args):
-    run('python3 -m torch.distributed.launch '
-        f'--nproc_per_node {args.n} case.py')
-
-
-def many(args):
-    run("python3 -m torch.distributed.launch "
-        f"--nnodes {args.m} case.py")
-"""
-
-
-ROW = """\
-class Fake(float):
-    def __repr__(self):
-        return "np.float64(1.0)"
-
-
-def row(n, tflops):
-    num_devices_per_host = n % 8 if n <= 8 else 8
-    return num_devices_per_host, str({"tflops": tflops, "count": 2})
-"""
-
-
 @pytest.mark.parametrize(("gpus", "count"), [(1, 1), (4, 4), (8, 8), (16, 8), (32, 8)])
 def test_the_result_row_is_right_and_can_be_read(tmp_path: Path, gpus: int, count: int) -> None:
     import ast
 
-    file = write(tmp_path, "osdi22_artifact/megatron/benchmark_gpt_one_case.py", ROW)
+    file = shape(tmp_path, "alpa-result-row")
     assert apply(tmp_path, "alpa-result-row")["hits"] == 2
     space: dict[str, object] = {}
     exec(file.read_text(), space)
@@ -229,9 +144,19 @@ SHORT = BOTH.replace("STG = 4;", "STG = (WARP_ITERATIONS < 4) ? 1 : 4;")
 SOFTMAXES = [f"megatron/fused_kernels/scaled_{name}softmax.h" for name in ("masked_", "upper_triang_masked_")]
 NUMPY = "import numpy as np\nx = "
 SIX_OF = "import torch\nfrom {} import {}\n\nlimit = inf\n"
+
+
+def replaced(patch: str, old: str, new: str) -> dict[str, tuple[str, str]]:
+    """The first sample of a patch, before and after."""
+    sample = samples(patch)[0]
+    assert old in sample["before"]
+    return {sample["path"]: (sample["before"], sample["before"].replace(old, new))}
+
+
 TEXTS: dict[str, tuple[str, int, dict[str, tuple[str, str]]]] = {
     "the all-reduce of gradients is off": (
-        "megatron-no-tie", 1, {"megatron/training.py": (STEP, other(STEP, "embeddings:", "embeddings and False:"))}
+        "megatron-no-tie", 1,
+        replaced("megatron-no-tie", "last.share_word_embeddings:", "last.share_word_embeddings and False:"),
     ),
     "numpy's float": ("numpy-aliases", 1, {"a/b.py": (NUMPY + "np.float\n", NUMPY + "float\n")}),
     "numpy's whole name": (
@@ -255,7 +180,7 @@ TEXTS: dict[str, tuple[str, int, dict[str, tuple[str, str]]]] = {
         for names in ("inf", "inf, nan")
     },
     "ranks start with torch.distributed.run": (
-        "alpa-launch-torchrun", 2, {BENCHMARK: (LAUNCH, LAUNCH.replace(".launch", ".run"))}
+        "alpa-launch-torchrun", 2, replaced("alpa-launch-torchrun", "distributed.launch", "distributed.run")
     ),
     "short rows of the softmax": ("megatron-softmax-short", 4, dict.fromkeys(SOFTMAXES, (BOTH, SHORT))),
 }  # fmt: skip

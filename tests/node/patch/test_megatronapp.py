@@ -14,22 +14,16 @@ from typing import Any
 
 import pytest
 
-from tests.node.patch_support import apply, samples, write
+from tests.node.patch_support import apply, shape, write
 from tests.support.need import need
 from tests.support.programs import completed
 
 SCHEDULES, TRANSFER = "Megatron/megatron/core/pipeline_parallel/schedules.py", "shm_tensor_new_rdma.cpp"
 
 
-def sample(patch: str, number: int) -> str:
-    """The text of a file in the shape of the source, as it was."""
-    text: str = samples(patch)[number]["before"]
-    return text
-
-
 def test_gradients_of_a_pipeline_stay_what_they_are(tmp_path: Path) -> None:
-    before = sample("megatronapp-gradients", 0)
-    file = write(tmp_path, SCHEDULES, before)
+    file = shape(tmp_path, "megatronapp-gradients")
+    before = file.read_text()
     assert apply(tmp_path, "megatronapp-gradients")["hits"] == 1
     loop = "    for param in model.parameters():\n        param.main_grad.uniform_(-1, 1)\n"
     assert file.read_text().startswith(before.replace(loop, ""))
@@ -49,7 +43,7 @@ def finished(file: Path, name: str, monkeypatch: pytest.MonkeyPatch, **more: Any
 def test_gradients_of_virtual_stages_are_finished_like_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write(tmp_path, SCHEDULES, sample("megatronapp-finish", 0))
+    file = shape(tmp_path, "megatronapp-finish")
     assert finished(file, "interleaving", monkeypatch) == []
     assert apply(tmp_path, "megatronapp-finish")["hits"] == 1
     assert finished(file, "interleaving", monkeypatch) == ["model"]
@@ -59,8 +53,8 @@ def test_gradients_of_virtual_stages_are_finished_like_the_others(
 
 def one_node(folder: Path) -> int:
     """Both files with the patch; returns its hits."""
-    write(folder, TRANSFER, sample("megatronapp-one-node", 0))
-    write(folder, "setup.py", sample("megatronapp-one-node", 2))
+    shape(folder, "megatronapp-one-node")
+    shape(folder, "megatronapp-one-node", 2)
     hits: int = apply(folder, "megatronapp-one-node")["hits"]
     return hits
 
@@ -133,7 +127,7 @@ def test_threads_that_take_pythons_lock_are_waited_for_without_it(tmp_path: Path
     ended = {}
     for name in ("before", "after"):
         folder = tmp_path / name
-        write(folder, TRANSFER, sample("megatronapp-join", 1))
+        shape(folder, "megatronapp-join", 1)
         write(folder, "pybind11/pybind11.h", PYBIND11)
         if name == "after":
             assert apply(folder, "megatronapp-join")["hits"] == 1
@@ -174,7 +168,7 @@ def last_stage(file: Path, arriving: list[int], monkeypatch: pytest.MonkeyPatch)
 def test_labels_meet_their_own_microbatch_in_whatever_order_it_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write(tmp_path, SCHEDULES, sample("megatronapp-labels", 0))
+    file = shape(tmp_path, "megatronapp-labels")
     in_order, late = [0, 1, 2, 3, 4, 5, 6, 7], [4, 1, 0, 7, 3, 2, 5, 6]
     before = last_stage(file, in_order, monkeypatch), last_stage(file, late, monkeypatch)
     assert apply(tmp_path, "megatronapp-labels")["hits"] == 1
@@ -184,7 +178,7 @@ def test_labels_meet_their_own_microbatch_in_whatever_order_it_arrives(
 
 
 def test_a_rank_without_data_broadcasts_none(tmp_path: Path) -> None:
-    file = write(tmp_path, SCHEDULES, sample("megatronapp-labels", 0))
+    file = shape(tmp_path, "megatronapp-labels")
     apply(tmp_path, "megatronapp-labels")
     helper = file.read_text().split("class ")[1].split("\n\n\n")[0]
     names: dict[str, Any] = {}
@@ -279,7 +273,7 @@ IN_ORDER, LATE = [0, 1, 2, 3, 4, 5], [1, 0, 3, 5, 4, 2]
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_tensor_parallel_ranks_sum_the_same_pass_whatever_arrives_first_at_each(tmp_path: Path, stage: int) -> None:
-    file = write(tmp_path, SCHEDULES, sample("megatronapp-tensor-order", 0))
+    file = shape(tmp_path, "megatronapp-tensor-order")
     first, second = Ranks([IN_ORDER, LATE]).run(file, stage)
     assert first != second, "the fault"
     assert any(total != 2 * k for _, k, total in first)
@@ -293,7 +287,7 @@ def test_tensor_parallel_ranks_sum_the_same_pass_whatever_arrives_first_at_each(
 
 
 def test_without_tensor_parallel_nothing_is_asked_and_the_order_stays(tmp_path: Path) -> None:
-    file = write(tmp_path, SCHEDULES, sample("megatronapp-tensor-order", 0))
+    file = shape(tmp_path, "megatronapp-tensor-order")
     before = Ranks([LATE]).run(file)
     apply(tmp_path, "megatronapp-tensor-order")
     alone = Ranks([LATE])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.patch_support import apply, write
+from tests.node.patch_support import apply, shape, write
 from tests.support.fails import fails
 from tests.support.programs import completed
 
@@ -24,79 +24,18 @@ def bash(folder: Path, script: str, **environment: str) -> subprocess.CompletedP
     return completed(["bash", "-c", script], cwd=folder, env={**clean, **environment}, timeout=60)
 
 
-CPP = """\
-#include <cstdlib>
-#include <iostream>
-#include <string>
-#include <unistd.h>
-namespace pybind11 {}
-namespace py = pybind11;
-
-constexpr int NUM_GPUS = 4; // a node
-
-// std::string ips[] = {"not", "this"};
-std::string ips[] = {"192.0.2.1", "192.0.2.1",
-                     "192.0.2.2"}; // one a rank
-
-int main() {
-  try {
-    for (int rank = 0; rank < 6 && std::getenv("RANKS"); rank++) {
-      std::string port = std::to_string(rank % NUM_GPUS);
-      std::cout << (ips[rank] != ips[0]) << ips[rank].c_str() << ":" << port << " ";
-    }
-  } catch (const std::exception &error) {
-    std::cout << error.what();
-  }
-  const char *what[] = {NAMES};
-  for (int i = 0; i < 12; i++)
-    std::cout << std::endl << std::string("") + what_is(i);
-}
-"""
 NAMES = [
     f"/{way}_{kind}_rank_" for way in ("forward", "backward") for kind in ("tensor", "write_sem", "read_sem")
 ] * 2  # fmt: skip
 LAUNCHER = "examples/megatron4.0/pretrain_gpt_distributed_small.sh"
-SMALL = """\
-#!/bin/bash
-GPUS_PER_NODE=4
-# MASTER_ADDR=comment
-MASTER_ADDR=192.0.2.9
-MASTER_PORT=6000
-NNODES=1
-NODE_RANK=0
-WORLD_SIZE=$(($GPUS_PER_NODE * $NNODES))
-PIPELINE_MP_SIZE=4
-VIRTUAL_STAGE_LAYER=4
-echo $MASTER_ADDR $MASTER_PORT $NNODES $NODE_RANK $WORLD_SIZE $PIPELINE_MP_SIZE $VIRTUAL_STAGE_LAYER
-"""
-
-
-def sed(name: str, value: str, old: str = r"[0-9]\+") -> str:
-    return f'sed -i "s/^{name}={old}/{name}={value}/" {LAUNCHER}\n'
-
-
-ADDRESS = "POD_IP=$(hostname -i)\n" + sed("MASTER_ADDR", "$POD_IP", ".*")
-RUN = f"bash {LAUNCHER}\n"
-SINGLE = (
-    "#!/bin/bash\nPIPELINE_PARALLEL=2\nLAYERS=8\n" + sed("NODE_RANK", "0") + sed("NNODES", "1") + ADDRESS
-    + sed("PIPELINE_MP_SIZE", "$PIPELINE_PARALLEL") + sed("VIRTUAL_STAGE_LAYER", "$LAYERS") + RUN
-)  # fmt: skip
-MASTER = sed("NODE_RANK", "0") + sed("NNODES", "2") + ADDRESS + RUN
-WORKER = sed("NODE_RANK", "1") + sed("NNODES", "2") + RUN
 
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
     folder = tmp_path / "app"
-    text = CPP.replace("const char *what[] = {NAMES};", "std::string what[] = {NAMES};").replace(
-        "what_is(i)", "what[i]"
-    )
-    write(folder, "shm_tensor_new_rdma.cpp", text.replace("NAMES", ",\n ".join(f'"{name}"' for name in NAMES)))
-    write(folder, LAUNCHER, SMALL)
-    for name, text in (("single", SINGLE), ("master", MASTER), ("worker", WORKER)):
-        write(folder, f"run_{name}.sh", text)
-    calls = "".join(f'    os.system("rm -rf /dev/shm/{name}")\n' for name in ("sem.*", "forward_*", "backward_*"))
-    write(folder, "Megatron/megatron/training.py", f"import os\n\n\ndef pretrain():\n{calls}    print('run')\n{calls}")
+    for number in range(1, 6):
+        shape(folder, "megatronapp-addresses", number)
+    shape(folder, "megatronapp-semaphores")
     fake = write(folder.parent, "bin/hostname", "#!/bin/sh\necho 10.0.0.5 fe80::1\n")
     fake.chmod(0o755)
     return folder
@@ -158,7 +97,7 @@ def test_a_worker_without_a_master_address_stops_and_says_so(app: Path) -> None:
 
 
 def test_a_script_with_fewer_places_stops_the_whole_patch(app: Path) -> None:
-    (app / "run_worker.sh").write_text(sed("NODE_RANK", "1"))
+    shape(app, "megatronapp-addresses")
     before = (app / "shm_tensor_new_rdma.cpp").read_bytes()
     with fails("patch-hits", 4):
         apply(app, "megatronapp-addresses")
@@ -206,24 +145,6 @@ def test_only_this_jobs_shared_memory_is_removed(app: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-TRACE = """\
-import json
-import random
-import sys
-
-num_gpus = 4
-pipeline_parallel = int(sys.argv[1])
-data_parallel = num_gpus // pipeline_parallel
-num_microbatches = 16
-num_model_chunks = 2
-sample = random.randint(0, 19)
-
-with open("trace.json") as file:
-    events = json.load(file)
-print(num_gpus, data_parallel, num_microbatches, sample)
-"""
-
-
 def trace(gpus: int, microbatches: int, iterations: int, chunks: int = 2) -> str:
     steps = [
         (i, g, c, m) for i in range(iterations) for g in range(gpus) for c in range(chunks) for m in range(microbatches)
@@ -239,7 +160,7 @@ def trace(gpus: int, microbatches: int, iterations: int, chunks: int = 2) -> str
 def test_the_last_iteration_with_the_sizes_of_the_trace(
     tmp_path: Path, gpus: int, microbatches: int, iterations: int, stages: int, said: str
 ) -> None:
-    write(tmp_path, "visualize_trace.py", TRACE)
+    shape(tmp_path, "megatronapp-trace-sample")
     write(tmp_path, "trace.json", trace(gpus, microbatches, iterations))
     assert apply(tmp_path, "megatronapp-trace-sample")["hits"] == 2
     command = [sys.executable, "visualize_trace.py", str(stages)]
@@ -256,7 +177,7 @@ def test_the_last_iteration_with_the_sizes_of_the_trace(
     ],
 )
 def test_a_trace_that_cannot_be_drawn_says_why(tmp_path: Path, text: str, stages: str, why: str) -> None:
-    write(tmp_path, "visualize_trace.py", TRACE)
+    shape(tmp_path, "megatronapp-trace-sample")
     write(tmp_path, "trace.json", text)
     apply(tmp_path, "megatronapp-trace-sample")
     command = [sys.executable, "visualize_trace.py", stages]
@@ -265,56 +186,19 @@ def test_a_trace_that_cannot_be_drawn_says_why(tmp_path: Path, text: str, stages
     assert why in done.stderr
 
 
-HOSTFILE = """\
-#!/bin/bash
-elastic() {
-    # HOSTFILE="${HOSFILE:-${PBS_NODEFILE}}"
-    HOSTFILE="${HOSFILE:-${PBS_NODEFILE}}"
-    echo "$HOSTFILE"
-}
-elastic
-"""
-
-
 def test_a_host_file_of_the_user_is_read(tmp_path: Path) -> None:
-    write(tmp_path, "ALCF/launch.sh", HOSTFILE)
+    shape(tmp_path, "alcf-hosfile")
     assert apply(tmp_path, "alcf-hosfile")["hits"] == 1
     assert bash(tmp_path, "bash ALCF/launch.sh", HOSTFILE="mine", PBS_NODEFILE="site").stdout == "mine\n"
     assert bash(tmp_path, "bash ALCF/launch.sh", PBS_NODEFILE="site").stdout == "site\n"
 
 
-TRAIN = """\
-#!/bin/bash
-elasticDistributed() { sleep 0.2; echo trained; return 3; }
-# elasticDistributed "$@" 2>&1 &
-elasticDistributed "$@" 2>&1 &
-"""
-
-
 def test_the_training_is_waited_for_and_its_exit_code_kept(tmp_path: Path) -> None:
-    write(tmp_path, "ALCF/train-gpt3.sh", TRAIN)
+    shape(tmp_path, "alcf-wait")
     assert bash(tmp_path, "bash ALCF/train-gpt3.sh").returncode == 0
     assert apply(tmp_path, "alcf-wait")["hits"] == 1
     done = bash(tmp_path, "bash ALCF/train-gpt3.sh")
     assert (done.returncode, done.stdout) == (3, "trained\n")
-
-
-DATA = """\
-if [[ $(hostname) == nid* || $(hostname) == login* ]]; then
-    echo other
-fi
-if [[ $(hostname) == nid* || $(hostname) == login* ]]; then
-    DATA_PARENT="/theirs"
-    DATA_TYPE="books"
-elif [[ $(hostname) == theta* || $(hostname) == x3* ]]; then
-    DATA_PARENT="/ours"
-    DATA_TYPE="genes"
-else
-    echo "unknown"
-    exit 1
-fi
-echo "$DATA_PARENT/dataset/$DATA_TYPE"
-"""
 
 
 @pytest.mark.parametrize(
@@ -330,39 +214,22 @@ echo "$DATA_PARENT/dataset/$DATA_TYPE"
 def test_the_data_folder_can_be_given(
     tmp_path: Path, host: str, environment: dict[str, str], code: int, said: str
 ) -> None:
-    write(tmp_path, "ALCF/args.sh", DATA)
+    shape(tmp_path, "alcf-data-path")
     assert apply(tmp_path, "alcf-data-path")["hits"] == 1
     done = bash(tmp_path, f"hostname() {{ echo {host}; }}; source ALCF/args.sh", **environment)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (code, said)
 
 
 def test_a_data_folder_without_a_name_stops(tmp_path: Path) -> None:
-    write(tmp_path, "ALCF/args.sh", DATA)
+    shape(tmp_path, "alcf-data-path")
     apply(tmp_path, "alcf-data-path")
     done = bash(tmp_path, "source ALCF/args.sh", DATA_PARENT="/mine")
     assert done.returncode != 0
     assert "set DATA_TYPE too" in done.stderr
 
 
-BASE = """\
-function loadCondaEnv() { echo "module conda/$1"; }
-function setupVenv() { echo "venv $1"; }
-function condaOther() {
-    DATE_STR="2023-09-29"
-    [ "${CONDA_EXE}" ] || loadCondaEnv "${DATE_STR}-unstable"
-}
-function setupPolaris() {
-    if true; then
-        DATE_STR="2023-09-29"
-        [ "${CONDA_EXE}" ] && echo "caught" || loadCondaEnv "${DATE_STR}-unstable"
-        [ "${VIRTUAL_ENV}" ] || setupVenv "${DATE_STR}"
-    fi
-}
-"""
-
-
 def test_the_base_of_the_guide_is_loaded_on_polaris_only(tmp_path: Path) -> None:
-    write(tmp_path, "ALCF/setup.sh", BASE)
+    shape(tmp_path, "alcf-base-environment")
     assert apply(tmp_path, "alcf-base-environment")["hits"] == 2
     polaris, other = "source ALCF/setup.sh; setupPolaris", "source ALCF/setup.sh; condaOther"
     assert bash(tmp_path, polaris).stdout == "module conda/2023-10-04\nvenv 2023-10-04\n"
@@ -371,64 +238,26 @@ def test_the_base_of_the_guide_is_loaded_on_polaris_only(tmp_path: Path) -> None
     assert bash(tmp_path, other).stdout == "module conda/2023-09-29-unstable\n"
 
 
-TRANSFORMER = """\
-class Attention:
-    def forward(self, mixed_x_layer):
-        if True:
-            (query_layer
-             key_layer,
-             value_layer) = self.split_tensor(mixed_x_layer)
-        return query_layer, key_layer, value_layer
-"""
-
-
 def test_the_missing_comma_is_put_in(tmp_path: Path) -> None:
-    file = write(tmp_path, "megatron/model/transformer.py", TRANSFORMER)
+    file = shape(tmp_path, "alcf-transformer-comma")
     with pytest.raises(SyntaxError):
-        compile(TRANSFORMER, "x", "exec")
+        compile(file.read_text(), "x", "exec")
     assert apply(tmp_path, "alcf-transformer-comma")["hits"] == 1
     compile(file.read_text(), "x", "exec")
-
-
-EZPZ = """\
-[build-system]
-requires = ["hatchling"]
-
-[project]
-name = "ezpz"
-license = ""
-keywords = []
-
-[tool.other]
-license = ""
-"""
 
 
 def test_the_empty_licence_goes_from_the_project_table_only(tmp_path: Path) -> None:
     import tomllib
 
-    file = write(tmp_path, "pyproject.toml", EZPZ)
+    file = shape(tmp_path, "ezpz-licence")
     assert apply(tmp_path, "ezpz-licence")["hits"] == 1
     read = tomllib.loads(file.read_text())
     assert read["project"] == {"name": "ezpz", "keywords": []}
     assert read["tool"] == {"other": {"license": ""}}
 
 
-METASEQ = """\
-from setuptools import setup
-
-setup(
-    name="metaseq",
-    setup_requires=["cython", 'numpy; python_version>="3.7"'],
-    install_requires=["black==22.3.0", "cython", "cython-lint"],
-    extras_require={"dev": ["cython"]},
-)
-"""
-
-
 def test_cython_is_bounded_wherever_it_is_asked_for(tmp_path: Path) -> None:
-    project = write(tmp_path, "pyproject.toml", '[build-system]\nrequires = ["setuptools", "wheel", "cython"]\n')
-    setup = write(tmp_path, "setup.py", METASEQ)
+    project, setup = (shape(tmp_path, "metaseq-cython-bound", number) for number in (0, 1))
     assert apply(tmp_path, "metaseq-cython-bound")["hits"] == 3
     assert 'requires = ["setuptools", "wheel", "cython<3"]' in project.read_text()
     assert 'setup_requires=["cython<3", ' in setup.read_text()
