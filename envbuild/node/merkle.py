@@ -23,7 +23,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.node import hashing, proc
+from envbuild.node import proc
 from envbuild.node.protocol import Json
 
 COMPILED = "compiled"
@@ -363,8 +363,3 @@ def _folder_digest(lines: dict[str, str]) -> str:
     # Names may hold any byte but NUL and "/": NUL ends each field.
     text = "envbuild-folder-1\0" + "".join(lines[name] for name in sorted(lines))
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def record_digest(raw: str) -> str:
-    """A sha256 in hex as RECORD writes it."""
-    return "sha256=" + hashing.for_record(raw)

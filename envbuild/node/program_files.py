@@ -8,7 +8,6 @@ import os
 import pkgutil
 import sys
 import zipfile
-from collections.abc import Iterable
 
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip entry can have
 _MAIN = "import sys\nfrom envbuild.node.__main__ import main\n\nsys.exit(main())\n"
@@ -61,13 +60,11 @@ def carried(python: str, size: int, verb: str) -> list[str]:
     return [python, "-I", "-S", "-c", _CARRIED, str(size), verb]
 
 
-def write(package: str, folder: str, names: Iterable[str] | None = None) -> None:
-    """Write the modules `names` of `package` (None: all but `__init__`) into `folder`, as NAME.py."""
-    if names is None:
-        names = [module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)]
-    for name in names:
-        with open(os.path.join(folder, name + ".py"), "w", encoding="utf-8") as file:
-            file.write(text(package, name))
+def write(package: str, folder: str) -> None:
+    """Write the modules of `package` into `folder`, as NAME.py."""
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        with open(os.path.join(folder, module.name + ".py"), "w", encoding="utf-8") as file:
+            file.write(text(package, module.name))
 
 
 def text(package: str, name: str) -> str:

@@ -12,7 +12,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -40,9 +40,7 @@ LONGEST_WAIT = 60.0
 # The reason inside a text of requests, whose beginning has the address again.
 _CAUSE = re.compile(r"Caused by \w+\([\"'](?:\w+\([^)]*\): )?(.+?)[\"']\)+$")
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-Progress = Callable[[int, int | None], None]
-# Pieces of a file, each with the announced total size.
-Chunks = Generator[tuple[bytes, int | None], None, None]
+Chunks = Generator[bytes, None, None]
 
 
 @dataclass(frozen=True)
@@ -70,20 +68,19 @@ def download(
     *,
     size_cap: int,
     deadline: float,
-    progress: Progress | None = None,
     authorization: str = "",
     resume: bool = False,
 ) -> Downloaded:
     """Fetch an http(s) or file URL to `dest`, at most `size_cap` bytes in at most `deadline` seconds, retries included.
 
     `dest` appears complete or not at all; its folder must exist. `resume`: what came of a file before the connection or
-    this program ended stays beside it, and is gone on with where the server still has that file. `progress` gets bytes
-    so far and the total where it is known. Proxies and netrc follow the rules of requests, certificates those of pip as
-    well, and `authorization` (that header's value, in place of netrc) those of its redirects: no other host gets it.
+    this program ended stays beside it, and is gone on with where the server still has that file. Proxies and netrc
+    follow the rules of requests, certificates those of pip as well, and `authorization` (that header's value, in place
+    of netrc) those of its redirects: no other host gets it.
     Raises EnvbuildError: `hash-mismatch`, `html-instead-of-file`, `download-too-large` (exit 5), `download-refused`,
     `tls-failed` (exit 4), `download-failed`, `download-timeout`, `disk-full` (exit 75), `url-unsupported` (exit 2).
     """
-    job = _Job(url, dest, sha256, size_cap, time.monotonic() + deadline, deadline, progress, authorization, resume)
+    job = _Job(url, dest, sha256, size_cap, time.monotonic() + deadline, deadline, authorization, resume)
     scheme = urlsplit(url).scheme.lower()
     if scheme == "file":
         return job.store(job.file_chunks())
@@ -142,7 +139,6 @@ class _Job:
     size_cap: int
     ends: float
     deadline: float
-    progress: Progress | None
     authorization: str = field(repr=False)
     resume: bool = False
 
@@ -196,7 +192,7 @@ class _Job:
             stream.seek(0)
             for chunk in iter(partial(stream.read, CHUNK), b""):
                 digest.update(chunk)
-        for chunk, total in chunks:
+        for chunk in chunks:
             begins = chunk[:200].lstrip().lower()
             if size == 0 and self.sha256 is not None and begins.startswith((b"<!doctype html", b"<html")):
                 raise self.html("it begins like one")
@@ -205,8 +201,6 @@ class _Job:
             self.check_time()
             digest.update(chunk)
             stream.write(chunk)
-            if self.progress is not None:
-                self.progress(size, total)
         return digest.hexdigest(), size
 
     def check_hash(self, digest: str) -> None:
@@ -243,10 +237,9 @@ class _Job:
             raise EnvbuildError("url-unsupported", f"cannot download {self.shown}", why="a file URL names another host")
         try:
             with opened(path) as stream:
-                size = os.fstat(stream.fileno()).st_size
-                self.check_size(size)
+                self.check_size(os.fstat(stream.fileno()).st_size)
                 while chunk := stream.read(CHUNK):
-                    yield chunk, size
+                    yield chunk
         except OSError as error:
             raise self._refused(f"{path}: {error.strerror or error}") from None
 
@@ -280,7 +273,7 @@ class _Job:
             # `read1` returns what is there; `read` would wait for a full chunk however slowly it drips in.
             while chunk := response.raw.read1(CHUNK, decode_content=False):
                 received += len(chunk)
-                yield chunk, total
+                yield chunk
         except (HTTPError, requests.RequestException, OSError) as error:
             self.check_time()
             raise self._passing(f"the connection broke after {received} bytes: {error}") from None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from envbuild.node import git_source, hashing, merkle, paths, proc, program_files
+from envbuild.node import git_source, hashing, paths, proc, program_files
 from envbuild.node.build import build_dir, diagnose, job_server, proof
 from envbuild.node.build import environment as build_environ
 from envbuild.node.build.programs import editable
@@ -311,7 +311,7 @@ def _settle(wheel: str, out: str, strip: str | None, scratch: str) -> str:
             data = source.read(name)
             if name in objects and strip is not None:
                 data = _stripped(data, strip, scratch)
-            rows.append((name, merkle.record_digest(hashlib.sha256(data).hexdigest()), str(len(data))))
+            rows.append((name, "sha256=" + hashing.for_record(hashlib.sha256(data).hexdigest()), str(len(data))))
             _add(archive, name, data, source.getinfo(name).external_attr >> 16)
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows + [(record, "", "")])

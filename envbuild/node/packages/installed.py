@@ -157,7 +157,7 @@ def check(
             wrong.append(_mismatch(environment, folder, record, "no-record"))
             continue
         for path, digest, _size in merkle.read_record(environment, record):
-            truth = merkle.record_digest(known[path]) if known.get(path) else digest
+            truth = "sha256=" + hashing.for_record(known[path]) if known.get(path) else digest
             kind = _compare(environment, path, truth, entries)
             others_say = owners.get(path, {}).values() if kind else ()
             if any(_compare(environment, path, other, entries) is None for other in others_say):

@@ -53,10 +53,10 @@ def facts_file(target: Target, login: str) -> Path:
     return platformdirs.user_cache_path("envbuild") / "nodes" / f"{target.name}-{digest}.json"
 
 
-def read_facts(path: Path, now: float | None = None) -> dict[str, NodeFacts]:
+def read_facts(path: Path) -> dict[str, NodeFacts]:
     """Facts by node; empty when there are none, when they are too old, or when this envbuild cannot read them."""
     try:
-        known = [NodeFacts.from_plain(item) for item in read_recent(path, now) or ()]
+        known = [NodeFacts.from_plain(item) for item in read_recent(path) or ()]
     except (OSError, ValueError, TypeError):
         return {}
     return {facts.node: facts for facts in known}

@@ -20,7 +20,7 @@ from envbuild.provision.jobs.answers import _answer
 from envbuild.provision.jobs.site import JobSite, place
 from envbuild.provision.jobs.survey import facts_file, read_facts, write_facts
 from envbuild.provision.run.context import Settings, Work
-from envbuild.provision.run.run_dir import MAX_AGE, RunDir
+from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.hosts import unsupported
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import JobStep
@@ -161,12 +161,11 @@ def test_the_deadline_to_begin_is_the_targets() -> None:
     assert site({"idle": 1}, scheduler={"start_deadline": "40m"}).start_deadline == 2400
 
 
-def test_known_facts_come_back_until_they_are_old(tmp_path: Path) -> None:
+def test_known_facts_come_back(tmp_path: Path) -> None:
     path = tmp_path / "nodes" / "x.json"
     known = {"n1": facts(), "n2": facts(node="n2")}
     write_facts(path, known)
     assert read_facts(path) == known
-    assert read_facts(path, now=path.stat().st_mtime + MAX_AGE + 1) == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"protocol": 1}]', "{}"])

@@ -31,6 +31,13 @@ def failed(name: str, says: str = "no", **more: Any) -> NodeEvidence:
     return NodeEvidence.from_plain({"node": "gpu1", "status": "failed", "exit": 1, "checks": checks, **more})
 
 
+def error_of(node: NodeEvidence, *command: str, several: bool = False) -> dict[str, Any]:
+    """The error of a node whose command failed."""
+    error = coded(node, ("envbuild", *command), verb=command[0], several=several).error
+    assert error is not None
+    return error
+
+
 @pytest.mark.parametrize(
     ("node", "code", "hint"),
     [
@@ -47,8 +54,7 @@ def failed(name: str, says: str = "no", **more: Any) -> NodeEvidence:
     ],
 )
 def test_a_failed_check_has_a_code_and_the_next_command(node: NodeEvidence, code: str, hint: str) -> None:
-    error = coded(node, ("envbuild", "smoke", "--stack", "x"), verb="smoke", several=True).error
-    assert error is not None
+    error = error_of(node, "smoke", "--stack", "x", several=True)
     assert (error["code"], error["what"], error["exit"]) == (code, f"gpu1: {node.checks[1].name}: no", node.exit)
     assert hint in error["hint"]
 
@@ -64,15 +70,11 @@ def test_a_failed_check_has_a_code_and_the_next_command(node: NodeEvidence, code
 def test_a_failed_smoke_test_names_the_command_that_repeats_only_that_check(
     check: str, given: tuple[str, ...], repeats: str
 ) -> None:
-    error = coded(failed(check), ("envbuild", "smoke", *given), verb="smoke", several=False).error
-    assert error is not None
-    assert error["hint"] == f"again: envbuild smoke {repeats}"
+    assert error_of(failed(check), "smoke", *given)["hint"] == f"again: envbuild smoke {repeats}"
 
 
 def test_a_smoke_test_of_provision_is_repeated_by_provision_as_what_failed_is_not_in_use() -> None:
-    error = coded(failed("smoke/sound"), ("envbuild", "provision"), verb="provision", several=False).error
-    assert error is not None
-    assert error["hint"] == "again: envbuild provision"
+    assert error_of(failed("smoke/sound"), "provision")["hint"] == "again: envbuild provision"
 
 
 _NO_FILE = "ImportError: {}: cannot open shared object file: No such file or directory"
@@ -95,40 +97,28 @@ _NO_FILE = "ImportError: {}: cannot open shared object file: No such file or dir
 )
 def test_a_library_or_module_that_is_missing_is_named_as_what_to_install_first(says: str, first: str) -> None:
     says = f"import torch: {says}"
-    error = coded(
-        failed("smoke/sound", says), ("envbuild", "provision", "./own.yaml"), verb="provision", several=False
-    ).error
-    assert error is not None
+    error = error_of(failed("smoke/sound", says), "provision", "./own.yaml")
     assert error["hint"] == f"{first}again: envbuild provision ./own.yaml"
 
 
 def test_of_a_run_that_failed_its_log_is_named_before_the_command_that_fails_again() -> None:
     checks = [{"name": "bench", "status": "failed", "says": "no", "details": {"log": "logs/bench-1.log"}}]
-    error = coded(failed("bench", checks=checks), ("envbuild", "bench", "x"), verb="bench", several=False).error
-    assert error is not None
+    error = error_of(failed("bench", checks=checks), "bench", "x")
     assert error["hint"] == "read logs/bench-1.log in the folder of the run; again: envbuild bench x"
 
 
 def test_d89_files_beside_those_of_a_source_are_to_be_declared_and_not_built_again() -> None:
     drift = [{"path": "src/nano/config/mine.py", "kind": "extra"}]
-    error = coded(
-        failed("files", drift=drift, drift_count=1), ("envbuild", "verify"), verb="verify", several=False
-    ).error
-    assert error is not None
-    assert error["hint"].startswith("declare what runs write: `generated:` or `outputs:` of the source")
-    assert "builds it again" not in error["hint"]
+    hint = error_of(failed("files", drift=drift, drift_count=1), "verify")["hint"]
+    assert hint.startswith("declare what runs write: `generated:` or `outputs:` of the source")
+    assert "builds it again" not in hint
     drift += [{"path": "src/nano/model.py", "kind": "changed"}]
-    error = coded(
-        failed("files", drift=drift, drift_count=2), ("envbuild", "verify"), verb="verify", several=False
-    ).error
-    assert error is not None
-    assert "builds it again" in error["hint"]
+    assert "builds it again" in error_of(failed("files", drift=drift, drift_count=2), "verify")["hint"]
 
 
 def test_a_drifted_environment_is_repaired_where_it_was_verified() -> None:
-    command = ("envbuild", "verify", "--prefix", "/my disk/p", "--stack=./my.yaml", "--quick", "-t", "lab")
-    error = coded(failed("files", drift_count=2), command, verb="verify", several=False).error
-    assert error is not None
+    command = ("verify", "--prefix", "/my disk/p", "--stack=./my.yaml", "--quick", "-t", "lab")
+    error = error_of(failed("files", drift_count=2), *command)
     place = "./my.yaml --prefix '/my disk/p' --target lab"
     assert (
         error["hint"]
@@ -223,7 +213,5 @@ NO_INT = "import indexed: AttributeError: module 'numpy' has no attribute 'int'.
 def test_d94_a_failure_that_a_rule_knows_names_the_edit_before_the_command(says: str, edit: str, of_node: bool) -> None:
     error = {"code": "build-failed", "what": "src cannot be built", "why": says, "hint": "again", "exit": 1}
     node = failed("smoke/sound", says, **({"error": error} if of_node else {}))
-    told = coded(node, ("envbuild", "provision"), verb="provision", several=False).error
-    assert told is not None
-    first, last = told["hint"].split("; again")
+    first, last = error_of(node, "provision")["hint"].split("; again")
     assert edit in first and "`envbuild lock create`" in first and "again" not in first, last
