@@ -502,7 +502,9 @@ def _created(path: Path, rows: list[dict[str, Any]], *, changed: bool, changes: 
         size = f"{row['bytes'] / 1e6:,.1f} MB"
         words = "package " if row["packages"] == 1 else "packages"
         conda = f"  {row['conda_packages']} of conda" if row["conda_packages"] else ""
-        lines.append(f"  {row['id']:{width}}  {row['digest'][:12]}  {row['packages']:3} {words}  {size:>11}{conda}")
+        lines.append(
+            f"  {row['id']:{width}}  digest {row['digest'][:12]}  {row['packages']:3} {words}  {size:>11}{conda}"
+        )
         lines += [f"    no recorded hash: {file}" for file in row["unrecorded"]]
     return "\n".join([*lines, *([changes] if changes else [])])
 

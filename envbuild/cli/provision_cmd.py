@@ -248,7 +248,7 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
         steps = [(step.kind, step.what, step.why) for step in node.steps]
         nodes = fold_hosts([node.node, *(other.node for other in others)])
         count = f"{len(others) + 1} nodes, " if others else ""
-        lines.append(f"  {count}{nodes}: {node.resolution.variant_id} in {node.environment}")
+        lines.append(f"  {count}{nodes}: variant {node.resolution.variant_id} of the lock, in {node.environment}")
         if not steps:
             lines.append("    nothing to do: by its stamp the environment is there, finished and in use")
             continue
@@ -257,11 +257,13 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
             lines += [f"{'':15}because {reason}"] if why else []
         lines += _total(node)
     lines += [f"  warning: {text}" for text in plan.warnings]
+    if any(item.verdict in ("patch", "warn") for node in plan.nodes for item in node.resolution.decisions):
+        lines.append("  `envbuild help NAME` explains a name in brackets")
 
     def rows(name: str) -> tuple[str, ...]:
         error, resolution = survey.errors[name], survey.resolutions.get(name)
         what = f"error[{error.code}]: {error.what.removeprefix(f'{name}: ')}"
-        more = (("nearest", resolution.nearest if resolution else ""), ("why", error.why), ("hint", error.hint))
+        more = (("nearest variant", resolution.nearest if resolution else ""), ("why", error.why), ("hint", error.hint))
         return what, *(f"    {label}: {text}" for label, text in more if text)
 
     for (what, *more), same in grouped(survey.errors, rows).items():
@@ -279,7 +281,7 @@ def _total(node: NodePlan) -> list[str]:
     unsized = list(dict.fromkeys(name for step in node.steps for name in step.unsized))
     rough = any(step.rough for step in node.steps)
     stays, most = (disk_words(count, unsized, rough=rough) for count in (node.lasting_bytes, node.peak_bytes))
-    cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} inodes on disk, {most} at the peak"
+    cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} files on disk, {most} while building"
     left = f"; not counted: {few(unsized)}" if unsized else ""
     took = [step.before for step in node.steps if step.seconds]
     known = [seconds for seconds in took if seconds is not None]

@@ -78,17 +78,16 @@ class NodeTools(Protocol):
 class Inputs(NamedTuple):
     """What steps need beside facts.
 
-    `run`: the run id; `controller`: who changes the prefix (`node/identity.py`); `pyz_digest`: sha256 of the node
-    program; `tools`: per node; `repair`: nodes that are built again although they have a stamp; `indexes`: address and
-    kind by index name; `artifacts`: per node, instead of the planner's own; `tool_bytes`: size by tool folder; `wait`:
-    seconds for a busy prefix; `patches`: of the catalog, by the names that sources use; `jobs`: instead of the target's
-    `build_jobs`; `check_rebuild`: build twice and compare; `asked`: packages that the lock has for themselves (None:
-    unknown, not checked); `bundle`: given by the user; `channels`: base addresses by the name of a conda channel.
+    `run`: the run id; `controller`: who changes the prefix (`node/identity.py`); `tools`: per node; `repair`: nodes
+    that are built again although they have a stamp; `indexes`: address and kind by index name; `artifacts`: per node,
+    instead of the planner's own; `tool_bytes`: size by tool folder; `wait`: seconds for a busy prefix; `patches`: of
+    the catalog, by the names that sources use; `jobs`: instead of the target's `build_jobs`; `check_rebuild`: build
+    twice and compare; `asked`: packages that the lock has for themselves (None: unknown, not checked); `bundle`: given
+    by the user; `channels`: base addresses by the name of a conda channel.
     """
 
     run: str
     controller: Mapping[str, Any]
-    pyz_digest: str
     tools: Mapping[str, NodeTools]
     repair: Collection[str] = ()
     indexes: Mapping[str, Mapping[str, str]] = {}
@@ -157,7 +156,7 @@ class NodeSteps(NamedTuple):
         if in_image(self.variant, self.target):
             return self._image()
         again = "you asked for a new build; it is made beside the environment in use"
-        why = again if repaired and stamp is not None else "no finished environment with this digest is there"
+        why = again if repaired and stamp is not None else "no finished environment of this variant is there"
         return (
             *self._toolchain(),
             *self._deliver(),
@@ -169,7 +168,7 @@ class NodeSteps(NamedTuple):
     def _image(self) -> tuple[Step, ...]:
         """What would be built for the engine `container`; no step is a call of the node program on this node."""
         base = self.variant.base.image or f"an image with Python {self.variant.python}"
-        what = f"build an image with {self.variant.id} on {base}: {self.cost.in_words()}, and {base} itself"
+        what = f"build an image on {base}: {self.cost.in_words()}, and {base} itself"
         why = "the target's engine is container"
         sums = {key: getattr(self.cost, key) for key in ("fetch_bytes", "disk_bytes", "inodes", "seconds", "rough")}
         build = Step(kind="install", what=what, why=why, unsized=(*self.cost.unsized, base), **sums)
@@ -199,7 +198,7 @@ class NodeSteps(NamedTuple):
         step = Step(
             kind="toolchain",
             what=toolchain_words(missing, self.facts.stage_prefix),
-            why=f"the node lacks them or has another version (node program {self.inputs.pyz_digest[:12]})",
+            why="the node lacks them, or has other versions",
             disk_bytes=amount,
             inodes=2 * len(missing),
             seconds=TOOLCHAIN_SECONDS,
@@ -281,7 +280,7 @@ class NodeSteps(NamedTuple):
         compiled = compile_text(self.variant, self._jobs)
         return Step(
             kind="install",
-            what=f"build {self.variant.id} on {self._standing()}: {words}{compiled and f'; {compiled}'}",
+            what=f"build the environment on {self._standing()}: {words}{compiled and f'; {compiled}'}",
             why="; ".join(filter(None, (why, self.resolution.delivery.why if fetched else ""))),
             request=self._request("install", **args),
             fetch_bytes=self.cost.fetch_bytes if fetched else 0,

@@ -77,21 +77,20 @@ def arch_codes(variant: Variant) -> tuple[str, ...]:
 
 @lru_cache
 def compile_text(variant: Variant, jobs: int | None) -> str:
-    """What is compiled, for the plan: `apex (2 flags, for 9.0)`; empty if nothing is."""
-    codes = ";".join(arch_codes(variant))
-    names = [_one(source.name, source.build, codes) for source in variant.sources if source.build]
+    """What is compiled, for the plan: `compile apex (2 flags) for compute capability 9.0`; empty if nothing is."""
+    codes = ", ".join(arch_codes(variant))
+    names = [_one(source.name, source.build) for source in variant.sources if source.build]
     if not names:
         return ""
+    code = f" for compute capability {codes}" if codes else ""
     many = f" with {plural(jobs, 'job')}" if jobs is not None else ""
-    return (
-        f"compile {', '.join(names)}{many}, where the wheel store has no wheel of {'it' if len(names) == 1 else 'them'}"
-    )
+    wheel = f"no wheel of {'it' if len(names) == 1 else 'them'}"
+    return f"compile {', '.join(names)}{code}{many}, where the wheel store has {wheel}"
 
 
-def _one(name: str, build: Build, codes: str) -> str:
+def _one(name: str, build: Build) -> str:
     parts = [plural(len(build.modules), "kernel")] if build.modules else []
     parts += [plural(len(build.flags), "flag")] if build.flags else []
-    parts += [f"for {codes}"] if codes else []
     return f"{name} ({', '.join(parts)})" if parts else name
 
 

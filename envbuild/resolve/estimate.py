@@ -77,10 +77,10 @@ class Estimate(NamedTuple):
         return SMOKE_BYTES + SMOKE_BYTES_PER_INODE * self.inodes + (self.fetch_bytes if delivered else 0)
 
     def in_words(self, *, delivered: bool = False) -> str:
-        """`202 MB to fetch, 785 MB and 16000 files on disk, 790 MB at the peak`; `delivered`: nothing is fetched."""
+        """`202 MB to fetch, 785 MB and 16000 files on disk, 790 MB while building`; `delivered`: nothing is fetched."""
         peak = self.disk_bytes + max(self.beside_bytes(delivered=delivered), self.smoke_bytes(delivered=delivered))
         disk, most = (disk_words(count, self.unsized, rough=self.rough) for count in (self.disk_bytes, peak))
-        text = f"{disk} and {self.inodes} files on disk, {most} at the peak"
+        text = f"{disk} and {self.inodes} files on disk, {most} while building"
         text = text if delivered else f"{fetch_words(self.fetch_bytes, self.unsized)}, {text}"
         return f"{text}; no recorded size: {few(self.unsized)}" if self.unsized else text
 

@@ -357,7 +357,7 @@ def asked_python(asked: str, wanted: str, facts: NodeFacts) -> str:
 
 
 def disk_rules(cost: Estimate, beside: int, packages: int, facts: NodeFacts) -> Decisions:
-    """`prefix-usable`, `disk-space` and `disk-inodes` for the prefix; `beside`: further bytes at the peak."""
+    """`prefix-usable`, `disk-space` and `disk-inodes` for the prefix; `beside`: further bytes while building."""
     prefix = facts.prefix
     if prefix.writable is False or prefix.noexec:
         problem = prefix.reason or ("it is mounted noexec" if prefix.writable else "it cannot be written")

@@ -101,6 +101,7 @@ def test_help_says_of_a_rule_whether_it_can_refuse() -> None:
     ("words", "meaning"),
     [
         ("stamp", "stamp: the file that marks"),
+        ("exact", "exact: one variation of a stack"),
         ("Merkle root", "merkle root: one sha256"),
         ("smoke/machine/gemm", "smoke/machine/gemm: matrix products"),
         ("machine/gemm", "smoke/machine/gemm: matrix products"),

@@ -122,7 +122,7 @@ def test_d03_a_plan_says_why_its_profile_was_chosen_and_what_that_one_lacks(tmp_
     plan = json.loads(done.stdout)["plan"]
     deviations = load_stack(plan["stack"]).stack.profiles[profile].deviations
     assert plan["profile_why"] == "the target polaris names it"
-    assert set(plan["warnings"]) >= {f"{profile}: {text}" for text in deviations}
+    assert set(plan["warnings"]) >= {f"profile {profile}: {text}" for text in deviations}
     done, _ = run(tmp_path, "explain", plan["stack"], "--target", target, "--json")
     assert json.loads(done.stdout)["profile_why"] == plan["profile_why"]
 

@@ -57,7 +57,7 @@ def planned(lock: Lock, prefix: str = "/data/envbuild", **options: Any) -> Plan:
     resolutions = resolve_fleet(fleet, lock, where, compat())
     tools = {facts.node: FakeTools()}
     more = {"indexes": INDEX, **options}
-    inputs = Inputs(run="r", controller=CONTROLLER, pyz_digest="d" * 64, tools=tools, **more)
+    inputs = Inputs(run="r", controller=CONTROLLER, tools=tools, **more)
     return make_plan(where, lock, fleet, resolutions, inputs)
 
 

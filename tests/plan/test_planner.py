@@ -58,7 +58,7 @@ def planned(facts: NodeFacts | dict[str, NodeFacts], lock: Lock | None = None, *
     supply = options.pop("supply", None)
     resolutions = resolve_fleet(fleet, lock, where, compat(), supply)
     tools = dict.fromkeys(fleet, options.pop("tools", FakeTools()))
-    inputs = Inputs(run="r1", controller=CONTROLLER, pyz_digest="d" * 64, tools=tools, **options)
+    inputs = Inputs(run="r1", controller=CONTROLLER, tools=tools, **options)
     return make_plan(where, lock, fleet, resolutions, inputs)
 
 
@@ -413,7 +413,10 @@ def test_what_is_compiled_is_told_to_the_install_and_to_the_reader() -> None:
         "check_rebuild": False,
     }
     step = next(step for step in only(plan).steps if step.kind == "install")
-    assert "; compile apex (2 flags, for 9.0) with 16 jobs, where the wheel store has no wheel of it" in step.what
+    assert (
+        "; compile apex (2 flags) for compute capability 9.0 with 16 jobs, where the wheel store has no wheel of it"
+        in step.what
+    )
     alone = planned(node_facts("h100"), compiled_lock(), where=target(build_jobs=1))
     assert next(s for s in only(alone).steps if s.kind == "install").seconds > step.seconds + 600
 
@@ -478,7 +481,7 @@ def test_d11_a_plan_says_what_stays_and_the_most_that_is_there_at_once() -> None
         (total,) = [
             line for line in plan_text(plan, Survey(facts={facts.node: facts})).splitlines() if "in all" in line
         ]
-        assert " 61 MB and " in total and " MB at the peak" in total and "about" not in total
+        assert " 61 MB and " in total and " MB while building" in total and "about" not in total
 
 
 def test_a_plan_says_seconds_where_they_were_measured_here_and_else_none() -> None:
@@ -486,8 +489,8 @@ def test_a_plan_says_seconds_where_they_were_measured_here_and_else_none() -> No
     plan = planned(facts, make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1", size=6_000_000)]}))
     node = only(plan)
     for measured, says in (
-        ({}, r"at the peak$"),
-        ({"seconds": 9.0, "before": 4.0}, rf"at the peak, about {4 * len(node.steps)} s as before$"),
+        ({}, r"while building$"),
+        ({"seconds": 9.0, "before": 4.0}, rf"while building, about {4 * len(node.steps)} s as before$"),
     ):
         steps = tuple(step.model_copy(update=measured) for step in node.steps)
         told = plan.model_copy(update={"nodes": (node.model_copy(update={"steps": steps}),)})

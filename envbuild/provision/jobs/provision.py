@@ -184,7 +184,7 @@ class InJobs(Environments):
 
     def look(self, work: Work, *, bring_python: bool) -> None:
         """Ask the login host, and nodes through a job where nothing is known of them."""
-        with work.phase("probe", "contacting the login node, and nodes through a job if they are unknown"):
+        with work.phase("probe", "contacting the login node; unknown nodes through a job"):
             work.survey = survey_jobs(work, JobSite.of(work.prepared.target), bring_python=bring_python)
 
     def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:

@@ -123,7 +123,7 @@ class Prepared(NamedTuple):
     def explained(self, plan: Plan) -> Plan:
         """The plan with what its profile cannot do, and why it was taken and differs where nobody asked for it."""
         deviations = self.stack.profiles[self.profile].deviations if self.profile_why else ()
-        warnings = (*self.limits, *(f"{self.profile}: {text}" for text in deviations), *plan.warnings)
+        warnings = (*self.limits, *(f"profile {self.profile}: {text}" for text in deviations), *plan.warnings)
         return plan.model_copy(update={"profile_why": self.profile_why, "warnings": warnings})
 
 

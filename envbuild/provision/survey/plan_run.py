@@ -14,7 +14,6 @@ from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.node import identity
-from envbuild.node_program import node_pyz_digest
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
 from envbuild.plan.sharing import Sharing, over_ssh, share
@@ -111,7 +110,6 @@ def _planned(
     """Steps for the nodes that something was chosen for, `only` these (None: all); `given` as `Inputs` has it."""
     missing = {tool for node, node_tools in tools.items() for tool in node_tools.missing(survey.facts[node].toolchain)}
     inputs = Inputs(
-        pyz_digest=node_pyz_digest(),
         tools=tools,
         channels=prepared.channels,
         tool_bytes={tool.folder: disk_bytes(tool) for tool in missing},
