@@ -249,7 +249,10 @@ class ManualCases(StrictModel):
 
 
 class Figure(StrictModel):
-    """One published number with its unit; `least`: it is a lower bound. `gpu`, `gpus`, `model`: what it applies to."""
+    """One published number with its unit; `least`: it is a lower bound.
+
+    `gpu`, `gpus`, `hosts`, `model`: what it applies to.
+    """
 
     name: Name
     value: float
@@ -260,6 +263,7 @@ class Figure(StrictModel):
     reproduced: bool = False
     gpu: Text | None = None
     gpus: Count | None = None
+    hosts: Count | None = None
     model: Text | None = None
 
 

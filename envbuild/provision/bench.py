@@ -250,7 +250,7 @@ _USUAL = 0.4
 def doubts(
     target: Target, reference: Reference, measure: Bench, ran: Launch, facts: NodeFacts | None, deadline: float | None
 ) -> list[str]:
-    """What to say before a run: that it will hardly end in time, or that the claim is for another number of GPUs.
+    """What to say before a run: that it will hardly end in time, or that the claim is for other GPUs or nodes.
 
     Of GPUs that are not those of the claim only the verdict speaks. Raises EnvbuildError as `refuse_too_long` does.
     """
@@ -258,13 +258,17 @@ def doubts(
     gpus = gpus_of(facts, ran.nodes * ran.gpus_per_node, rules())
     expected = {row.model for row in rows_like(target.expects.gpu, rules())} if facts is None else {gpus.model}
     claim, other = claim_for(reference, measure, ran, gpus), ""
-    if claim and claim.gpus not in (None, gpus.count) and (not expected or claim.gpu in expected):
-        nodes, rest = divmod(claim.gpus, ran.gpus_per_node)
-        options = f"--nodes {nodes}" if nodes and not rest else f"--nodes 1 --gpus-per-node {claim.gpus}"
-        other = (
-            f"the figure of {plural(ran.nodes, 'node')} with {gpus.count} GPUs cannot be compared with the claim, "
-            f"which is for {claim.gpus} GPUs; `{options}` can"
-        )
+    if claim and claim.gpus and (not expected or claim.gpu in expected):
+        nodes = claim.hosts or max(claim.gpus // ran.gpus_per_node, 1)
+        rows = (("--nodes", nodes, ran.nodes), ("--gpus-per-node", claim.gpus // nodes, ran.gpus_per_node))
+        options = " ".join(f"{option} {wanted}" for option, wanted, given in rows if wanted != given)
+        if options and (claim.hosts or claim.gpus != gpus.count):
+            may = "should not" if claim.gpus == gpus.count else "cannot"
+            on = f" on {plural(claim.hosts, 'node')}" if claim.hosts else ""
+            other = (
+                f"the figure of {plural(ran.nodes, 'node')} with {gpus.count} GPUs {may} be compared with the claim, "
+                f"which is for {claim.gpus} GPUs{on}; `{options}` can"
+            )
     return [text for text in (late, other) if text]
 
 

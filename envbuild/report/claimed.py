@@ -48,13 +48,14 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a document claims: a value, where and on what; `source` cites it."""
+    """What a document claims: a value, where and on what (`hosts`: on so many nodes); `source` cites it."""
 
     value: float
     where: str | None
     source: str | None
     gpu: str | None
     gpus: int | None
+    hosts: int | None
 
 
 def metric(bench: Bench, values: Sequence[float]) -> Metric:
@@ -165,7 +166,7 @@ def _claims(reference: Reference, bench: Bench, ran: Ran, gpus: int) -> list[Cla
     if bench.figure is not None:
         figures = [figure for figure in reference.figures if figure.name == bench.figure]
         fitting = [figure for figure in figures if figure.model in (None, ran.model)]
-        return [Claim(figure.value, figure.where, figure.source, figure.gpu, figure.gpus) for figure in fitting]
+        return [Claim(row.value, row.where, row.source, row.gpu, row.gpus, row.hosts) for row in fitting]
     return [_of_case(case) for case in reference.cases if case.tflops is not None and _is_case(case, ran, gpus)]
 
 
@@ -177,7 +178,7 @@ def _is_case(case: BenchmarkCase, ran: Ran, gpus: int) -> bool:
 
 def _of_case(case: BenchmarkCase) -> Claim:
     where = f"{case.model} on {case.gpus} GPUs, DP {case.dp}, TMP {case.tmp}, PP {case.pp}"
-    return Claim(case.tflops or 0.0, where, case.source, case.gpu, case.gpus)
+    return Claim(case.tflops or 0.0, where, case.source, case.gpu, case.gpus, case.hosts)
 
 
 def _verdict(

@@ -293,12 +293,13 @@ def test_the_course_of_the_loss_is_in_the_evidence_and_drawn_in_the_report(tmp_p
     ("nodes", "gpus", "expects", "options"),
     [
         (2, 8, "A100-SXM4-80GB", "--nodes 1"),
-        (1, 4, None, "--nodes 2"),
+        (1, 4, None, "--gpus-per-node 8"),
+        (2, 4, "A100-SXM4-80GB", "--nodes 1 --gpus-per-node 8"),
         (1, 8, "A100-SXM4-80GB", ""),
         (2, 8, "H100 PCIe", ""),
     ],
 )
-def test_a_run_on_more_gpus_than_the_claim_names_the_nodes_of_the_claim(
+def test_a_run_on_other_gpus_or_nodes_than_the_claim_names_those_of_the_claim(
     nodes: int, gpus: int, expects: str | None, options: str
 ) -> None:
     opt = stack("opt-175b")
