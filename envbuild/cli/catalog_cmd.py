@@ -324,13 +324,15 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         kind, usual = _kind_of(base), "" if is_template(base) else base.partition or ""
         # An empty answer is asked again where the target has none of its own.
         required = {".".join(path) for path, _ in placeholders(base)}
-        there = partitions() if kind == "slurm" and begin.scheduler_here() == "Slurm" else {}
+        there = _OFFERED[kind]() if kind in _OFFERED and kind == begin.scheduler_here().lower() else {}
         stack = stack or ask(
             "Which stack is built there (a name of `envbuild stack list`, or a file)", _stack_of(base.name)
         )
         loaded = _stack_beside(file, stack)
-        first = next(iter(there), usual) or (None if required & {"hosts", "scheduler.queue"} else "")
-        hosts = ask(_HOSTS[kind], first) if kind in _HOSTS else ""
+        taken = usual if usual in there else next(iter(there), usual)
+        first = taken or (None if required & {"hosts", "scheduler.queue"} else "")
+        offered = f" ({few(list(there), 8)})" if len(there) > 1 else ""
+        hosts = ask(f"{_HOSTS[kind]}{offered}", first) if kind in _HOSTS else ""
         job = kind in ("slurm", "pbs")
         login = ask("Host to submit jobs from (empty: this machine)") if job else ""
         user = ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else ""
@@ -451,12 +453,7 @@ def partitions() -> dict[str, tuple[str, int]]:
     from envbuild.resolve.rules.node import rows_like
     from envbuild.schedule.slurm import parse_gres
 
-    try:
-        shown = subprocess.run(
-            ["sinfo", "-h", "-o", "%P|%G"], capture_output=True, text=True, timeout=10, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
+    shown = _shown("sinfo", "-h", "-o", "%P|%G")
     best_of: dict[str, tuple[str, int]] = {}
     for line in sorted(shown.splitlines(), key=lambda line: not line.partition("|")[0].endswith("*")):
         name, _, gres = line.partition("|")
@@ -465,6 +462,25 @@ def partitions() -> dict[str, tuple[str, int]]:
         best = model if rows_like(model, rules()) else "", sum(gpus.values())
         best_of[name.rstrip("*")] = max(best_of.get(name.rstrip("*"), ("", 0)), best, key=lambda row: row[1])
     return best_of
+
+
+def queues() -> dict[str, tuple[str, int]]:
+    """The queues of the PBS that is here which take jobs; PBS does not say which GPUs are behind one."""
+    from envbuild.schedule.pbs import parse_queues
+
+    offered = parse_queues(_shown("qstat", "-Q", "-f"))
+    return {name: ("", 0) for name, row in offered.items() if "False" not in (row.get("enabled"), row.get("started"))}
+
+
+_OFFERED = {"slurm": partitions, "pbs": queues}
+
+
+def _shown(*command: str) -> str:
+    """What a program of the scheduler prints; empty where it does not answer."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def _gpus_here() -> tuple[str, int]:

@@ -138,6 +138,20 @@ def test_what_slurm_says_of_partitions_stands_in_brackets(tmp_path: Path, monkey
     assert made.scheduler.nodes == 1
 
 
+def test_the_queues_of_pbs_that_take_jobs_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    qstat = tmp_path / "bin" / "qstat"
+    qstat.parent.mkdir()
+    rows = (("old", "False"), ("gpu", "True"), ("debug", "True"))
+    text = "".join(f"Queue: {name}\n    queue_type = Execution\n    enabled = {takes}\n" for name, takes in rows)
+    qstat.write_text(f"#!/bin/sh\ncat <<END\n{text}END\n")
+    qstat.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{qstat.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(begin, "scheduler_here", lambda: "PBS")
+    done = init(tmp_path, answers=("", "opt-175b", "", "", "lab", "", "", "", ""))
+    assert done.exit_code == 0 and "Its queue (gpu, debug) [gpu]" in done.output, done.output
+    assert load_target(str(tmp_path / "lab.yaml")).target.partition == "gpu"
+
+
 def test_a_gpu_model_that_is_none_is_asked_again_with_the_nearest(tmp_path: Path) -> None:
     result = init(tmp_path, answers=("slurm", "opt-175b", "gpu", "", "", "", "", "", "A100-SMX4-40GB", "64", "", ""))
     assert result.exit_code == 0, result.output
