@@ -51,8 +51,10 @@ _MEASURED = (
 @click.command("strategy")
 @stack_argument(run=True)
 @where_options
-@click.option("--gpus", type=Count(1, 16384), required=True, metavar="N", help="GPUs to train on.")
-@click.option("--gpus-per-node", type=Count(1, 64), help="GPUs of a node (default: N, at most 8).")
+@click.option(
+    "--gpus", type=Count(1, 16384), metavar="N", help="GPUs to train on (default: those of the target's nodes)."
+)
+@click.option("--gpus-per-node", type=Count(1, 64), help="GPUs of a node (default: the target's, else 8 at most).")
 @click.option("--model", metavar="NAME", help="Row of the stack's model table (default: the document's for N GPUs).")
 @click.option("--global-batch", type=Count(min=1), help="Sequences a step (default: the document's).")
 @click.option("--gpu", metavar="MODEL", help="GPU to estimate for (default: this machine's, else the target's).")
@@ -80,7 +82,12 @@ def strategy(ui: Ui, /, deadline: float, **flags: Any) -> int:
     memory counts as a result. Exit 1 if a run fails for another reason. Without STACK, it is the one that the target
     names.
     """
-    flags["gpus_per_node"] = flags["gpus_per_node"] or min(flags["gpus"], 8)
+    target = described_target(flags)
+    per_node = flags["gpus_per_node"] or target.expects.gpus_per_node
+    flags["gpus"] = flags["gpus"] or (per_node or 0) * (target.scheduler.nodes or 1)
+    if not flags["gpus"]:
+        raise click.UsageError("--gpus is needed: the target does not say how many GPUs a node has")
+    flags["gpus_per_node"] = flags["gpus_per_node"] or min(flags["gpus"], per_node or 8)
     if flags["dry_run"]:
         return _rank_only(ui, flags)
     return _search(ui, flags, deadline)

@@ -426,6 +426,14 @@ def test_an_option_of_an_old_name_or_another_verb_answers_with_what_to_type(
     assert f"{words[-2]} is no option of `envbuild {words[0]}`\nhint: write {new}\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("target", "says"), [("aws-p3-16xlarge", "2.6B on 8 x V100"), ("local", "--gpus is needed")])
+def test_strategy_takes_the_number_of_gpus_from_the_target(
+    capsys: pytest.CaptureFixture[str], target: str, says: str
+) -> None:
+    assert main(["strategy", "megatron-alpa", "-t", target, "--dry-run"]) == (2 if target == "local" else 0)
+    assert says in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize(
     "words", [["provision", "--queue", "gpu"], ["launch", "--submit", "--account", "x"], ["bench", "--exclusive"]]
 )
