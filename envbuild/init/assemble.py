@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.indexes import distributions
 from envbuild.init.closure import SOURCE_ALONE, Closed, blocked, close
-from envbuild.init.collect import Collected, digest, together
+from envbuild.init.collect import Collected, together
 from envbuild.init.draft import Draft, DraftSource, Wanted, make_draft, newest_torch, pypi_flavour, same_repository
 from envbuild.init.findings import DraftFinding, find
 from envbuild.init.imports import Roots, roots, scan
@@ -80,8 +80,9 @@ class Result:
 
     @property
     def imports(self) -> str:
-        """A digest of what the code imports beyond itself."""
-        return digest("\n".join(f"{closing.imported.module} {closing.imported.firmness}" for closing in self.closed))
+        """What the code imports beyond itself, as a draft names it; in brackets what it can do without."""
+        rows = [(closing.imported.module, closing.imported.firmness == "required") for closing in self.closed]
+        return ", ".join(module if required else f"({module})" for module, required in rows) or "nothing"
 
     def optional(self) -> tuple[Closed, ...]:
         """Imports that are not required and that a package provides."""

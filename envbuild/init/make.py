@@ -21,10 +21,11 @@ from envbuild.init.pins import pinned
 from envbuild.init.tree import Tree
 from envbuild.init.write import AS_ASKED, IMPORTS, NOT_SAID, head, text
 from envbuild.regular_file import read_file
+from envbuild.text import few
 
 # As `write` names the files that a draft was made of.
 _READ = re.compile(r"^# read: (.+) \([^()]*\), sha256 ([0-9a-f]{12})$", re.MULTILINE)
-_IMPORTS = re.compile(rf"^{IMPORTS} .*, sha256 ([0-9a-f]+)$", re.MULTILINE)
+_IMPORTS = re.compile(rf"^{IMPORTS} (?!.*, sha256)(.+)$", re.MULTILINE)
 
 
 def reference(path: Path) -> str:
@@ -47,7 +48,8 @@ def drafted_before(source: str) -> tuple[str, list[str], list[str]]:
             return "", [], []
         imports = _IMPORTS.search(written)
         now = assemble(tree, load_known()) if imports else None
-        changed = [f"what {tree.origin.name} imports"] if imports and now and imports[1] != now.imports else []
+        others = sorted(set(imports[1].split(", ")) ^ set(now.imports.split(", "))) if imports and now else []
+        changed = [f"what {tree.origin.name} imports ({few(others)})"] if others else []
         open_ = [
             f"{closing.imported.module} ({closing.where})"
             for closing in (now.closed if now else ())

@@ -116,7 +116,7 @@ def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iter
     for path, noun in result.collected.used.items():
         yield f"# read: {_safe(path)} ({noun}), sha256 {result.collected.contents[path]}"
     if folder is not None:
-        yield f"{IMPORTS} {plural(len(result.closed), 'module')}, sha256 {result.imports}"
+        yield f"{IMPORTS} {result.imports}"
     for path in result.collected.choices:
         yield f"# offered, not taken as a whole: {_safe(path)}"
     for path, why in list(result.left_out.items())[:20]:

@@ -182,6 +182,8 @@ def doubts(evidence: Evidence) -> list[str]:
         says.append(f"Changed after the smoke test: {plural(changed, 'file')} of code.")
     for at, failed in failed_before(evidence).items():
         says.append(f"Failed in the smoke test of {at}: {few(failed, 2, '; ').rstrip('.')}.")
+    if changed:
+        says.append("The smoke test did not run again.")
     return says
 
 

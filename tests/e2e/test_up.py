@@ -67,7 +67,9 @@ def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(co
     assert "! own: its code imports nowhere, and no package provides that" in code.good("status", "-t", "local").out
     (code.work / "own" / "nowhere.py").touch()
     mended = code.run("up", "./own", "-t", "local")
-    assert "what own imports changed after ./own.yaml was drafted: `mv ./own.yaml ./own.yaml.old`" in mended.err
+    assert (
+        "what own imports (nowhere) changed after ./own.yaml was drafted: `mv ./own.yaml ./own.yaml.old`" in mended.err
+    )
     assert "Changed after the smoke test: 1 file of code." in mended.out
     (code.work / "own" / "nowhere.py").unlink()
     stack = code.work / "own.yaml"
