@@ -297,7 +297,7 @@ def refuse_template(loaded: LoadedTarget) -> None:
         f"`hosts: {hosts}`" if path == ("hosts",) else f"your own `{'.'.join(path)}`" for path, _ in matches
     )
     held = ", ".join(f"`{'.'.join(path)}: {placeholder}`" for path, placeholder in matches)
-    own = f"write your own target with `extends: {target.name}` and {wanted}"
+    own = f"`envbuild init my-{target.name}.yaml --extends {target.name}` writes a target of your own, with {wanted}"
     raise refuse(
         "target-template",
         documents[0].name,

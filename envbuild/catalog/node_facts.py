@@ -116,7 +116,7 @@ def _find(ref: str) -> Path:
         raise EnvbuildError(
             "facts-unknown",
             f"there are no facts named {ref!r}",
-            why=f"neither a file nor a shipped example: {', '.join(names)}",
+            why="neither a file nor a shipped example",
             hint=did_you_mean(ref, names) or _HINT,
         )
     return resources.catalog() / "facts" / f"{ref}.json"

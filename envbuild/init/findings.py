@@ -208,6 +208,9 @@ def _as_of(draft: Draft) -> str:
     return f"takes what the index had on {draft.origin.day}" if draft.origin.day else "takes what the lock resolves to"
 
 
+_PINS = "pins the commit of the day; if its repository cannot be reached, write the commit into the draft"
+
+
 def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """Sources by nothing, by a moving name, by a short hash, over ssh, or by an old address."""
     ways = [source for source in draft.sources if source.optional and source.statements[0].get("alternative")]
@@ -215,13 +218,13 @@ def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     bare = [source for source in sources if not source.ref]
     if bare:
         truth = "git clones whatever the default branch has that day"
-        yield DraftFinding("git-unpinned", _names(bare), _first(bare), truth, "pins the commit of the day")
+        yield DraftFinding("git-unpinned", _names(bare), _first(bare), truth, _PINS)
     moving = [
         source for source in sources if source.ref and (source.ref in _MOVING or not _LIKE_A_TAG.search(source.ref))
     ]
     if moving:
         yield DraftFinding("git-branch", _names(moving), _first(moving), "these look like branches, and a branch moves",
-                           "pins the commit of the day")  # fmt: skip
+                           _PINS)  # fmt: skip
     short = [source for source in sources if _SHORT.fullmatch(source.ref) and not source.ref.isdigit()]
     if short:
         yield DraftFinding("short-sha", _names(short), _first(short), "a short hash can mean several commits",

@@ -364,7 +364,8 @@ class Target(StrictModel):
     @model_validator(mode="after")
     def _hosts_fit_the_connection(self) -> Self:
         if self.connection.kind == "local" and self.hosts != ("localhost",):
-            raise ValueError("a target with `connection: local` has one host, localhost; other hosts need `kind: ssh`")
+            others = "`envbuild init lab.yaml --extends ssh` describes others"
+            raise ValueError(f"a target with `connection: local` has one host, localhost; {others}")
         if not self.hosts:
             raise ValueError("`hosts` is empty")
         return self

@@ -317,7 +317,7 @@ def test_extending_something_unknown_is_refused(tmp_path: Path, parent: str) -> 
 def test_a_template_says_that_it_must_be_extended(tmp_path: Path) -> None:
     error = refused(load_target, "ssh")
     assert error.code == "target-template"
-    assert "extends: ssh" in error.hint
+    assert "`envbuild init my-ssh.yaml --extends ssh`" in error.hint
     own = refused(load_target, target_file(tmp_path, "name: mine\nextends: slurm\n"))
     assert own.code == "target-template" and "add `hosts: {slurm: PARTITION}` to" in own.hint
 
