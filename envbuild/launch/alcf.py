@@ -24,6 +24,7 @@ from envbuild.launch.request import (
     require_shape,
 )
 from envbuild.model.common import Text
+from envbuild.model.finding import package_name
 from envbuild.model.launch import Command, Default, Launch, LaunchFile, ModelSize
 from envbuild.node import program_files
 from envbuild.node.smoke.programs.common import OPEN_MPI_OVERSUBSCRIBED
@@ -246,6 +247,12 @@ def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:
         notes.append("mpiexec --ppn is that of PALS (Cray, ALCF) or MPICH; of Open MPI, `--set LAUNCHER=mpirun`")
     if order.place.hostfile is None and given.launcher != "srun":
         notes.append(f"no host file: {given.launcher} starts on the nodes of the job that it runs in")
+    if order.place.nodes > 1 and "mpich" in map(package_name, order.profile.packages):
+        site = [f"`{name}`" for name, own in order.profiles.items() if "mpich" not in map(package_name, own.packages)]
+        notes.append(
+            f"MPI of the profile {order.profile_name} is MPICH of a wheel, for one node; the site's MPI is used "
+            f"by {', '.join(site)}"
+        )
     # 0.18.3 is the oldest that was read, 0.19.3 the first without it.
     if given.ppsize > 1 and order.deepspeed_since("0.18.3") and not order.deepspeed_since("0.19.3"):
         notes.append(

@@ -64,7 +64,7 @@ def launch(stack: Stack, profile: str, values: Mapping[str, str], place: Place) 
     findings = frozenset(finding.id for finding in stack.findings)
     order = Order(stack.name, profile, stack.profiles, reference, data, values, place, findings)
     try:
-        return RECIPES[data.recipe].make(order)
+        made = RECIPES[data.recipe].make(order)
     except KeyError as error:
         raise EnvbuildError(
             "launch-data",
@@ -72,6 +72,11 @@ def launch(stack: Stack, profile: str, values: Mapping[str, str], place: Place) 
             why=f"the recipe {data.recipe} needs this value, or does not know its name",
             hint="compare `reference: launch:` with a shipped stack of the same recipe",
         ) from error
+    own = {**data.defaults, **values}
+    others = [f"{name} {own.get(name, 'unset')}, not {value}" for name, value in data.document.items()
+              if own.get(name) != value]  # fmt: skip
+    note = [f"not the document's values: {'; '.join(others)}"] if others else []
+    return made.model_copy(update={"notes": (*made.notes, *note)})
 
 
 @dataclass(frozen=True, slots=True)

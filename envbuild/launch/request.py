@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import AbsPath, StrictModel, Text
+from envbuild.model.finding import requirement
 from envbuild.model.launch import (
     Bench,
     Command,
@@ -346,16 +347,10 @@ class Order:
 
     def deepspeed_since(self, release: str) -> bool:
         """Whether the profile pins a DeepSpeed of this release or a later one."""
-        from packaging.requirements import Requirement
         from packaging.version import Version
 
-        wanted = (Requirement(text) for text in self.profile.packages)
-        pins = (
-            Version(pin.version)
-            for requirement in wanted
-            if requirement.name == "deepspeed"
-            for pin in requirement.specifier
-        )
+        wanted = (requirement(text) for text in self.profile.packages)
+        pins = (Version(pin.version) for package in wanted if package.name == "deepspeed" for pin in package.specifier)
         return any(pin >= Version(release) for pin in pins)
 
     def of_nodes(

@@ -90,14 +90,16 @@ class LaunchData(StrictModel):
     With `command`, the recipe of any stack, it is a parameter of `defaults` or a value of the place (`PLACE_WORDS`).
     With `{rank}` each node has its own command; without it one command starts all nodes. `source`: the source whose
     folder (or `folder` below it) is the working directory; without it, the output folder. `defaults`: values of
-    parameters that the user does not give, as in the document's own scripts. `before`: arguments in front of the
-    program, by launcher. `configs`: JSON files that the program reads, by name.
+    parameters that the user does not give, as in the document's own scripts. `document`: values that the document's own
+    command gives them instead. `before`: arguments in front of the program, by launcher. `configs`: JSON files that the
+    program reads, by name.
     """
 
     recipe: RecipeName = "command"
     source: SourceName | None = None
     folder: RelPath | None = None
     defaults: dict[Text, Text] = {}
+    document: dict[Text, Text] = {}
     before: dict[Name, tuple[Text | Words, ...]] = {}
     arguments: tuple[Text | Words, ...] = ()
     environment: dict[EnvName, Text] = {}

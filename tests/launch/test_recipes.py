@@ -18,7 +18,7 @@ from envbuild.launch.recipes import RECIPES, launch, launch_data
 from envbuild.launch.request import Place
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
-from tests.launch.support import ENVIRONMENT, OUTPUT, place, stack, started
+from tests.launch.support import ENVIRONMENT, OUTPUT, place, recorded, stack, started
 from tests.node.patch_support import write
 from tests.support.fails import fails
 from tests.support.programs import completed
@@ -598,6 +598,19 @@ def test_parts_of_few_sequences_are_told_to_be_no_measure(model: str, gpus: int,
     notes = started(OPT, place(1, gpus), model_size=model, gpu_gb="999").notes
     found = [note for note in notes if "no measure of the document's run" in note]
     assert [note.startswith(words) for note in found] == ([True] if words else [])
+
+
+def test_the_values_of_the_document_need_no_note_and_a_wheel_s_mpi_needs_one_on_several_nodes() -> None:
+    guide = next(case["variables"] for case in recorded()["alcf"] if case["case"] == "the guide's command")
+    for nodes, profile, values, words in (
+        (2, "exact", guide, ()),
+        (1, "ported-cu130", guide, ()),
+        (2, "ported-cu130", guide, ("MPI of the profile ported-cu130 is MPICH of a wheel, for one node",)),
+        (1, "exact", {**guide, "SEQ_LEN": "1024"}, ("not the document's values: SEQ_LEN 1024, not 4096",)),
+    ):
+        notes = started(ALCF, place(nodes, 4), profile, **values).notes
+        named = [note for note in notes if note.startswith(("not the document's", "MPI of the profile"))]
+        assert len(named) == len(words) and all(map(str.startswith, named, words)), named
 
 
 def test_one_node_is_started_by_deepspeed_and_several_by_torchrun() -> None:
