@@ -133,6 +133,8 @@ def test_the_status_page_has_every_profile_plans_as_the_rules_do_and_names_what_
                 each.variant_id for each in decide(load_stack(stack), profile, nodes, target, compat).resolutions
             )
             assert fits == state.startswith("planned"), row
+        if not facts and (built_on := load_stack(stack).stack.built_on):
+            assert {profile for _, profile in pairs} <= built_on.keys()
     assert covered == {(name, profile) for name in list_stacks() for profile in load_stack(name).stack.profiles}
     unknown = " ".join(page.partition("## What is unknown")[2].partition("## ")[0].split())
     for lock in map(read_lock, resources.lockfiles().glob("*.lock.toml")):

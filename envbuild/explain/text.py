@@ -116,8 +116,8 @@ def _profile(explanation: Explanation, width: int) -> Iterator[str]:
     if least:
         yield ""
         held = f"{least.needed_gb:.0f} GB of weights, gradients and optimizer state, {least.node_gb:.0f} GB a node"
-        yield _wrapped("", f"{least.model} needs at least {least.nodes} nodes for its memory: {held}", width)
-        yield _wrapped("  ", least.source, width)
+        needs = f"{least.model} needs at least {least.nodes} nodes for its memory alone ({held})"
+        yield _wrapped("", f"{needs}; {least.source}", width)
 
 
 def _decisions(explanation: Explanation, width: int) -> Iterator[str]:

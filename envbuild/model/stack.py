@@ -407,12 +407,13 @@ class Repository(StrictModel):
 
 
 class Stack(StrictModel):
-    """One stack file."""
+    """One stack file; `built_on`: on which GPUs a profile is known to have been built and to have trained."""
 
     name: Name
     summary: Text
     document: Document | None = None
     profiles: Annotated[dict[Name, Profile], Field(min_length=1)]
+    built_on: dict[Name, Text] = {}
     repositories: dict[Name, Repository] = {}
     reference: Reference | None = None
     findings: tuple[Finding, ...] = ()

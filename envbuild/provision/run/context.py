@@ -123,7 +123,10 @@ class Prepared(NamedTuple):
     def explained(self, plan: Plan) -> Plan:
         """The plan with what its profile cannot do, and why it was taken and differs where nobody asked for it."""
         deviations = self.stack.profiles[self.profile].deviations if self.profile_why else ()
-        warnings = (*self.limits, *(f"profile {self.profile}: {text}" for text in deviations), *plan.warnings)
+        built = self.stack.built_on
+        known = ", ".join(f"`{name}` ({gpus})" for name, gpus in built.items() if self.profile not in built)
+        first = (f"no build of the profile {self.profile} on a GPU is known, only of {known}",) if known else ()
+        warnings = (*self.limits, *first, *(f"profile {self.profile}: {text}" for text in deviations), *plan.warnings)
         return plan.model_copy(update={"profile_why": self.profile_why, "warnings": warnings})
 
 
