@@ -9,6 +9,7 @@ from typing import Any
 
 from envbuild.export import steps
 from envbuild.model.lock import LockedSource, LockedTree, Variant
+from envbuild.resolve.variant_checks import needs_nvcc
 from envbuild.text import visible
 
 quote = shlex.quote
@@ -16,6 +17,9 @@ quote = shlex.quote
 _CHECK = """\
 # Patches are edits that are placed by syntax, counted and checked: envbuild makes them.
 command -v envbuild >/dev/null || fail 'envbuild is not on PATH, and sources of this plan are patched' 7
+"""
+_MPI = """\
+[ "${MPICC:-}" ] || command -v mpicc >/dev/null || fail 'mpicc is not on PATH: load a module of the site with an MPI' 7
 """
 _WHEEL = """
 # wheel PROJECT FOLDER FLAG...: setup.py gets the flags for certain; what has another backend goes through PEP 517.
@@ -74,8 +78,13 @@ def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
         for source in every
         for step in steps.source_steps(source)
     )
-    needs = ", and envbuild for the patches of its sources" if patched else ", and nothing of envbuild"
-    return needs, _CHECK if patched else "", [_WHEEL] * compiled + _editable([*every, *trees])
+    builds = {source.name: source.build for source in every if source.build}
+    mpi = "mpi4py" in builds
+    tools = ["gcc"] * bool(builds) + ["nvcc"] * any(map(needs_nvcc, builds.values())) + ["mpicc"] * mpi
+    needs = f", {', '.join(tools)} to compile" if tools else ""
+    needs += ", and envbuild for the patches of its sources" if patched else ", and nothing of envbuild"
+    check = _CHECK * patched + _MPI * mpi
+    return needs, check, [_WHEEL] * compiled + _editable([*every, *trees])
 
 
 def _editable(every: Sequence[LockedSource | LockedTree]) -> list[str]:

@@ -13,7 +13,7 @@ from envbuild.resolve.artifacts import Numbers, dotted, flavour_cuda, minor, num
 from envbuild.resolve.compat import Compat, TorchBuild
 from envbuild.resolve.request import NOTHING, Decisions, Request, capabilities, decision
 
-_WHERE = "on the node (a module of the site: `scheduler: {modules: {load: [MODULE]}}` in the target of a job)"
+ON_NODE = "on the node (a module of the site: `scheduler: {modules: {load: [MODULE]}}` in the target of a job)"
 
 
 def toolkits(facts: NodeFacts, request: Request, compat: Compat) -> tuple[NvccFacts | None, Numbers, Numbers]:
@@ -34,7 +34,7 @@ def nvcc_absent(facts: NodeFacts, request: Request, compat: Compat) -> Decisions
         what = f"{nvcc.path if nvcc else ''} can compile {names}"
         return (decision("nvcc-absent", "allow", what, compared, compat.cuda.check_note),)
     what = f"{names} must be compiled and there is no nvcc"
-    instead = f"a CUDA {dotted(cuda)} toolkit {_WHERE}, or a prebuilt wheel; torch itself needs none"
+    instead = f"a CUDA {dotted(cuda)} toolkit {ON_NODE}, or a prebuilt wheel; torch itself needs none"
     return (decision("nvcc-absent", "refuse", what, compared, compat.cuda.check_note, instead),)
 
 
@@ -51,7 +51,7 @@ def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     same = [f for f in (release.builds if release else ()) if flavour_cuda(f)[0] == nvcc_release[0]]
     torch = f"torch {request.torch}+{max(same, key=flavour_cuda)}" if same else None
     what = f"nvcc {dotted(nvcc_release)} cannot compile for a torch built with CUDA {dotted(cuda)}"
-    return (decision("nvcc-major", "refuse", what, compared, note, f"a CUDA {cuda[0]} toolkit {_WHERE}", torch),)
+    return (decision("nvcc-major", "refuse", what, compared, note, f"a CUDA {cuda[0]} toolkit {ON_NODE}", torch),)
 
 
 def _minor_pair(facts: NodeFacts, request: Request, compat: Compat) -> tuple[Numbers, Numbers] | None:

@@ -15,6 +15,7 @@ from envbuild.model.plan import Decision
 from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat, PackageRule
 from envbuild.resolve.request import NOTHING, Decisions, Request, decision
+from envbuild.resolve.rules.compilers import ON_NODE
 
 # What wheels expect of every Linux, and a small one may lack: Debian's name, and what others call it where they differ.
 PACKAGES = {
@@ -201,9 +202,8 @@ def system_packages(facts: NodeFacts, request: Request, compat: Compat) -> Decis
         known = "the node lacks" if facts.system_packages else "not checked, because the node has no dpkg:"
         what = f"{name} is compiled where it is installed, against packages of the system; {known} {', '.join(missing)}"
         compared = (built[name], f"it needs {', '.join(needs)}")
-        install = (
-            f"`apt-get install {' '.join(missing)}` there first, or what the system or a module of the site calls these"
-        )
+        other = "`mpicc` of MPICH, PALS or Open MPI" if name == "mpi4py" else "what they are called there,"
+        install = f"`apt-get install {' '.join(missing)}` there first (Debian, Ubuntu), or {other} {ON_NODE}"
         out.append(decision("system-packages", "warn", what, compared, compat.system_note, install))
     if built and not out:
         compared = (f"compiled there: {', '.join(built)}", "none is known to need packages that are missing")
