@@ -7,7 +7,7 @@ from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.schedule.job import clock_text, seconds_of
 from envbuild.schedule.pbs import Queues
-from envbuild.text import plural
+from envbuild.text import few, plural
 
 LEAST_LIMIT = 1800
 
@@ -32,4 +32,12 @@ def request_text(plan: Plan, target: Target) -> str:
     nodes = plural(wanted.nodes, "node") if wanted.nodes else "all nodes in service"
     like = f" like {'this one' if len(plan.nodes) == 1 else 'these'}" if len(plan.nodes) < (wanted.nodes or 0) else ""
     place, account = (f" of {queue}" if queue else ""), (f", account {wanted.account}" if wanted.account else "")
-    return f"{nodes}{place}{like} for at most {clock_text(limit)}{account}"
+    text = f"{nodes}{place}{like} for at most {clock_text(limit)}{account}"
+    if wanted.time_limit:
+        return text
+    requests = (step.request for node in plan.nodes for step in node.steps if step.kind == "install" and step.request)
+    built = {
+        row["name"]: None for request in requests for row in request["args"]["variant"]["sources"] if "build" in row
+    }
+    unknown = f"; how long {few(list(built))} compile there is not known: set `time_limit`" if built else ""
+    return f"{text}; no `time_limit`, so four times the estimated seconds, 30 minutes at least{unknown}"

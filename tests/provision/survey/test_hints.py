@@ -169,7 +169,7 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
             "#PBS -l select=1:ncpus=64:ngpus=4:system=polaris",
             "2 nodes of debug like this one for at most 1:00:00",
         ),
-        ("azure-nd96", "--gres=gpu:8", "all nodes in service of hpc for at most 0:30:00"),
+        ("azure-nd96", "--gres=gpu:8", "all nodes in service of hpc for at most 2:00:00"),
     ],
 )
 def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
@@ -186,6 +186,17 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     assert "this file asks for one node, which builds" in result.stdout
     made = ask("plan", "--target", str(mine), "--facts", target).stdout
     assert f"\n  job: {job}, account lab\n" in made
+    write_file(mine, mine.read_text().replace("account: lab", "account: lab, time_limit: null"))
+    made = " ".join(ask("plan", "--target", str(mine), "--facts", target).stdout.split())
+    assert "account lab; no `time_limit`, so four times the estimated seconds, 30 minutes at least; how long" in made
+    assert ("no build of the profile exact on a GPU is known, only of `ported-cu130` (H" in made) == (target[0] == "a")
+
+
+def test_a_script_that_compiles_mpi4py_names_its_programs_and_wants_mpicc() -> None:
+    place = ("-s", "megatron-deepspeed-alcf", "--profile", "ported", "-t", "azure-nd96", "--facts", "azure-nd96")
+    printed = ask("provision", *place, "--print-script").stdout
+    assert ", gcc, nvcc, mpicc to compile, and envbuild" in printed
+    assert "|| fail 'mpicc is not on PATH" in printed.partition("uv venv")[0]
 
 
 def test_a_printed_job_asks_for_a_queue_that_takes_one_node(tmp_path: Path) -> None:
