@@ -511,7 +511,9 @@ def data(ui: Ui, /, real: bool, folders: tuple[Path, ...], **flags: Any) -> int:
 
         own = Real(folders, lock.data, record, ui.note)
     with writing(Path(place.output)):
-        made = make(loaded.stack, place, own, where=_where(flags))
+        connection = described_target(flags).connection
+        host = connection.login.host if connection.login else "the target's hosts" * (connection.kind == "ssh")
+        made = make(loaded.stack, place, own, where=_where(flags), host="" if flags["environment"] else host)
     files = [{"file": f"{place.output}/{name}", "sha256": digest} for name, digest in made.items()]
     if own is None:
         ui.note("these data are synthetic; --real takes the document's own")

@@ -42,12 +42,15 @@ class Real:
     say: Callable[[str], None]
 
 
-def make(stack: Stack, place: Place, real: Real | None = None, *, where: str = "STACK") -> dict[str, str]:
+def make(
+    stack: Stack, place: Place, real: Real | None = None, *, where: str = "STACK", host: str = ""
+) -> dict[str, str]:
     """The data in `place.output`, as sha256 by name; files of an earlier call are replaced, and only when all are made.
 
     `real`: of the document's own files, which stay there as they were fetched; else small and synthetic. `where` names
-    stack and target in hints. Raises EnvbuildError as `preparation` does, `environment-unknown` and `data-failed`
-    (exit 1), `data-not-made` (exit 7) if a real file cannot be got, and what `download` raises.
+    stack and target in hints, `host` the machine with the environment if it is another one. Raises EnvbuildError as
+    `preparation` does, `environment-unknown` and `data-failed` (exit 1), `data-not-made` (exit 7) if a real file cannot
+    be got, and what `download` raises.
     """
     folder, activate = Path(place.output), f"{place.environment}/.envbuild/activate.sh"
     preparation(stack, place)
@@ -56,7 +59,9 @@ def make(stack: Stack, place: Place, real: Real | None = None, *, where: str = "
             "environment-unknown",
             f"there is no {activate}",
             why="the data are made by the stack's own tool",
-            hint=f"build it: `envbuild provision {where}`; or name the environment: `--environment DIR`",
+            hint=f"the prefix is on {host}: run this command there, with `--output` in a folder that the nodes see"
+            if host
+            else f"build it: `envbuild provision {where}`; or name the environment: `--environment DIR`",
             exit_code=ExitCode.CHECK_FAILED,
         )
     folder.mkdir(parents=True, exist_ok=True)

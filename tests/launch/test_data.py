@@ -158,8 +158,9 @@ def test_without_an_environment_or_for_a_stack_that_does_not_say_how_nothing_is_
         (known, built.model_copy(update={"environment": str(tmp_path / "none")}), "environment-unknown"),
         (silent, built, "no-recipe"),
     ):
-        with fails(code):
-            make(each, where)
+        with fails(code) as caught:
+            make(each, where, host="login1")
+        assert ("the prefix is on login1: run this command there" in caught.value.hint) == (each is known)
         assert not Path(built.output).exists()
 
 
