@@ -116,6 +116,7 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
         "GPT13B on 2 x 4 GPUs: tensor 8, ",
         "expect that it cannot be read: `envbuild data",
         "LAUNCHER=mpirun`",
+        "not the document's values: MODEL_SIZE_KEY GPT13B, not GPT25B; SEQ_LEN 2048, not 4096; USE_FLASH_ATTN_V2",
     ):
         assert line in " ".join(err.split())
     monkeypatch.undo()
@@ -125,6 +126,8 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
     assert "#PBS -l select=2:ngpus=4:system=polaris\n" in printed, "no STACK, and no scheduler"
     assert "there is no `qstat` on localhost; the scheduler was not asked: " in error
     assert "tensor 8, " in error and "expect that it cannot be read" in error
+    with fails("launch-does-not-fit", match="8 GPUs a node were asked for, and .* has 4"):
+        launch.main(args=["-t", str(mine), "--print-script", "--gpus-per-node", "8"], standalone_mode=False)
     assert "a job of the target has 2 nodes, this is for 1\n" in run(capsys, "-t", str(mine))
 
 

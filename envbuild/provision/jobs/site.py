@@ -58,13 +58,13 @@ class JobSite:
     def unasked(cls, target: Target, nodes: Iterable[NodeFacts] = (), gpus: int | None = None) -> JobSite:
         """The same for what is only printed: no program runs, and the pool is as facts of `nodes` and the target say.
 
-        `gpus`: of a node, where nodes are unknown.
+        `gpus`: of a node, where nodes and target do not say.
         """
         runner, wanted = submit_host(target), target.scheduler
         offers = tuple(Offer(node.cpus or 0, len(node.gpus), 0) for node in nodes)
         pool: Pool = _UnaskedPool(target.partition or wanted.queue, max((offer.gpus for offer in offers), default=0))
         if wanted.kind == "pbs":
-            offers = offers or (Offer(0, gpus or target.expects.gpus_per_node or 0, 0),)
+            offers = offers or (Offer(0, target.expects.gpus_per_node or gpus or 0, 0),)
             pool = Queues(wanted.limits, offers)
         return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, Connection(kind="local"))
 
