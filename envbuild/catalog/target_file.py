@@ -92,7 +92,9 @@ def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
         hosts = re.findall(r"(?:[^\s,\[]|\[[^\]]*\])+", answers.hosts)
         return [("host lists as clusters write them: gpu[01-04]", "hosts", hosts)]
     job = {"account": answers.account, "nodes": answers.nodes, "time_limit": answers.time_limit}
-    how = "how a job is asked for" + ("" if answers.time_limit else "; `launch --submit` needs `time_limit: 2h` too")
+    how = "how a job is asked for; `modules: {load: [NAME]}` loads modules first" + (
+        "" if answers.time_limit else "; `launch --submit` needs `time_limit: 2h` too"
+    )
     if answers.kind == "slurm":
         partition = {"slurm": answers.hosts} if answers.hosts else {}
         how += "; without `nodes` it takes all of the partition"

@@ -111,7 +111,8 @@ def _described(loaded: LoadedStack) -> str:
         lines += [f"  {label:12}{text}" for label, text in _profile_lines(profile) if text]
         lines.append(f"  {'lock':12}{locks[name]['path']}" + ("" if locks[name]["exists"] else " (not there yet)"))
     for finding in stack.findings:
-        lines += ["", f"finding {finding.id} ({finding.severity})", f"  says   {finding.says}"]
+        mark = ", unverified" * finding.unverified
+        lines += ["", f"finding {finding.id} ({finding.severity}{mark})", f"  says   {finding.says}"]
         lines += [f"  truth  {finding.truth}", f"  does   {finding.does}"]
     return "\n".join(lines)
 
@@ -342,7 +343,11 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         text = f"Nodes of a job{_published(loaded)}"
         nodes = ask(text, base.scheduler.nodes or 1, click.IntRange(1, 20000)) if job else 0
         limit = (
-            ask("Longest time of a job, as 2h (empty: not said)", base.scheduler.time_limit or "", _limit)
+            ask(
+                "Longest time of a job, as 2h (empty: 30 minutes or more, estimated)",
+                base.scheduler.time_limit or "",
+                _limit,
+            )
             if job
             else ""
         )
