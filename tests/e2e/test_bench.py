@@ -301,6 +301,6 @@ def test_d99_any_stack_file_has_launch_bench_and_a_claim_in_its_kit(world: World
     rows = (world.work / "kit/README.md").read_text()
     assert "envbuild bench ./mine.yaml --profile exact --nodes 1 --gpus-per-node 1` | 1,000 tokens/s" in rows
     assert "here no GPU; claimed on 1 × H100-SXM5-80GB | none |" in rows
-    assert f"are in the report of {min(path.name for path in world.runs.iterdir())}: ask the" in rows
+    assert f"report of run {min(path.name for path in world.runs.iterdir())}, with the same files" in rows
     assert "- smoke: no smoke test ran in this run" in rows and "files: the reason is not published" in rows
     world.good("report", "verify", "kit")
