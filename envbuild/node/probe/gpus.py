@@ -214,16 +214,17 @@ def parse_query(text: str, fields: "tuple[str, ...]" = QUERY_FIELDS) -> "list[Js
     A line that does not have every field is left out (nvidia-smi mixes messages about sick GPUs in).
     """
     gpus = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != len(fields):
-            continue
+    for cells in _rows(text, fields):
         row = {name: _value(cell) for name, cell in zip(fields, cells)}  # noqa: B905 - strict= is of Python 3.10
         index = integer(row.get("index"))
-        if index is None:
-            continue
-        gpus.append(_gpu(index, row))
+        if index is not None:
+            gpus.append(_gpu(index, row))
     return gpus
+
+
+def _rows(text: str, fields: "tuple[str, ...]") -> "list[list[str]]":
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    return [cells for cells in rows if len(cells) == len(fields)]
 
 
 def _gpu(index: int, row: "dict[str, str | None]") -> Json:
@@ -244,9 +245,9 @@ def _gpu(index: int, row: "dict[str, str | None]") -> Json:
 def parse_health(text: str, fields: "tuple[str, ...]") -> "dict[str, dict[str, str]]":
     """The same query for fields of health, the bus id first -> PCI bus id -> field -> value, what has none left out."""
     by_gpu: dict[str, dict[str, str]] = {}
-    for line in text.splitlines():
-        cells = [_value(cell) for cell in line.split(",")]
-        if len(cells) == len(fields) and cells[0] is not None:
+    for row in _rows(text, fields):
+        cells = [_value(cell) for cell in row]
+        if cells[0] is not None:
             by_gpu[cells[0]] = {name: cell[:80] for name, cell in zip(fields[1:], cells[1:]) if cell is not None}  # noqa: B905
     return by_gpu
 
@@ -270,10 +271,9 @@ def parse_nvlinks(text: str) -> "dict[int, dict[str, str]]":
 def parse_sick(text: str, fields: "tuple[str, ...]" = QUERY_FIELDS) -> "str | None":
     """The GPU whose row says that it does not answer, as nvidia-smi would say it in a line of its own."""
     place = fields.index("pci.bus_id")
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
+    for cells in _rows(text, fields):
         sick = next((cell for cell in cells if cell in _SICK), None)
-        if sick is not None and len(cells) == len(fields):
+        if sick is not None:
             return "GPU %s: %s" % (cells[place][:40], sick.strip("[]"))
     return None
 

@@ -364,40 +364,33 @@ def one_run(verb: str, settings: Settings, watch: Watch, **what: Any) -> Iterato
     well, and goes on.
     """
     run = RunDir.create(settings.runs_root)
-    with run.open_journal(watch) as journal, _journalled(Run(settings, run, journal), verb, what) as made:
-        yield made
+    with run.open_journal(watch) as journal:
+        made = Run(settings, run, journal)
+        journal.append(EventKind.RUN_STARTED, **identity.here(), verb=verb, command=list(settings.command), **what)
+        try:
+            yield made
+        except BaseException as error:
+            # On a full disk the reason of the failure is worth more than the failure to write it down.
+            with suppress(EnvbuildError):
+                if isinstance(error, EnvbuildError):
+                    kind = EventKind.INTERRUPTED if error.exit_code == ExitCode.INTERRUPTED else EventKind.FAILED
+                    journal.append(kind, error=error.as_dict())
+                elif isinstance(error, KeyboardInterrupt):
+                    journal.append(EventKind.INTERRUPTED)
+                else:
+                    mistake = run.unexpected(f"{type(error).__name__}: {error}", error)
+                    journal.append(EventKind.FAILED, error=mistake.as_dict())
+            raise
+        finally:
+            shutil.rmtree(run.staging, ignore_errors=True)
+        journal.append(EventKind.RUN_FINISHED, exit=made.exit)
 
 
 @contextmanager
 def one_work(verb: str, prepared: Prepared, settings: Settings, watch: Watch) -> Iterator[Work]:
     """The same for a stack on a target."""
-    run = RunDir.create(settings.runs_root)
-    about = {"stack": prepared.stack.name, "profile": prepared.profile, "target": prepared.target.name}
-    with run.open_journal(watch) as journal:
-        work = Work(settings, run, journal, prepared=prepared)
-        with _journalled(work, verb, about):
-            yield work
-
-
-@contextmanager
-def _journalled(made: Run, verb: str, what: Mapping[str, Any]) -> Iterator[Run]:
-    """Begin and end of a run in its journal."""
-    run, journal = made.run, made.journal
-    journal.append(EventKind.RUN_STARTED, **identity.here(), verb=verb, command=list(made.settings.command), **what)
-    try:
-        yield made
-    except BaseException as error:
-        # On a full disk the reason of the failure is worth more than the failure to write it down.
-        with suppress(EnvbuildError):
-            if isinstance(error, EnvbuildError):
-                kind = EventKind.INTERRUPTED if error.exit_code == ExitCode.INTERRUPTED else EventKind.FAILED
-                journal.append(kind, error=error.as_dict())
-            elif isinstance(error, KeyboardInterrupt):
-                journal.append(EventKind.INTERRUPTED)
-            else:
-                mistake = run.unexpected(f"{type(error).__name__}: {error}", error)
-                journal.append(EventKind.FAILED, error=mistake.as_dict())
-        raise
-    finally:
-        shutil.rmtree(run.staging, ignore_errors=True)
-    journal.append(EventKind.RUN_FINISHED, exit=made.exit)
+    names = {"stack": prepared.stack.name, "profile": prepared.profile, "target": prepared.target.name}
+    with one_run(verb, settings, watch, **names) as run:
+        work = Work(settings, run.run, run.journal, prepared=prepared)
+        yield work
+        run.exit = work.exit
