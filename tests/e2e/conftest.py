@@ -1,4 +1,4 @@
-"""A prefix on a small disk."""
+"""A world with a stack in use, for the tests of a module; a prefix on a small disk."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ import pytest
 
 from tests.e2e.world import World
 from tests.support.programs import completed
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """`tiny`, provisioned once, as run one; each test takes back what it changes."""
+    world = World(tmp_path_factory.mktemp("built"))
+    world.tiny()
+    world.built()
+    return world
 
 
 @pytest.fixture

@@ -7,22 +7,11 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from envbuild.lock.files import read_lock
 from envbuild.model import evidence
 from envbuild.model.lock import Variant
 from tests.e2e.world import MINOR, World
 from tests.support.need import need
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """One build, whose run `first` names, for tests that leave it as it is."""
-    world = World(tmp_path_factory.mktemp("evidence"))
-    world.tiny()
-    world.built()
-    return world
 
 
 def first(world: World) -> Path:
@@ -33,8 +22,8 @@ def newest(world: World) -> Path:
     return max(world.runs.iterdir())
 
 
-def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_digests_that_hold(shared: World) -> None:
-    run = first(shared)
+def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_digests_that_hold(built: World) -> None:
+    run = first(built)
     told = json.loads((run / "evidence.json").read_text())
     (node,) = told["nodes"]
     kept = {each["kind"]: each for each in told["attachments"]}
@@ -50,19 +39,19 @@ def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_di
     assert variant.compute_digest("tiny", "exact") == node["variant_digest"] == kept["variant"]["of"]
     log = told["nodes"][0]["log"]
     assert hashlib.sha256(Path(log["file"]).read_bytes()).hexdigest() == log["sha256"]
-    (built,) = told["variants"]
+    (chosen,) = told["variants"]
     (locked,) = lock.variants[0].packages
-    assert [(each["file"], each["sha256"]) for each in built["packages"]] == [
+    assert [(each["file"], each["sha256"]) for each in chosen["packages"]] == [
         (file.file, file.sha256) for file in locked.files
     ]
 
 
-def test_a_run_that_did_nothing_asks_for_no_files_and_a_deep_verify_has_them(shared: World) -> None:
-    (node,) = json.loads((first(shared) / "evidence.json").read_text())["nodes"]
-    shared.good("provision", "--stack", "tiny.yaml", "--target", "local")
-    kinds = {each["kind"] for each in json.loads((newest(shared) / "evidence.json").read_text())["attachments"]}
+def test_a_run_that_did_nothing_asks_for_no_files_and_a_deep_verify_has_them(built: World) -> None:
+    (node,) = json.loads((first(built) / "evidence.json").read_text())["nodes"]
+    built.good("provision", "--stack", "tiny.yaml", "--target", "local")
+    kinds = {each["kind"] for each in json.loads((newest(built) / "evidence.json").read_text())["attachments"]}
     assert kinds == {"lock", "profile", "stack", "variant", "plan", "journal"}
-    told = shared.good("verify", "--stack", "tiny.yaml", "--target", "local", "--json").json
+    told = built.good("verify", "--stack", "tiny.yaml", "--target", "local", "--json").json
     (files,) = [each for each in told["attachments"] if each["kind"] == "files"]
     assert files["of"] == node["root"]
 
@@ -92,20 +81,20 @@ def test_honest_reports_of_every_verb_hold_and_say_what_nobody_could_check(world
     verified(world)
 
 
-def test_a_forged_number_is_exit_5_with_its_code(shared: World) -> None:
-    path = first(shared) / "evidence.json"
+def test_a_forged_number_is_exit_5_with_its_code(built: World) -> None:
+    path = first(built) / "evidence.json"
     honest = path.read_text()
     path.write_text(honest.replace('"exit":0', '"exit":1', 1))
-    done = shared.run("report", "verify", str(path.parent), "--json")
+    done = built.run("report", "verify", str(path.parent), "--json")
     path.write_text(honest)
     assert (done.rc, done.json["ok"]) == (5, False)
     assert {each["code"] for each in done.json["findings"] if each["kind"] == "problem"} >= {"report-page-of-another"}
-    page = shared.run("report", "verify", str(path.with_name("report.html")))
+    page = built.run("report", "verify", str(path.with_name("report.html")))
     assert page.rc == 0
 
 
-def test_a_report_is_signed_copied_and_verified_by_name_from_the_command_line(shared: World) -> None:
-    world = shared
+def test_a_report_is_signed_copied_and_verified_by_name_from_the_command_line(built: World) -> None:
+    world = built
     key = world.top / "key"
     need("ssh-keygen")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)

@@ -7,92 +7,81 @@ import marshal
 import subprocess
 from typing import Any
 
-import pytest
-
 from envbuild.lock.files import read_lock
 from tests.e2e.world import World, drift, edit_lock, site
 
 
-@pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """One build that each test damages in a way it takes back."""
-    world = World(tmp_path_factory.mktemp("integrity"))
-    world.tiny()
-    world.built()
-    return world
+def test_an_untouched_environment_verifies(built: World) -> None:
+    assert drift(built) == (0, {})
+    assert drift(built, "--quick") == (0, {})
 
 
-def test_an_untouched_environment_verifies(once: World) -> None:
-    assert drift(once) == (0, {})
-    assert drift(once, "--quick") == (0, {})
-
-
-def test_one_flipped_byte_is_named(once: World) -> None:
-    file = site(once.current) / "alpha" / "__init__.py"
+def test_one_flipped_byte_is_named(built: World) -> None:
+    file = site(built.current) / "alpha" / "__init__.py"
     raw = file.read_bytes()
     file.write_bytes(raw[:3] + bytes([raw[3] ^ 1]) + raw[4:])
-    name = str(file.relative_to(once.current))
-    assert drift(once) == (1, {name: "changed"})
-    said = once.run("verify", "--stack", "./tiny.yaml")
+    name = str(file.relative_to(built.current))
+    assert drift(built) == (1, {name: "changed"})
+    said = built.run("verify", "--stack", "./tiny.yaml")
     assert (said.rc, name in said.out) == (1, True)
     file.write_bytes(raw)
-    assert drift(once) == (0, {})
+    assert drift(built) == (0, {})
 
 
-def test_d31_what_reads_no_contents_says_so_first_and_when_they_were_read(once: World) -> None:
+def test_d31_what_reads_no_contents_says_so_first_and_when_they_were_read(built: World) -> None:
     def note(name: str) -> str:
-        return (once.current / ".envbuild" / name).read_text()
+        return (built.current / ".envbuild" / name).read_text()
 
-    clean = once.run("verify", "--stack", "./tiny.yaml", "--json").node
+    clean = built.run("verify", "--stack", "./tiny.yaml", "--json").node
     assert (clean["root_level"], clean["root"]) == ("measured", json.loads(note("stamp.json"))["root"])
-    file = site(once.current) / "alpha" / "__init__.py"
+    file = site(built.current) / "alpha" / "__init__.py"
     raw = file.read_bytes()
     file.write_bytes(raw + b"#\n")
-    quick = once.run("verify", "--quick", "--stack", "./tiny.yaml")
+    quick = built.run("verify", "--quick", "--stack", "./tiny.yaml")
     assert quick.rc == 0, quick.err
     read = json.loads(note("read.json"))["at"]
     assert f"contents not read; last read on {read}" in quick.out.splitlines()[0]
     assert f"{clean['root'][:12]} (stamped)" in quick.out
-    done = once.good("provision", "--stack", "./tiny.yaml")
+    done = built.good("provision", "--stack", "./tiny.yaml")
     assert done.rc == 0, "a provision with nothing to do does not read every file"
-    kept = once.provision().node
+    kept = built.provision().node
     assert (kept["status"], kept["root_level"]) == ("unchanged", "stamped")
     assert f"contents not read; last read on {read}" in " ".join(done.out.split())
-    assert drift(once)[0] == 1
-    again = once.good("provision", "--stack", "./tiny.yaml")
+    assert drift(built)[0] == 1
+    again = built.good("provision", "--stack", "./tiny.yaml")
     assert "differed from the stamp then" in " ".join(again.out.split()), "a known drift is not kept quiet"
     assert again.out.startswith("! ") and "next    envbuild provision ./tiny.yaml --repair" in again.out
     file.write_bytes(raw)
-    assert drift(once) == (0, {})
+    assert drift(built) == (0, {})
 
 
-def test_a_planted_pyc_is_named(once: World) -> None:
-    done = subprocess.run([once.current / "bin" / "python", "-I", "-c", "import alpha"], cwd=once.top)
+def test_a_planted_pyc_is_named(built: World) -> None:
+    done = subprocess.run([built.current / "bin" / "python", "-I", "-c", "import alpha"], cwd=built.top)
     assert done.returncode == 0
-    (pyc,) = (site(once.current) / "alpha" / "__pycache__").glob("*.pyc")
-    assert drift(once) == (0, {}), "bytecode of the source itself is no drift"
+    (pyc,) = (site(built.current) / "alpha" / "__pycache__").glob("*.pyc")
+    assert drift(built) == (0, {}), "bytecode of the source itself is no drift"
     good = pyc.read_bytes()
     evil = compile("import os\nVERSION = 'evil'\n", "alpha", "exec")
     pyc.write_bytes(good[:16] + marshal.dumps(evil))
-    assert once.python("import alpha; print(alpha.VERSION)") == "evil", "the planted one would have run"
-    code, found = drift(once)
-    assert (code, list(found)) == (1, [str(pyc.relative_to(once.current))])
+    assert built.python("import alpha; print(alpha.VERSION)") == "evil", "the planted one would have run"
+    code, found = drift(built)
+    assert (code, list(found)) == (1, [str(pyc.relative_to(built.current))])
     pyc.unlink()
-    assert drift(once) == (0, {})
+    assert drift(built) == (0, {})
 
 
-def test_more_than_twenty_changes_are_counted(once: World) -> None:
-    planted = [once.current / f"planted-{number:02}" for number in range(25)]
+def test_more_than_twenty_changes_are_counted(built: World) -> None:
+    planted = [built.current / f"planted-{number:02}" for number in range(25)]
     for path in planted:
         path.write_text("x")
-    node = once.run("verify", "--stack", "./tiny.yaml", "--json").node
+    node = built.run("verify", "--stack", "./tiny.yaml", "--json").node
     assert (len(node["drift"]), node["drift_count"]) == (20, 25)
     for path in planted:
         path.unlink()
 
 
-def test_a_removed_package_fails_the_fast_check_and_repair_brings_it_back(once: World) -> None:
-    world, root = once, json.loads((once.current / ".envbuild" / "stamp.json").read_text())["root"]
+def test_a_removed_package_fails_the_fast_check_and_repair_brings_it_back(built: World) -> None:
+    world, root = built, json.loads((built.current / ".envbuild" / "stamp.json").read_text())["root"]
     subprocess.run(["rm", "-r", site(world.current) / "alpha-1.0.dist-info", site(world.current) / "alpha"], check=True)
     code, _ = drift(world)
     assert code == 1

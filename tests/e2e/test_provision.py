@@ -16,15 +16,6 @@ from tests.node.env_support import uv_path
 from tests.support.programs import completed
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A world in which `tiny` has been provisioned once, as run one."""
-    world = World(tmp_path_factory.mktemp("built"))
-    world.tiny()
-    world.built()
-    return world
-
-
 def test_a_provision_leaves_an_environment_a_journal_and_reports(built: World) -> None:
     assert built.python("import alpha; print(alpha.VERSION)") == "1.0"
     first = built.good("run", "list", "--json").json["runs"][-1]

@@ -12,15 +12,6 @@ from envbuild.report.evidence_file import read_evidence
 from tests.e2e.world import Done, World
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A stack in use; its first run is `first(world)`."""
-    world = World(tmp_path_factory.mktemp("since"))
-    world.tiny()
-    world.built()
-    return world
-
-
 def first(world: World) -> str:
     return min(path.name for path in world.runs.iterdir() if (path / "evidence.json").exists())
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from envbuild.regular_file import sha256_of
 from tests.e2e.world import Done, World
 from tests.fleet.nodes import Node
+from tests.fleet.standalone import write_toolchain
 
 PREFIX = "/opt/envbuild"
 STACK = "tiny"
@@ -28,18 +27,7 @@ class FleetWorld(World):
         """
         super().__init__(top)
         del self.env["ENVBUILD_PREFIX"]
-        version = platform.python_version()
-        build = {
-            "name": f"cpython-{version}-test",
-            "version": version,
-            "arch": platform.machine(),
-            "sha256": sha256_of(standalone),
-            "url": standalone.as_uri(),
-            "witness": "made by the tests",
-        }
-        toolchain = top / "toolchain.yaml"
-        toolchain.write_text(yaml.safe_dump({"pythons": [build]}))
-        self.env["ENVBUILD_TOOLCHAIN"] = str(toolchain)
+        self.env["ENVBUILD_TOOLCHAIN"] = write_toolchain(top / "toolchain.yaml", standalone)
         self.wheel("alpha", "1.0")
         self.wheel("beta", "2.0", scripts={"beta-says": "beta:main"})
         self.source = self.repository("gamma", {"gamma.py": "import alpha\nVERSION = '3'\n"})

@@ -22,6 +22,7 @@ from typing import Literal
 
 from envbuild.model.target import Connection
 from tests.support.debian import PATH, UnavailableError, unpack_debian
+from tests.support.need import why_no_namespaces
 from tests.support.programs import completed
 
 Kind = Literal["bare", "py36", "full", "gcc", "podman"]
@@ -115,11 +116,7 @@ def why_not() -> str | None:
     """Why nodes cannot be had on this machine, or None."""
     if os.geteuid() != 0:
         return "network namespaces and overlay mounts need root"
-    missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
-    if missing:
-        return f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)"
-    probe = completed(["unshare", "--mount", "--uts", "--pid", "--net", "--fork", "true"])
-    return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else None
+    return why_no_namespaces(PROGRAMS, PATH, "--mount", "--uts", "--pid", "--net", "--fork")
 
 
 def unpack_tree(kind: Kind, folder: Path) -> None:

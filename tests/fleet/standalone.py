@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
 from pathlib import Path
+
+import yaml
 
 from envbuild.node_program import node_pyz
 from envbuild.provision.contact.payload import file_tool, python_tool, uv_tool, write_payload
@@ -59,3 +62,14 @@ def place_tools(standalone: Path, folder: Path, prefix: str = "/opt/envbuild") -
     # As a first run leaves it: each new node would compile the same standard library again.
     (python,) = folder.glob(f"{prefix[1:]}/tools/python-*/python/bin/python3")
     subprocess.run([python, "-m", "compileall", "-q", python.parents[1] / "lib"], check=True)
+
+
+def write_toolchain(path: Path, standalone: Path) -> str:
+    """A toolchain file with this Python alone; returns its path."""
+    version = platform.python_version()
+    build = {
+        "name": f"cpython-{version}-test", "version": version, "arch": platform.machine(),
+        "sha256": sha256_of(standalone), "url": standalone.as_uri(), "witness": "made by the tests",
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump({"pythons": [build]}))
+    return str(path)

@@ -22,6 +22,7 @@ from pathlib import Path
 from tests.fleet.nodes import _ip as ip
 from tests.fleet.nodes import _new_bridge as new_bridge
 from tests.support.debian import PATH, UnavailableError
+from tests.support.need import why_no_namespaces
 from tests.support.programs import completed, executable
 
 __all__ = ["GPUS", "NODES", "Cluster", "UnavailableError", "why_not"]
@@ -124,11 +125,7 @@ def why_not() -> str | None:
     """Why a Slurm cannot be started on this machine, or None."""
     if os.geteuid() != 0:
         return "slurmctld and slurmd are started as root"
-    missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
-    if missing:
-        return f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)"
-    probe = completed(["unshare", "--mount", "--uts", "--net", "true"])
-    return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else None
+    return why_no_namespaces(PROGRAMS, PATH, "--mount", "--uts", "--net")
 
 
 def pyxis_plugin() -> Path | None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
-from envbuild.regular_file import sha256_of
 from tests.e2e.world import snapshot
+from tests.fleet.standalone import write_toolchain
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.support.programs import completed
@@ -34,13 +32,7 @@ class LocalWorld(JobWorld):
 
     def use_toolchain(self, standalone: Path) -> None:
         """The only Python that there is to be brought."""
-        version = platform.python_version()
-        build = {
-            "name": f"cpython-{version}-test", "version": version, "arch": platform.machine(),
-            "sha256": sha256_of(standalone), "url": standalone.as_uri(), "witness": "made by the tests",
-        }  # fmt: skip
-        (self.top / "toolchain.yaml").write_text(yaml.safe_dump({"pythons": [build]}))
-        self.env["ENVBUILD_TOOLCHAIN"] = str(self.top / "toolchain.yaml")
+        self.env["ENVBUILD_TOOLCHAIN"] = write_toolchain(self.top / "toolchain.yaml", standalone)
 
     def disk(self, node: str) -> Path:
         """The prefix of a node, seen from here."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,3 +106,9 @@ def user() -> str:
 def _free_port(address: str) -> int:
     with socket.create_server((address, 0)) as server:
         return int(server.getsockname()[1])
+
+
+def request(node: str) -> dict[str, Any]:
+    """A probe that looks for a Python that no node has."""
+    args = {"node": node, "pythons": ["3.99"]}
+    return {"protocol": 1, "verb": "probe", "run": "r", "prefix": "{home}/envbuild", "args": args}

@@ -16,7 +16,7 @@ from envbuild.transport import ssh, ssh_config
 from envbuild.transport.ssh_errors import login_error
 from tests.support.need import need
 from tests.support.patience import PATIENCE, with_deadline
-from tests.transport.sshd import Server, make_key, require_sshd, user
+from tests.transport.sshd import Server, make_key, request, require_sshd, user
 
 StartServer = Callable[..., Server]
 
@@ -51,11 +51,6 @@ def options(client: Path, server: Server, known: str | None, **more: Any) -> Con
         (client.parent / "known").write_text(known)
         more["known_hosts"] = str(client.parent / "known")
     return Connection(kind="ssh", user=user(), port=server.port, identity=str(client), connect_timeout=60.0, **more)
-
-
-def request(node: str) -> dict[str, Any]:
-    args = {"node": node, "pythons": ["3.99"]}
-    return {"protocol": 1, "verb": "probe", "run": "r", "prefix": "{home}/envbuild", "args": args}
 
 
 def error_of(server: Server, connection: Connection, deadline: float = PATIENCE) -> EnvbuildError:

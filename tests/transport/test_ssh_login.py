@@ -27,7 +27,7 @@ from envbuild.provision.contact import first_contact
 from envbuild.transport import ssh, ssh_config
 from tests.support.patience import PATIENCE, until, with_deadline
 from tests.support.programs import completed, executable
-from tests.transport.sshd import Server, make_key, require_sshd, user
+from tests.transport.sshd import Server, make_key, request, require_sshd, user
 
 pytestmark = pytest.mark.slow
 StartServer = Callable[..., Server]
@@ -131,11 +131,6 @@ def configured(client: Path, text: str, *, key: bool = True) -> Connection:
     always += f" IdentityFile {client}\n" if key else ""
     (client.parent / "config").write_text(text + always)
     return Connection(kind="ssh", config=str(client.parent / "config"))
-
-
-def request(node: str) -> dict[str, Any]:
-    args = {"node": node, "pythons": ["3.99"]}
-    return {"protocol": 1, "verb": "probe", "run": "r", "prefix": "{home}/envbuild", "args": args}
 
 
 def asked(nodes: list[str], connection: Connection) -> list[str]:
