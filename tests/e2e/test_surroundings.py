@@ -1,11 +1,17 @@
-"""Odd but legal surroundings: a strange path behind a link, a bare environment, another locale, a read-only folder."""
+"""Odd but legal surroundings: paths, locales, folders, a broken driver. Two builds of one lock are equal in all."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
 import pytest
 
-from tests.e2e.world import World, drift
-from tests.support.programs import completed
+from tests.e2e.world import MINOR, PYTHON, World, drift
+from tests.support.programs import completed, executable
 
 
 def test_a_prefix_with_a_strange_name_behind_a_link(world: World) -> None:
@@ -47,3 +53,62 @@ def test_a_bare_environment_without_utf8_in_a_folder_that_cannot_be_written(worl
     assert done.rc == 0, done.err
     assert shown.rc == 0, shown.err
     assert after == before
+
+
+_SCRIPT = {"alpha-tool": "alpha:main"}
+
+
+@pytest.fixture
+def moved_python(tmp_path: Path) -> Path:
+    """The interpreter of the tests under another path: a folder of links to everything of the installation."""
+    home = Path(completed([PYTHON, "-I", "-c", "import sys; print(sys.base_prefix)"], check=True).stdout.strip())
+    place = tmp_path / "elsewhere" / "python"
+    (place / "bin").mkdir(parents=True)
+    for part in home.iterdir():
+        if part.name != "bin":
+            (place / part.name).symlink_to(part)
+    copied = place / "bin" / f"python{MINOR}"
+    shutil.copy(PYTHON, copied)
+    said = completed([copied, "-I", "-c", "import sys, ctypes; print(sys.base_prefix)"])
+    if said.stdout.strip() != str(place):
+        pytest.skip(f"a copy of {PYTHON} does not run on its own: {said.stderr or said.stdout}")
+    return copied
+
+
+@pytest.mark.slow
+def test_prefix_umask_cache_wheel_times_and_interpreter_path_do_not_matter(world: World, moved_python: Path) -> None:
+    world.wheel(scripts=_SCRIPT)
+    world.tiny()
+    old = os.umask(0o022)
+    try:
+        first = world.built("--python", PYTHON, "--cache", str(world.top / "cache-1"))
+        for wheel in world.wheels.iterdir():
+            os.utime(wheel, (time.time() - 10**7,) * 2)
+        os.umask(0o077)
+        second = world.built(
+            "--prefix", str(world.top / "another" / "place"), "--python", str(moved_python),
+            "--cache", str(world.top / "cache-2"),
+        )  # fmt: skip
+    finally:
+        os.umask(old)
+    assert first["environment"] != second["environment"]
+    tools = [Path(each["environment"]) / "bin" / "alpha-tool" for each in (first, second)]
+    assert tools[0].read_bytes() != tools[1].read_bytes(), "console scripts name their interpreter"
+    assert [completed([tool]).stdout for tool in tools] == ["1\n", "1\n"]
+    links = {os.path.realpath(Path(each["environment"]) / "bin" / "python") for each in (first, second)}
+    assert links == {PYTHON, str(moved_python)}
+    assert (first["root"], first["variant_digest"]) == (second["root"], second["variant_digest"])
+
+
+@pytest.mark.slow
+def test_d29_a_driver_that_cannot_be_asked_is_said_by_probe_plan_and_doctor(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    programs = tmp_path / "programs"
+    executable(programs / "nvidia-smi", "#!/bin/sh\nprintf '\\377\\376 no text'\n")
+    world.env["PATH"] = f"{programs}:{world.env['PATH']}"
+    said = "nvidia-smi printed bytes that are no text"
+    (facts,) = json.loads(world.good("doctor", "--facts-out", "facts.json", "--json").out)["facts"].values()
+    assert facts["driver"]["problem"].startswith(said)
+    assert said in world.good("doctor", "--facts-out", "facts.json").out
+    assert said in world.run("doctor", "--target", "local").out
+    assert said in world.run("plan", "--target", "local", "--stack", "torch-smoke").out

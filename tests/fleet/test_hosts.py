@@ -1,4 +1,4 @@
-"""Which nodes of a fleet are meant: an Ansible inventory, a program, `--limit` and `--exclude`, on real SSH nodes."""
+"""Hosts of an inventory are reached by name; `doctor` tells each kind of node once."""
 
 from __future__ import annotations
 
@@ -35,3 +35,21 @@ def test_an_inventorys_hosts_are_reached_by_their_addresses_and_limited_by_name(
         done = world.run(*verb, "--target", "./nodes.yaml", "--limit", nodes[2].address + "9", "--json")
         assert (done.rc, done.code) == (2, "host-unknown"), done.err
         assert "did you mean" in done.err
+
+
+def test_doctor_tells_each_kind_of_node_once_and_names_the_one_that_is_away(
+    fleet: StartNodes, world: FleetWorld
+) -> None:
+    nodes = [*fleet(2, kind="full")]
+    away = nodes[0].address.rpartition(".")[0] + ".250"
+    world.target(nodes, hosts=[*(node.address for node in nodes), away])
+    done = world.fleet("doctor")
+    assert (done.rc, list(done.json["errors"])) == (3, [away]), done.err
+    for host in done.json["hosts"]:
+        lines = {line["name"]: line for line in host["checks"]}
+        assert lines["host"]["consequence"] == "connection: local or ssh"
+        assert "engine container: no" in lines["containers"]["consequence"]
+    told = world.run("doctor", "--target", "./nodes.yaml", "--exclude", away)
+    assert told.rc == 0, told.out
+    assert told.err.splitlines()[0] == "2 of 3 nodes, by --exclude"
+    assert told.out.count("user namespaces") == 1, "equal nodes are told once"

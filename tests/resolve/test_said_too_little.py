@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock
 from envbuild.model.plan import Resolution
 from envbuild.plan.source_builds import build_request, compiler_variables
 from envbuild.resolve.engine import evaluate
-from tests.resolve.builders import compat, make_lock, node_facts, resolve, target, torch_package
+from tests.resolve.builders import compat, make_lock, node_facts, resolve, resolve_fleet, target, torch_package
+from tests.resolve.test_engine import rules, stamped
 from tests.resolve.test_golden import CASES, request_of
 
 APEX = "https://github.com/NVIDIA/apex"
@@ -107,3 +110,43 @@ def test_d13_a_torch_that_only_the_packages_name_is_asked_about_too() -> None:
     lock = make_lock({"id": "v", "python": "3.12", "packages": [torch_package("2.6.0", "3.12")]})
     found = resolve(node_facts("b200"), lock, target(), compat())
     assert "gpu-arch" in refusals(found)
+
+
+PLAIN: dict[str, Any] = {
+    "name": "apex",
+    "git": "https://github.com/NVIDIA/apex",
+    "commit": "2" * 40,
+    "tree": "3" * 40,
+    "build": {"kind": "wheel", "flags": ["--cpp_ext", "--cuda_ext"]},
+}
+
+
+def cuda_lock(*more: dict[str, Any], flavour: str = "cu113", torch: str = "1.11.0", sources: Any = (PLAIN,)) -> Lock:
+    package = torch_package(f"{torch}+{flavour}", "3.9", index=f"pytorch-{flavour}")
+    row = {"python": "3.9", "torch": torch, "flavour": flavour, "packages": [package], "sources": list(sources)}
+    return make_lock({"id": "cuda", **row}, *more)
+
+
+def gpu_node(name: str, kind: str = "a100-azure", **facts: Any) -> NodeFacts:
+    own = {"cpus": 8, **facts.pop("more", {})}
+    return node_facts(kind, more={"node": name, **own}, **facts)
+
+
+def decided(facts: NodeFacts, lock: Lock | None = None) -> Resolution:
+    return resolve_fleet({facts.node: facts}, lock or cuda_lock(), target(), compat())[facts.node]
+
+
+def test_alone_or_beside_others_a_node_without_nvcc_or_a_compiler_is_refused() -> None:
+    fleet = {node.node: node for node in (gpu_node("a"), gpu_node("b", nvcc=[]), gpu_node("c", gcc=[]))}
+    got = resolve_fleet(fleet, cuda_lock(), target(), compat())
+    assert {name: rules(each, "refuse") for name, each in got.items()} == {
+        "a": [], "b": ["nvcc-absent"], "c": ["gcc-range"],
+    }  # fmt: skip
+
+
+def test_what_is_built_on_the_node_already_needs_no_tool() -> None:
+    lock = cuda_lock()
+    digest = str(decided(gpu_node("gpu01")).variant_digest)
+    for lacks in ({"nvcc": []}, {"gcc": []}):
+        got = decided(stamped(gpu_node("gpu02", **lacks), lock, digest), lock)
+        assert (got.variant_digest, rules(got, "refuse")) == (digest, [])

@@ -1,10 +1,11 @@
-"""`placement: node-local` through a real Slurm whose nodes have disks of their own: each installs from one bundle."""
+"""`placement: node-local` through a real Slurm, and nodes that have no Python: one is staged on the login host."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,56 @@ def test_what_node_local_needs_is_told_before_anything(world: LocalWorld) -> Non
     done = world.run("provision", "--target", "./cluster.yaml", "--print-script")
     assert (done.rc, "script-impossible" in done.err) == (7, True)
     assert world.submitted() == []
+
+
+JOBS = ["envbuild-probe", "envbuild-probe", "envbuild-provision"]
+
+
+@pytest.fixture
+def bare(cluster: Cluster, tmp_path: Path, standalone_python: Path) -> Iterator[LocalWorld]:
+    """Its stack stands on a standalone Python."""
+    for path in (path for name in cluster.names for path in cluster.disk(name).iterdir()):
+        shutil.rmtree(path)
+    made = LocalWorld(tmp_path, cluster)
+    made.use_toolchain(standalone_python)
+    made.tiny(interpreters=["standalone"])
+    yield made
+    cluster.show_python()
+
+
+def test_nodes_without_any_python_get_one_through_the_shared_prefix(bare: LocalWorld) -> None:
+    bare.cluster.hide_python("gpu1", "gpu2")
+    bare.target(placement="shared", prefix=str(bare.shared), shared=None)
+    dry = bare.job("--dry-run")
+    assert dry.rc == 7, dry.out[-3000:] + dry.err
+    assert "gpu1 has no Python 3.6 or newer" in dry.out + dry.err
+    assert not (bare.shared / "tools").exists(), "a dry run brings nothing"
+    done = bare.job()
+    assert done.rc == 0, done.out[-3000:] + done.err
+    assert {node: found["status"] for node, found in by_node(done).items()} == {"gpu1": "ok", "gpu2": "ok"}
+    assert [job["name"] for job in bare.submitted()] == JOBS
+    assert len(list((bare.shared / "tools").iterdir())) == 3, "node program, uv and the Python are staged once"
+    assert not (bare.shared / "jobs").exists()
+    again = bare.job()
+    assert (again.rc, bare.submitted()) == (0, []), again.err
+    assert bare.job(verb="smoke").rc == 0
+
+
+def test_a_node_without_python_beside_one_that_has_it_takes_the_pack_onto_its_own_disk(bare: LocalWorld) -> None:
+    bare.cluster.hide_python("gpu2")
+    done = bare.job()
+    nodes = by_node(done)
+    assert done.rc == 0, done.out[-3000:] + done.err
+    assert sorted(nodes) == ["gpu1", "gpu2"]
+    assert len({node["root"] for node in nodes.values()}) == 1
+    assert [job["name"] for job in bare.submitted()] == JOBS
+    # A disk that was wiped has no Python again; the shared folder has.
+    shutil.rmtree(bare.disk("gpu2"))
+    assert bare.job(verb="smoke").rc == 0
+    # Nor does another environment rest on what one disk has and another has not.
+    shutil.rmtree(bare.disk("gpu2"))
+    bare.wheel("beta", "2.0")
+    bare.tiny(interpreters=["standalone"], packages=["beta==2.0"], imports=["beta"])
+    changed = bare.job()
+    assert changed.rc == 0, changed.out[-3000:] + changed.err
+    assert {node["status"] for node in by_node(changed).values()} == {"ok"}

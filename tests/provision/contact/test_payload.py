@@ -1,21 +1,35 @@
-"""The payload under every shell that is here, with nothing on PATH but what it says it needs."""
+"""What goes to nodes and comes back: the tools of their shell, the archive of rattler, single files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import resource
 import shutil
+import subprocess
+import sys
 import tarfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from envbuild.errors import ExitCode
+from envbuild.catalog.node_facts import load_facts
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import NodeFacts
+from envbuild.model.target import Connection
 from envbuild.provision.contact import payload as payloads
+from envbuild.provision.contact import toolchain as module
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, read_answer, uv_tool, write_payload
+from envbuild.provision.contact.wheel_stores import LIMIT, receive
+from envbuild.regular_file import sha256_of
+from tests.resolve.builders import make_lock
 from tests.support.fails import fails
 from tests.support.programs import completed, executable
+from tests.transport.test_ssh import StartServer, client, options, start
 
 SHELLS = {"dash": ["dash"], "busybox": ["busybox", "sh"], "bash": ["bash", "--posix"]}
 PROGRAMS = ("dd", "tar", "gzip", "mkdir", "mv", "rm", "uname", "sync", "cat", "find", "ls")
@@ -240,3 +254,152 @@ def test_a_folder_is_unpacked_and_its_archive_does_not_stay(tmp_path: Path, tool
     folder = Path(tool.path(str(tmp_path / "p")))
     assert [path.name for path in folder.iterdir()] == ["library"]
     assert (folder / "library" / "file").read_bytes() == tools[0].source.read_bytes()
+
+
+__all__ = ["client", "start"]
+
+
+DATA = os.urandom(300_000) + b"\n===envbuild file"
+
+
+def told(data: bytes = DATA) -> dict[str, Any]:
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "it's a pack.tar"
+    path.write_bytes(DATA)
+    return path
+
+
+def test_a_file_arrives_whole_and_is_gone_there(start: StartServer, client: Path, tmp_path: Path, file: Path) -> None:
+    server = start()
+    (server.home / ".bashrc").write_text("echo ===envbuild file; echo noise >&2\n")
+    receive(server.address, str(file), tmp_path / "to", connection=options(client, server, server.known), **told())
+    assert (tmp_path / "to").read_bytes() == DATA
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "number"),
+    [
+        ({"size": len(DATA) + 1}, "transfer-cut-off", 3),
+        ({"size": len(DATA) - 1}, "transfer-damaged", 5),
+        ({"sha256": "0" * 64}, "transfer-damaged", 5),
+        ({"size": LIMIT + 1}, "transfer-too-large", 7),
+        ({"size": 1 << 33}, "disk-full", 75),
+    ],
+)
+def test_what_is_not_the_file_does_not_stay(
+    start: StartServer,
+    client: Path,
+    tmp_path: Path,
+    file: Path,
+    change: dict[str, Any],
+    code: str,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = start()
+    # No test fills a disk.
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 32))
+    with fails(code, number):
+        receive(
+            server.address, str(file), tmp_path / "to", connection=options(client, server, server.known),
+            **{**told(), **change},
+        )  # fmt: skip
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith((".half", "to"))]
+
+
+def test_a_file_that_is_not_there_is_told_with_the_words_of_the_node(
+    start: StartServer, client: Path, tmp_path: Path
+) -> None:
+    server = start()
+    with fails("transfer-cut-off") as found:
+        receive(
+            server.address, "/nowhere/pack", tmp_path / "to", connection=options(client, server, server.known), **told()
+        )
+    assert "/nowhere/pack" in found.value.why
+
+
+def test_on_this_machine_a_file_is_copied(tmp_path: Path, file: Path) -> None:
+    receive("localhost", str(file), tmp_path / "to", connection=Connection(kind="local"), **told())
+    assert (tmp_path / "to").read_bytes() == DATA
+    assert not file.exists()
+
+
+@pytest.mark.slow
+def test_hundreds_of_megabytes_need_no_memory(start: StartServer, client: Path, tmp_path: Path) -> None:
+    server, path, block = start(), tmp_path / "large", os.urandom(1 << 20)
+    total = hashlib.sha256()
+    with path.open("wb") as out:
+        for _ in range(400):
+            out.write(block)
+            total.update(block)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.monotonic()
+    receive(
+        server.address, str(path), tmp_path / "to", size=400 << 20, sha256=total.hexdigest(),
+        connection=options(client, server, server.known),
+    )  # fmt: skip
+    seconds = time.monotonic() - began
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    sys.stderr.write(f"400 MiB in {seconds:.1f} s, {grown / 1024:.0f} MiB more memory\n")
+    assert grown < 64 << 10
+
+
+@pytest.fixture
+def facts() -> NodeFacts:
+    return next(iter(load_facts("h200").values()))
+
+
+@pytest.mark.slow
+def test_the_archive_is_made_once_and_loads_where_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    module.rattler_tool.cache_clear()
+    planned = module.rattler_tool(make=False)
+    assert not list(tmp_path.rglob("*.tar.gz")) and planned.name == "py-rattler"
+    tool = module.rattler_tool(make=True)
+    assert tool.sha256 == sha256_of(tool.source) and tool.kind == "folder"
+    module.rattler_tool.cache_clear()
+    monkeypatch.setattr(module, "_write", lambda *_: pytest.fail("made again"))
+    assert module.rattler_tool(make=True) == tool
+    (tmp_path / "out").mkdir()
+    # `extractall(filter=...)` is not in every Python 3.11, Debian 12's for one.
+    subprocess.run(["tar", "-xf", str(tool.source), "-C", str(tmp_path / "out")], check=True)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'out')!r}); import rattler; print(rattler.__file__)"
+    said = completed([sys.executable, "-I", "-S", "-c", code], check=True)
+    assert said.stdout.startswith(str(tmp_path / "out"))
+
+
+def test_a_python_is_taken_that_can_load_it(facts: NodeFacts) -> None:
+    known = facts.pythons[0]
+    versions = ("3.9.18", "3.10.4", "3.12.1", "3.11.2")
+    pythons = tuple(known.model_copy(update={"version": each, "path": f"/py/{each}"}) for each in versions)
+    assert module.newest_python(facts.model_copy(update={"pythons": pythons}), module.LEAST_PYTHON) == "/py/3.12.1"
+    assert module.newest_python(facts.model_copy(update={"pythons": pythons[:1]}), module.LEAST_PYTHON) is None
+
+
+def test_a_node_of_another_machine_is_refused(facts: NodeFacts) -> None:
+    module.check_platform(facts)
+    other = facts.model_copy(update={"os": facts.os.model_copy(update={"arch": "aarch64"})})
+    with fails("rattler-unfit", 7):
+        module.check_platform(other)
+
+
+def test_d114_a_python_that_cannot_be_fetched_names_those_that_are_there(
+    facts: NodeFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise EnvbuildError("download-failed", "cannot download", hint="check the network")
+
+    monkeypatch.setattr(module, "standalone_python", unreachable)
+    pinned = {"kind": "standalone", "name": "cpython-x", "sha256": "0" * 64}
+    variant = make_lock({"id": "v", "python": "3.11", "interpreter": pinned}).variants[0]
+    with pytest.raises(EnvbuildError) as caught:
+        module.node_tools(facts, variant, None, folder=None, toolchain_file=None)
+    says = 'check the network; or write `python: ["3.12"]` in the stack file: localhost has Python 3.12'
+    assert caught.value.hint == says
