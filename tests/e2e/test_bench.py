@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -65,17 +66,22 @@ REFERENCE = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> World:
-    world = World(tmp_path_factory.mktemp("bench"))
-    files = {"torch/__init__.py": b"", "torch/distributed/__init__.py": b"", "torch/distributed/launch.py": LAUNCHER}
+def timed(top: Path, torch: bytes, case: str, reference: dict[str, Any]) -> World:
+    """A world with the stack `timed` in use: a torch that has only its launcher, and a case to run."""
+    world = World(top)
+    files = {"torch/__init__.py": torch, "torch/distributed/__init__.py": b"", "torch/distributed/launch.py": LAUNCHER}
     world.wheel("launcher", files=files)
-    alpa = {**world.repository("alpa", {"bench/case.py": CASE}), "ref": "main", "install": "path"}
+    alpa = {**world.repository("alpa", {"bench/case.py": case}), "ref": "main", "install": "path"}
     path = world.stack("timed", ["launcher==1.0"], sources=[alpa])
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": REFERENCE}))
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": reference}))
     world.lock(path)
     world.built(stack="./timed.yaml")
     return world
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return timed(tmp_path_factory.mktemp("bench"), b"", CASE, REFERENCE)
 
 
 ARGS = ("./timed.yaml", "--target", "local", "--gpus-per-node", "1")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from envbuild.lock.files import read_lock
 from tests.e2e.world import World, edit_lock
+from tests.support.served import served
 from tests.support.small_stacks import Shelf
 from tests.support.wheels import sha256, tampered
 
@@ -108,11 +107,6 @@ def test_d78_what_an_interrupted_run_recorded_stays_and_the_next_one_goes_on(wor
     assert [row["file"] for row in world.good(*record, "--json").json["recorded"]] == [beta.name]
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
 def index(world: World) -> Iterator[str]:
     """The address of an index over the wheels of the world, which states no hashes."""
@@ -122,10 +116,8 @@ def index(world: World) -> Iterator[str]:
         page.mkdir(parents=True)
         wheel.rename(page / wheel.name)
         (page / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(world.top / "simple"))) as server:
-        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with served(world.top / "simple") as address:
+        yield address
 
 
 def test_d78_of_a_shipped_stack_the_user_gets_a_copy_and_every_verb_takes_and_says_it(world: World, index: str) -> None:

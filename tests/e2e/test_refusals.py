@@ -6,15 +6,14 @@ import os
 import shutil
 import socket
 import sys
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from envbuild.node import lease
 from tests.e2e.world import MINOR, World, drift, forget_sizes, snapshot
 from tests.support.programs import completed
+from tests.support.served import answering, serving
 
 HEAD = "name: tiny\nsummary: x\nprofiles:\n  exact:\n    python: ['3.11']\n"
 SOURCE = "    sources:\n      - {name: s, git: 'https://git.example.org/s', commit: %s}\n"
@@ -169,28 +168,11 @@ def test_no_network_is_told_as_such(world: World) -> None:
     assert "network" in said
 
 
-class _Portal(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        page = b"<html><body><form action='/login'><input name=password></form></body></html>"
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
 def test_an_index_that_answers_with_a_login_page_is_told_as_such(world: World) -> None:
     world.tiny()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Portal)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        url = f"http://127.0.0.1:{server.server_address[1]}/simple"
-        said = failed(world, 4, "index-not-an-index", env=online(world, url))
-    finally:
-        server.shutdown()
+    page = b"<html><body><form action='/login'><input name=password></form></body></html>"
+    with serving(answering(200, page, Content_Type="text/html")) as address:
+        said = failed(world, 4, "index-not-an-index", env=online(world, f"{address}/simple"))
     assert "log in" in said
 
 

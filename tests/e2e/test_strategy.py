@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.e2e.test_bench import LAUNCHER, REFERENCE
+from tests.e2e.test_bench import REFERENCE, timed
 from tests.e2e.world import World
 from tests.support.patience import with_deadline
 from tests.support.programs import executable
@@ -45,16 +44,7 @@ BEST = {"gpus": 4, "model": "1.3B", "global_batch": 1024, "dp": 2, "tmp": 1, "pp
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> World:
-    world = World(tmp_path_factory.mktemp("strategy"))
-    files = {"torch/__init__.py": TORCH, "torch/distributed/__init__.py": b"", "torch/distributed/launch.py": LAUNCHER}
-    world.wheel("launcher", files=files)
-    alpa = {**world.repository("alpa", {"bench/case.py": CASE}), "ref": "main", "install": "path"}
-    path = world.stack("timed", ["launcher==1.0"], sources=[alpa])
-    reference = REFERENCE | {"models": [MODEL], "cases": [BEST]}
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": reference}))
-    world.lock(path)
-    world.built(stack="./timed.yaml")
-    return world
+    return timed(tmp_path_factory.mktemp("strategy"), TORCH, CASE, REFERENCE | {"models": [MODEL], "cases": [BEST]})
 
 
 ARGS = ("./timed.yaml", "--target", "local", "--gpus", "4", "--gpu", "H200")

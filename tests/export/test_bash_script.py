@@ -311,11 +311,19 @@ def test_patches_are_made_by_envbuild_and_extensions_are_imported(tmp_path: Path
 
 
 @pytest.mark.usefixtures("with_envbuild")
-def test_a_patch_that_is_not_the_locked_one_stops_the_script(tmp_path: Path) -> None:
-    pin = {"name": PATCH, "digest": "0" * 64, "least": 1, "most": 1}
-    lock = patched_lock(tmp_path, patch_pins=[pin])
+@pytest.mark.parametrize(
+    ("source", "code", "says"),
+    [
+        ({"patch_pins": [{"name": PATCH, "digest": "0" * 64, "least": 1, "most": 1}]}, 5, "patch-changed"),
+        ({"build": {"extensions": ["quick._other"]}}, 4, "quick._other cannot be imported"),
+    ],
+)
+def test_a_patch_that_is_not_the_locked_one_and_an_extension_that_cannot_be_imported_stop_the_script(
+    tmp_path: Path, source: dict[str, Any], code: int, says: str
+) -> None:
+    lock = patched_lock(tmp_path, **source)
     done = run(render_script(planned(lock, str(tmp_path / "p"), patches=patches_of(lock)), lock), tmp_path)
-    assert done.returncode == 5 and "patch-changed" in done.stderr
+    assert (done.returncode, says in done.stderr) == (code, True), done.stderr
     assert not (tmp_path / "p/current/demo").exists()
 
 
@@ -329,14 +337,6 @@ def test_without_envbuild_a_script_with_patches_stops_at_once(tmp_path: Path, ho
     done = run(script, tmp_path, PATH=":".join([str(programs), *folders]))
     assert (done.returncode, "envbuild is not on PATH" in done.stderr) == (7, True)
     assert not (tmp_path / "p").exists()
-
-
-@pytest.mark.usefixtures("with_envbuild")
-def test_an_extension_that_cannot_be_imported_stops_the_script(tmp_path: Path) -> None:
-    lock = patched_lock(tmp_path, build={"extensions": ["quick._other"]})
-    done = run(render_script(planned(lock, str(tmp_path / "p"), patches=patches_of(lock)), lock), tmp_path)
-    assert done.returncode == 4 and "quick._other cannot be imported" in done.stderr
-    assert not (tmp_path / "p/current/demo").exists()
 
 
 def test_what_is_compiled_has_its_gpus_and_kernels_are_not_promised() -> None:
