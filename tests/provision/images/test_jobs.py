@@ -83,7 +83,7 @@ from envbuild.provision.jobs import survey as job_facts
 from envbuild.model.facts import NodeFacts
 told = json.load(sys.stdin)
 known = {node: NodeFacts.from_plain(each["facts"]) for node, each in told.items()}
-for _ in range(80):
+for _ in range(25):
     container_jobs.write_told(Path(sys.argv[1]), told)
     job_facts.write_facts(Path(sys.argv[2]), known)
 """
