@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from tests.support.shares import dealt
 
 # The process that only starts the others needs none of what the fixtures need, and they wait for it.
 if TYPE_CHECKING:
+    from tests.container.storage import Storage
     from tests.e2e.world import World
 
 # With two threads on a busy machine, most of torch's time goes into waiting for each other: four times as much in all.
@@ -106,6 +108,15 @@ def standalone_python(run_folder: Path) -> Path:
         return once(run_folder / "standalone", make_standalone_python) / "python.tar.gz"
     except UnavailableError as error:
         pytest.skip(f"no standalone Python can be made here: {error}")
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[Storage]:
+    """Where this machine builds images for the tests of a module."""
+    from tests.container.storage import storage_in
+
+    with storage_in(tmp_path_factory.mktemp("images"), run_folder) as storage:
+        yield storage
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from html import unescape
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +15,7 @@ from envbuild import resources
 from envbuild.catalog.loader import load_stack
 from envbuild.lock.files import read_lock
 from envbuild.node.smoke import training_data
-from tests.container.storage import BASE, Storage, storage_in
+from tests.container.storage import BASE, Storage
 from tests.e2e.world import Done, World
 from tests.support.programs import executable
 from tests.support.repositories import git
@@ -110,12 +108,6 @@ def test_the_document_is_annotated_as_it_is_written(world: World) -> None:
         page = (world.work / "opt.html").read_text()
         assert all(each.id in page for each in stack.findings) and anchors[0] in unescape(page)
         (world.work / "opt.html").unlink()
-
-
-@pytest.fixture
-def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[Storage]:
-    with storage_in(tmp_path_factory.mktemp("images"), run_folder) as storage:
-        yield storage
 
 
 def _built_as_with_docker(world: World, shelf: Shelf) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.container.storage import BASE, PYTHON, Storage, storage_in
+from tests.container.storage import BASE, PYTHON, Storage
 from tests.e2e.world import Done, World
 from tests.fleet.faults import wait_for, working
 from tests.fleet.fleet_world import by_node, checks
@@ -46,13 +46,6 @@ done
 mkdir /sys/fs/cgroup/systemd
 mount -t cgroup -o none,name=systemd cgroups /sys/fs/cgroup/systemd
 """
-
-
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[Storage]:
-    """Where this machine builds images."""
-    with storage_in(tmp_path_factory.mktemp("images"), run_folder) as storage:
-        yield storage
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Nodes without a network install from a bundle that this machine brings; on one prefix, one builds for all."""
+"""Nodes install from a bundle that this machine brings, build once on one prefix, go in waves, and are compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node, checks
+from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node, checks, listing
 from tests.fleet.nodes import Node, StartNodes
 from tests.fleet.test_build_once import steps_of
 
@@ -126,3 +126,100 @@ def test_on_one_prefix_one_node_builds_and_the_others_test_it(fleet: StartNodes,
     assert [set(checks(found[name])) for name in others] == [tested] * 2, "all have run the smoke test"
     again = world.fleet("provision")
     assert (again.rc, again.json["steps_run"]) == (0, 0)
+
+
+# What another build of the same would have left: one file and the root that follows from it.
+_OTHER_BUILD = """
+import glob, json, sys
+sys.path.insert(0, glob.glob("{prefix}/tools/*/envbuild-node.pyz")[0])
+from envbuild.node import merkle
+folder = "{prefix}/current/{stack}/.envbuild/"
+files = json.load(open(folder + "files.json"))
+path = next(name for name in files if name.endswith("alpha/__init__.py"))
+files[path][1] = "f" * 64
+stamp = json.load(open(folder + "stamp.json"))
+stamp["root"] = merkle.root_of(files)
+json.dump(files, open(folder + "files.json", "w"))
+json.dump(stamp, open(folder + "stamp.json", "w"))
+"""
+
+
+def test_roots_are_compared_and_what_differs_is_named(fleet: StartNodes, world: FleetWorld) -> None:
+    nodes = fleet(3, kind="full", tools=True)
+    first, second, third = (node.address for node in nodes)
+    world.target(nodes)
+    done = world.fleet("provision")
+    assert done.rc == 0, done.err
+    equality = done.json["equality"]
+    assert (equality["nodes"], equality["deviating"]) == ([first, second, third], [])
+    assert equality["root"] == by_node(done)[first]["root"]
+    shown = world.good("verify", "--target", "./nodes.yaml")
+    assert f"3 nodes, one root {equality['root'][:12]}" in shown.out
+    assert f"3 nodes, one root {equality['root'][:12]}" in (world.last_run / "report.md").read_text()
+
+    nodes[1].run(["python3", "-c", _OTHER_BUILD.format(prefix=PREFIX, stack=STACK)])
+    other = world.fleet("verify", "--quick")
+    assert other.rc == 0, "each is what its own stamp says"
+    (deviation,) = other.json["equality"]["deviating"]
+    assert deviation["nodes"] == [second]
+    (line,) = deviation["differs"]
+    assert line.startswith("1 of ")
+    assert line.endswith("alpha/__init__.py")
+    # D106
+    again = world.fleet("provision")
+    assert again.rc == 8, "one of three nodes"
+    error = by_node(again)[second]["error"]
+    assert (error["code"], error["exit"]) == ("drift", 1)
+    assert "--repair` builds it again" in error["hint"]
+
+    file = nodes[2].run(["find", f"{PREFIX}/current/{STACK}/", "-path", "*/beta/__init__.py"]).stdout.strip()
+    nodes[2].run(["sh", "-c", f"echo '# tampered' >> '{file}'"])
+    deep = world.run("verify", "--target", "./nodes.yaml")
+    assert deep.rc == 8
+    assert third in deep.out
+    assert "/beta/__init__.py" in deep.out
+    html = (world.last_run / "report.html").read_text()
+    assert "Deviating nodes" in html
+    assert "/beta/__init__.py" in html
+
+
+def _waves(world: FleetWorld) -> list[list[str]]:
+    return [event["data"]["nodes"] for event in world.events() if event["kind"] == "wave-started"]
+
+
+def test_waves_follow_each_other_and_end_when_too_many_nodes_have_failed(fleet: StartNodes, world: FleetWorld) -> None:
+    first, broken, third, fourth = fleet(4, kind="full")
+    world.target([first, broken, third, fourth])
+    # A folder where the link of the environment in use belongs: everything goes well until it is to be switched.
+    broken.run(["mkdir", "-p", f"{PREFIX}/current/{STACK}/in-the-way"])
+    before = {node.address: listing(node) for node in (third, fourth)}
+
+    done = world.fleet("provision", "--batch", "25%", "--max-fail", "0")
+    found = by_node(done)
+    assert {address: item["status"] for address, item in found.items()} == {
+        first.address: "ok", broken.address: "failed", third.address: "not-begun", fourth.address: "not-begun",
+    }, done.err  # fmt: skip
+    assert found[third.address]["error"]["code"] == "not-begun"
+    assert found[third.address]["exit"] == 75
+    assert "1 of 4 failed, `--max-fail` allows 0" in found[third.address]["error"]["why"]
+    assert done.rc == found[broken.address]["exit"] or done.rc == 8
+    assert _waves(world) == [[first.address], [broken.address]]
+    assert {node.address: listing(node) for node in (third, fourth)} == before, "nothing was done there"
+
+    broken.run(["rm", "-r", f"{PREFIX}/current/{STACK}"])
+    again = world.fleet("provision", "--batch", "2", "--max-fail", "0")
+    assert again.rc == 0, again.err
+    found = by_node(again)
+    assert found[first.address]["status"] == "unchanged"
+    assert {found[node.address]["status"] for node in (broken, third, fourth)} == {"ok"}, again.err
+    assert len({item["root"] for item in found.values()}) == 1
+    assert _waves(world) == [[broken.address, third.address], [fourth.address]]
+
+
+def test_a_fleet_of_which_too_much_is_silent_is_not_touched(fleet: StartNodes, world: FleetWorld) -> None:
+    (there,) = fleet(1, kind="full")
+    before = listing(there)
+    world.target([there], hosts=[there.address, there.address.rpartition(".")[0] + ".200"])
+    done = world.fleet("provision", "--max-fail", "25%", "--host", there.address, "--host", "10.255.255.1")
+    assert {item["status"] for item in by_node(done).values()} == {"not-begun", "unreachable"}
+    assert listing(there) == before

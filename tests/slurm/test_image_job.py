@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.container.storage import BASE, PYTHON, Storage, storage_in
+from tests.container.storage import BASE, PYTHON, Storage
 from tests.e2e.world import Done, World
 from tests.fleet.test_containers import _registry as one_registry
 from tests.slurm.cluster import Cluster
@@ -67,13 +67,6 @@ elif sys.argv[1] == "exec":
     words = ["unshare", "--mount", "/bin/sh", "-c", code, root, "/usr/bin/env", "-i", *config.get("Env", [])]
     os.execvp("unshare", words + sys.argv[at + 1:])
 """
-
-
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[Storage]:
-    """Where this machine builds images."""
-    with storage_in(tmp_path_factory.mktemp("images"), run_folder) as storage:
-        yield storage
 
 
 @pytest.fixture
