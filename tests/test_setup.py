@@ -31,7 +31,7 @@ def setup(top: Path, python: str, **more: str) -> subprocess.CompletedProcess[st
     shutil.copy(SETUP, top / ".ci")
     env = {"PATH": f"{top}/bin:/usr/bin:/bin", **more}
     argv = ["/bin/sh", str(top / ".ci" / "setup")]
-    return completed(argv, env=env, timeout=60)
+    return completed(argv, env=env)
 
 
 def test_setup_tells_what_a_python_said_that_has_venv_and_cannot_make_one(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_connection_is_kept_open_as_the_page_has_it(tmp_path: Path) -> None:
                 "UserKnownHostsFile": tmp_path / "known"}  # fmt: skip
         (tmp_path / "config").write_text("".join(f"{name} {value}\n" for name, value in told.items()))
         ssh = f"ssh -F {tmp_path}/config"
-        done = subprocess.run(["bash", "-ec", line.replace("ssh", ssh).replace("HOST", "gpu01")], timeout=60)
+        done = subprocess.run(["bash", "-ec", line.replace("ssh", ssh).replace("HOST", "gpu01")])
         assert done.returncode == 0
         assert says(*ssh.split(), "-o", "IdentityFile=none", "gpu01", "echo", "hello") == "hello\n"
         says(*ssh.split(), "-O", "exit", "gpu01")

@@ -51,7 +51,7 @@ def test_a_pipe_gets_a_line_at_every_change_and_who_attaches_sees_the_same(world
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "localhost: building the environment changed (" in err
-    said, _ = watching.communicate(timeout=60)
+    said, _ = watching.communicate()
     assert (watching.returncode, json.loads(out)["run"]) == (0, said.splitlines()[-1].split()[0])
     assert not list((world.prefix / "logs").glob("*.progress.*"))
 

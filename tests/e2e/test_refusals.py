@@ -113,7 +113,7 @@ def test_a_prefix_that_cannot_be_written_is_refused(world: World) -> None:
     above.mkdir(mode=0o555)
     world.env["ENVBUILD_PREFIX"] = str(above / "prefix")
     argv = [*without_capabilities(), sys.executable, "-m", "envbuild", "provision", "--stack", "./tiny.yaml"]
-    done = completed(argv, env=world.env, cwd=world.work, timeout=60)
+    done = completed(argv, env=world.env, cwd=world.work)
     assert done.returncode == 7, done.stderr
     assert "error[prefix-usable]" in done.stderr
     assert list(above.iterdir()) == []

@@ -68,7 +68,7 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_d63_a_command_of_a_clones_target_runs_for_no_verb_unasked(
     world: World, ran: Path, words: tuple[str, ...]
 ) -> None:
-    done = world.run(*words, timeout=30)
+    done = world.run(*words)
     assert (done.rc, done.code) == (7, "target-untrusted"), done.err
     assert "id > " in done.err
     assert "--trust" in done.err
@@ -151,7 +151,7 @@ def test_d72_an_ssh_configuration_without_end_is_refused_before_it_is_asked_for(
     (world.work / "envbuild.toml").write_text('target = "t.yaml"\n')
     (world.work / "t.yaml").write_text("name: t\nextends: ssh\nhosts: [a]\nconnection: {kind: ssh, config: ./huge}\n")
     os.truncate(os.open(world.work / "huge", os.O_CREAT | os.O_WRONLY), 1 << 40)
-    done = world.run("plan", "./tiny.yaml", timeout=30)
+    done = world.run("plan", "./tiny.yaml")
     assert (done.rc, done.code) == (2, "file-unreadable"), done.err
 
 

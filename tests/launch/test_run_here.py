@@ -36,7 +36,7 @@ def environment(top: Path, more: str = "exit 0", name: str = "python3") -> Path:
 
 
 def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return forked.run(["launch", *arguments], env={**os.environ, **(env or {})}, cwd=cwd, timeout=60)
+    return forked.run(["launch", *arguments], env={**os.environ, **(env or {})}, cwd=cwd, timeout=PATIENCE)
 
 
 def test_the_command_of_one_node_runs_here_and_its_exit_code_is_the_answer(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_what_srun_has_put_into_the_logs_of_opt_is_shown_and_proves_the_run(
     def ran() -> subprocess.CompletedProcess[str]:
         env = {"PATH": f"{built}/bin:{os.environ['PATH']}"}
         words = ["bash", "-c", command_text(command, None)]
-        return completed(words, env=env, timeout=60)
+        return completed(words, env=env)
 
     first, again = ran(), ran()
     assert first.returncode == code, first.stderr

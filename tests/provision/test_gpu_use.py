@@ -60,7 +60,7 @@ def ended(folder: Path, code: str, *more: Path) -> None:
     """A Python process of a probed run; `more`: folders on its path."""
     made = probed(launched(PYTHONPATH=":".join(map(str, more))) if more else launched(), str(folder))
     subprocess.run(["bash", "-c", "\n".join(file_lines(made.files[-1]))], check=True)
-    subprocess.run([sys.executable, "-c", code], env=made.commands[0].environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=made.commands[0].environment, check=True)
 
 
 @pytest.mark.parametrize(("initialized", "told"), [(True, Taken(3.0, 4.0)), (False, Taken())])
@@ -146,7 +146,7 @@ def test_it_looks_at_the_gpus_of_the_run_alone_and_at_no_part_of_one(
     wait = f"\nuntil [ -s '{seen}' ]; do sleep 0.02; done; echo $!" * bool(words)
     script = watched(str(tmp_path), devices, 3) + wait
     env = {"PATH": f"{path}:/usr/bin:/bin"}
-    done = subprocess.run(["/bin/sh", "-s"], input=script, env=env, stdout=-1, check=True, timeout=60, text=True)
+    done = subprocess.run(["/bin/sh", "-s"], input=script, env=env, stdout=-1, check=True, text=True)
     assert seen.exists() == bool(words)
     if words:
         assert seen.read_text().strip().endswith(words)
@@ -163,7 +163,7 @@ def test_in_a_job_it_looks_at_the_gpus_that_the_job_has(tmp_path: Path, devices:
     env = {"PATH": f"{path}:/usr/bin:/bin", "NODE_RANK": "3"} | ({VISIBLE: devices} if devices is not None else {})
     wait = f"until [ -s '{seen}' ]; do sleep 0.02; done; " if words else ""
     text = f"set -e\n{watched_in_job(str(seen.parent))}{wait}echo $!"
-    done = subprocess.run(["bash", "-c", text], env=env, stdout=-1, check=True, timeout=60)
+    done = subprocess.run(["bash", "-c", text], env=env, stdout=-1, check=True)
     assert seen.exists() == bool(words)
     if words:
         assert seen.read_text().strip().endswith(words)
@@ -188,7 +188,7 @@ def test_a_job_tells_which_gpus_it_had_and_who_else_used_them_by_node(tmp_path: 
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_node_without_the_tool_changes_no_exit_code_of_a_job(tmp_path: Path, code: int) -> None:
     text = f"set -e\n{watched_in_job(str(tmp_path / 'seen'))}sleep 0.1; (exit {code})"
-    done = subprocess.run(["bash", "-c", text], env={"PATH": "/usr/bin:/bin"}, stderr=-1, check=False, timeout=60)
+    done = subprocess.run(["bash", "-c", text], env={"PATH": "/usr/bin:/bin"}, stderr=-1, check=False)
     assert (done.returncode, done.stderr) == (code, b"")
 
 

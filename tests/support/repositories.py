@@ -19,7 +19,7 @@ def git(folder: Path, *args: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     options = [word for setting in _SETTINGS for word in ("-c", setting)]
     command = ["git", *options, "-C", str(folder), *args]
-    return completed(command, check=True, timeout=60).stdout.strip()
+    return completed(command, check=True).stdout.strip()
 
 
 def make_repository(folder: Path, files: Mapping[str, str]) -> tuple[str, str]:

@@ -51,7 +51,7 @@ def test_every_shell_gives_the_same_findings_and_facts(shell: str, tmp_path: Pat
     argv = SHELLS[shell]
     need(argv[0])
     script = first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE)
-    done = subprocess.run([*argv, "-s"], input=script.encode(), capture_output=True, timeout=60)
+    done = subprocess.run([*argv, "-s"], input=script.encode(), capture_output=True)
     assert done.stderr == b""
     found = first_contact.parse_output(done.stdout, NONCE)
     assert found.findings["arch"] == os.uname().machine
@@ -79,7 +79,7 @@ def test_local_contact_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest
 def test_prefix_is_data_and_never_code(tmp_path: Path) -> None:
     prefix = f'{tmp_path}/it\'s $(touch {tmp_path}/ran) `id` "x" @PYZ@ *'
     script = first_contact.build_script(request(prefix), node_pyz(), NONCE)
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, timeout=60)
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True)
     found = first_contact.parse_output(done.stdout, NONCE)
     assert found.findings["prefix"] == prefix
     assert found.result()["prefix"]["path"] == prefix
@@ -92,7 +92,7 @@ def test_placeholders_of_the_prefix_are_filled_alike_by_sh_and_python(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", "relative/and/so/ignored")
     script = first_contact.build_script(request("{data}/{user}/e"), node_pyz(), NONCE)
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, timeout=60)
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True)
     found = first_contact.parse_output(done.stdout, NONCE)
     assert found.findings["prefix"] == found.result()["prefix"]["path"]
     assert found.findings["prefix"].startswith(f"{tmp_path}/.local/share/")
@@ -118,7 +118,7 @@ def without_python(script: str) -> str:
 def test_node_without_python_gives_findings_only(tmp_path: Path) -> None:
     script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
     env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env)
     found = first_contact.parse_output(done.stdout, NONCE, "n1")
     assert found.python is None
     assert found.response is None
@@ -135,7 +135,7 @@ def test_python_of_the_toolchain_is_used(minor: str, tmp_path: Path) -> None:
     (folder / f"python{minor}").symlink_to(real)
     script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
     env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env)
     found = first_contact.parse_output(done.stdout, NONCE)
     assert found.python == str(folder / f"python{minor}")
     assert found.result()["toolchain"] == ["python-x"]
@@ -149,9 +149,7 @@ def test_a_python_staged_in_a_shared_folder_runs_where_the_node_has_none(tmp_pat
     env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
 
     def python() -> str | None:
-        done = subprocess.run(
-            ["/bin/sh", "-s"], input=without_python(told).encode(), capture_output=True, env=env, timeout=60
-        )
+        done = subprocess.run(["/bin/sh", "-s"], input=without_python(told).encode(), capture_output=True, env=env)
         return first_contact.parse_output(done.stdout, NONCE).python
 
     assert python() == str(folder / "python3")
@@ -171,7 +169,7 @@ def test_a_python_that_another_user_can_replace_is_never_run(owner: str, tmp_pat
         pytest.skip("only root can give a folder to another user")
     script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
     env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env)
     assert first_contact.parse_output(done.stdout, NONCE).python is None
     assert not (tmp_path / "ran").exists()
 
@@ -183,7 +181,7 @@ def test_shim_and_too_old_python_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "bin/python3.8").symlink_to(require_python("3.8"))
     script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
     env = {"PATH": path, "HOME": str(tmp_path)}
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env)
     assert first_contact.parse_output(done.stdout, NONCE).python == str(tmp_path / "bin/python3.8")
 
 
@@ -196,7 +194,7 @@ def test_a_newer_python_runs_the_node_program_where_an_old_one_comes_first(tmp_p
     def ask(verb: str) -> first_contact.ContactResult:
         asked = request(str(tmp_path / "p")) | {"verb": verb}
         script = without_python(first_contact.build_script(asked, node_pyz(), NONCE))
-        done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
+        done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env)
         return first_contact.parse_output(done.stdout, NONCE)
 
     assert ask("probe").python == str(tmp_path / "bin/python3")
@@ -212,7 +210,7 @@ def test_prefix_in_somebody_elses_folder_is_not_writable() -> None:
     nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
     argv = ["/bin/sh", "-s"]
-    done = subprocess.run(argv, input=script.encode(), capture_output=True, env=env, cwd="/", timeout=60, **nobody)
+    done = subprocess.run(argv, input=script.encode(), capture_output=True, env=env, cwd="/", **nobody)
     found = first_contact.parse_output(done.stdout, NONCE)
     assert (found.findings["prefix_parent"], found.findings["prefix_writable"]) == ("/usr", "no")
     if found.python is None:

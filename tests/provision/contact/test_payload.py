@@ -55,7 +55,7 @@ def _bin(folder: Path, *programs: str, busybox: bool = False) -> Path:
 
 def _run(shell: list[str], payload: Path, path: Path | str | None = None) -> tuple[int, dict[str, object], str]:
     env = {"PATH": str(path or os.environ["PATH"])}
-    done = completed([*shell, str(payload)], env=env, timeout=60)
+    done = completed([*shell, str(payload)], env=env)
     lines = done.stdout.splitlines()
     assert len(lines) == 1, done.stderr
     return done.returncode, json.loads(lines[0]), done.stderr
