@@ -181,8 +181,9 @@ def _unbrought(imported: Mapping[str, Mapping[str, str]], variants: Sequence[Var
                 if there.isdisjoint(distributions(module)) and module not in vendors:
                     lacking.setdefault((source, module, way), []).append(variant.id)
     for (source, module, way), names in lacking.items():
-        where = "" if len(names) == len(known) else f" of {few(names)}"
-        yield f"{source} imports {module} ({way}), and no package{where} is known to have it: add it if that code runs"
+        lock = "the lock" if len(names) == len(known) else few(names)
+        lacks = f"{source} imports {module} ({way}), and no package of {lock} is known to have it"
+        yield f"{lacks}: add it if that code runs"
 
 
 def _extensions(source: LockedSource) -> Iterator[str]:

@@ -290,7 +290,7 @@ def test_d95_modules_that_no_package_brings_are_told_when_locking_with_the_way_t
     lock = make(wanted, supply(house(tmp_path)), say=said.append)
     way = ("run/train.py → " if begin == "run.train" else "") + "titan/model.py → titan/kernels.py"
     assert [text for text in said if "known to have" in text] == [
-        f"titan imports {module} ({way}), and no package is known to have it: add it if that code runs"
+        f"titan imports {module} ({way}), and no package of the lock is known to have it: add it if that code runs"
         for module in ("amp_C", "apex", "triton")
         if begin
     ]
