@@ -17,5 +17,11 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
 
 
 def completed(words: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
-    """How a program ended, with what it wrote as text; `more` as for `subprocess.run`."""
+    """How a program ended, with what it wrote as text; `more` as for `subprocess.run`.
+
+    It has no standard input but `input`: that of the tests is shared, and ansible refuses it where
+    another program made it non-blocking.
+    """
+    if "input" not in more:
+        more.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.run(words, capture_output=True, text=True, **more)
