@@ -204,7 +204,7 @@ def _learned(result: Result, reference: str) -> str:
         origin = draft.origin
         way = f"envbuild up {origin.url or 'ADDRESS'}@{origin.commit or 'COMMIT'}"
         lines.append(
-            f"  kit       cannot hold a folder of code: push it, then `{way}`, in another folder, drafts a pinned stack"
+            f"  kit       holds no code, so nobody can build from it: push first, then `{way}` in another folder"
         )
     if result.left_out:
         lines.append(f"  left out  {plural(len(result.left_out), 'file')}; the draft names them")

@@ -35,7 +35,9 @@ def test_a_folder_is_drafted_locked_built_and_verified_and_a_second_time_nothing
     assert (code.work / "own.yaml").is_file() and (code.work / "own.lock.toml").is_file()
     steps = ("wrote ./own.yaml", "resolving own", "plan: own", "own (exact) is provisioned on 1 node")
     said = done.err + done.out
-    assert "  kit       cannot hold a folder of code: push it, then `envbuild up ADDRESS@COMMIT`" in said
+    assert (
+        "  kit       holds no code, so nobody can build from it: push first, then `envbuild up ADDRESS@COMMIT`" in said
+    )
     assert [said.find(step) for step in steps] == sorted(said.find(step) for step in steps) and "report" in done.out
     assert "runs: imports" not in said, "a draft knows nothing to launch, so nothing is refused"
     assert "2 of 2 modules" not in said and "smoke/sound/closure" in said, said
