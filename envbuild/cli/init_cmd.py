@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,6 +243,8 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
             # A target that is none is refused before anything is written.
             here = described_target(flags).connection.kind == "local"
             stack = _draft_of(ui, stack, flags["flavour"], ask=asks, here=here)
+        elif folder := _folder_of(stack):
+            _drafted(ui, folder)
         _lock(ui, stack, flags.get("profile") or config.profile, _asking(yes, asks))
     settings, confirm = settings_of(config), None if yes else _confirm(asks)
     while True:
@@ -272,23 +275,39 @@ def _is_stack(source: str) -> bool:
     return not path.exists() and "/" not in source
 
 
-def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool, here: bool) -> str:
-    """The stack file of an input, drafted unless it is there."""
-    from envbuild.cli.progress import RunProgress
-    from envbuild.init.make import draft, drafted_before, reference
-    from envbuild.node.redact import redact_text
+def _folder_of(stack: str) -> str:
+    """The folder of code that a stack file has as a source; empty where it has none."""
+    from envbuild.catalog.loader import load_stack
+
+    loaded = load_stack(stack)
+    trees = [tree for profile in loaded.stack.profiles.values() for tree in profile.working_trees]
+    return str(loaded.path.parent / trees[0].path) if trees else ""
+
+
+def _drafted(ui: Ui, source: str) -> str:
+    """The stack file that was drafted from an input before, or nothing; says what changed and what is open."""
+    from envbuild.init.make import drafted_before
 
     target, changed, still = drafted_before(source)
     if changed:
         ui.warn(
-            f"{few(changed, 4)} changed after {target} was drafted: `mv {target} {target}.old`, then type this command "
-            "again; the new draft has no edits of yours"
+            f"{few(changed, 4)} changed after {target} was drafted: `mv {target} {target}.old`, then "
+            f"`envbuild up {shlex.quote(source)}`; the new draft has no edits of yours"
         )
     elif target:
         ui.note(
             f"drafted before: {target}" + (f"; its comments leave open: {few(still, between='; ')}" if still else "")
         )
-    if target:
+    return target
+
+
+def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool, here: bool) -> str:
+    """The stack file of an input, drafted unless it is there."""
+    from envbuild.cli.progress import RunProgress
+    from envbuild.init.make import draft, reference
+    from envbuild.node.redact import redact_text
+
+    if target := _drafted(ui, source):
         return target
     with RunProgress(ui) as progress:
         progress.stage(f"reading {redact_text(source)}")

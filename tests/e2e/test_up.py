@@ -72,6 +72,7 @@ def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(co
     assert (
         "what own imports (nowhere) changed after ./own.yaml was drafted: `mv ./own.yaml ./own.yaml.old`" in mended.err
     )
+    assert "what own imports (nowhere) changed after" in code.run("up", "-t", "local").err, "without its name as well"
     assert "Changed after the smoke test: 1 file of code." in mended.out
     (code.work / "own" / "nowhere.py").unlink()
     stack = code.work / "own.yaml"
