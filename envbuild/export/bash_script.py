@@ -78,7 +78,7 @@ _HEADER = """\
 # It does not do what only envbuild does: check files against RECORD, build without a network and without logins,
 # compile in parallel and keep what it compiled, run the smoke test, write a stamp, build so that it can be resumed.
 # uv reads UV_DEFAULT_INDEX and UV_FIND_LINKS, not pip's configuration: set them where an index is out of reach.
-set -euo pipefail
+@INDEXES@set -euo pipefail
 export UV_LINK_MODE=copy          # linked files would change together with uv's cache
 export UV_PYTHON_DOWNLOADS=never  # the interpreter is the one that the plan names
 export PYTHONDONTWRITEBYTECODE=1 PYTHONNOUSERSITE=1
@@ -91,12 +91,14 @@ command -v uv >/dev/null || fail 'uv is not on PATH'
 trap 'rm -rf -- "$work"' EXIT
 
 # install FILE BUILD-OPTIONS: one requirements file, every hash checked. What lies in UV_FIND_LINKS is taken from there,
-# without asking an index that may be out of reach; the rest comes from where `index` says. The hashes hold in both.
+# without asking an index that may be out of reach; the rest comes from where `index` says, else from UV_DEFAULT_INDEX.
+# The hashes hold in all.
 install() {
   local always=(--python "$environment/bin/python" --no-deps --require-hashes --no-compile-bytecode -r "$@")
   : > "$work/said"
   if [ -n "${UV_FIND_LINKS:-}" ] && uv pip install --no-index "${always[@]}" 2> "$work/said"; then return; fi
   uv pip install "${index[@]}" "${always[@]}" && return
+  if [ -n "${UV_DEFAULT_INDEX:-}" ] && uv pip install "${index[@]:0:2}" "${always[@]}"; then return; fi
   [ ! -s "$work/said" ] || { printf 'and with UV_FIND_LINKS alone:\\n'; cat "$work/said"; } >&2
   return 4
 }
@@ -131,14 +133,16 @@ def render_script(plan: Plan, lock: Lock, errors: Mapping[str, EnvbuildError] | 
     if not groups:
         reasons = map(_reason, (errors or {}).values())
         says = quote("; ".join(("no node of this plan has anything that fits", *reasons)))
-        return parts[0].replace("@NEEDS@", "").replace("@CHECK@", "") + f"\nfail {says} 7\n"
+        return parts[0].replace("@NEEDS@", "").replace("@INDEXES@", "").replace("@CHECK@", "") + f"\nfail {says} 7\n"
     built = [_variant(lock, _first(nodes)) for nodes in groups if _installs(_first(nodes))]
     for variant in built:
         steps.refuse_conda(variant)
     needs, check, helpers = needs_of(built)
     pythons = sorted({str(_first(nodes).python) for nodes in groups if _installs(_first(nodes))})
     needs = "".join(f", the interpreter {visible(path)}" for path in pythons) + needs
-    parts[0] = parts[0].replace("@NEEDS@", needs).replace("@CHECK@", check)
+    named = {name: index["url"] for nodes in groups for name, index in _indexes(_first(nodes)).items()}
+    indexes = "".join(f"{comment(f'The index {name} is {url}')}\n" for name, url in sorted(named.items()))
+    parts[0] = parts[0].replace("@NEEDS@", needs).replace("@INDEXES@", indexes).replace("@CHECK@", check)
     parts += [function(), *helpers] if built else helpers
     for number, nodes in enumerate(groups, 1):
         parts.append(_function(f"build_{number}", nodes, lock))
@@ -160,6 +164,12 @@ def _variant(lock: Lock, node: NodePlan) -> Variant:
 
 def _installs(node: NodePlan) -> bool:
     return any(step.kind == "install" and step.request is not None for step in node.steps)
+
+
+def _indexes(node: NodePlan) -> Mapping[str, Mapping[str, str]]:
+    """Address and kind of the indexes that the lock names and this node asks, by name."""
+    requests = (step.request for step in node.steps if step.kind == "install" and step.request is not None)
+    return next((request["args"]["artifacts"].get("indexes") or {} for request in requests), {})
 
 
 def _first(nodes: Sequence[NodePlan]) -> NodePlan:
@@ -198,7 +208,7 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
         if folders:
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(folders)}')
         lines += _venv(variant, first, args)
-        lines += _packages(variant, args["artifacts"].get("indexes") or {}, record_command(lock.stack, lock.profile))
+        lines += _packages(variant, _indexes(first), record_command(lock.stack, lock.profile))
         lines += call(variant, args.get("asked"))
         lines += sources(lock.stack, variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
     lines += _activation(lock.stack, variables)

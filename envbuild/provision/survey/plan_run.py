@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None) -> Plan:
     """The plan for the nodes that something was chosen for; `artifacts` as `Inputs` has them."""
-    from envbuild.catalog.indexes import index_addresses
-
     prepared, survey, settings = work.prepared, work.survey, work.settings
     facts: Mapping[str, NodeFacts] = survey.facts
     if settings.script:  # it builds everything, also what is there already
@@ -40,7 +38,6 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         controller=_controller(survey),
         repair=tuple(node for node in work.tools if node not in work.done) if settings.repair else (),
         only=work.only,
-        indexes=index_addresses(),
         artifacts=artifacts or {},
         wait=settings.wait,
         jobs=settings.jobs,
@@ -108,10 +105,13 @@ def _planned(
     only: frozenset[str] | None = None, **given: Any,
 ) -> Plan:  # fmt: skip
     """Steps for the nodes that something was chosen for, `only` these (None: all); `given` as `Inputs` has it."""
+    from envbuild.catalog.indexes import index_addresses
+
     missing = {tool for node, node_tools in tools.items() for tool in node_tools.missing(survey.facts[node].toolchain)}
     inputs = Inputs(
         tools=tools,
         channels=prepared.channels,
+        indexes=index_addresses(),
         tool_bytes={tool.folder: disk_bytes(tool) for tool in missing},
         patches=_patches(prepared.lock),
         asked=prepared.asked,

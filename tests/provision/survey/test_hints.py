@@ -197,6 +197,10 @@ def test_a_script_that_compiles_mpi4py_names_its_programs_and_wants_mpicc() -> N
     printed = ask("provision", *place, "--print-script").stdout
     assert ", gcc, nvcc, mpicc to compile, and envbuild" in printed
     assert "|| fail 'mpicc is not on PATH" in printed.partition("uv venv")[0]
+    url = "https://download.pytorch.org/whl/cu118"
+    assert f"\n# The index pytorch-cu118 is {url}\n" in printed.partition("uv venv")[0]
+    wheels = printed.partition("# 1 package from the index pytorch-cu118")[2].partition("  install ")[0]
+    assert "\ntorch==2.0.1+cu118 " in wheels and f"--default-index {url})\n" in wheels
 
 
 def test_a_printed_job_asks_for_a_queue_that_takes_one_node(tmp_path: Path) -> None:
