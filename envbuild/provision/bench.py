@@ -280,8 +280,9 @@ def refuse_too_long(
     The answer says where it will hardly end in time. Empty where updates of the run, size of the model or a verified
     peak of the GPUs are unknown.
     """
-    limits = [deadline, seconds_of(target.scheduler.time_limit or "")]
-    limit = min((seconds for seconds in limits if seconds), default=math.inf)
+    job = seconds_of(target.scheduler.time_limit or "")
+    limits = [(deadline, "`--run-timeout`"), (job, "`time_limit` of the target")]
+    limit, source = min(((seconds, name) for seconds, name in limits if seconds), default=(math.inf, ""))
     size = next((row for row in reference.models if row.name == ran.model), None)
     gpus, rows = gpus_of(facts, 1, rules()), rows_like(target.expects.gpu, rules()) if facts is None else []
     expected = max((row.dense_tflops or 0 for row in rows), default=0) if all(row.note.firm for row in rows) else 0
@@ -294,7 +295,8 @@ def refuse_too_long(
     if seconds > limit:
         raise EnvbuildError(
             "launch-does-not-fit",
-            f"{ran.model} on {plural(ran.nodes * ran.gpus_per_node, 'GPU')} takes {least} h at least, and has {most} h",
+            f"{ran.model} on {plural(ran.nodes * ran.gpus_per_node, 'GPU')} takes {least} h at least, and has {most} h "
+            f"({source})",
             why=f"{measure.updates} updates of {size.batch_tokens:,} tokens, with every GPU at its peak; {real} h at "
             f"{_USUAL:.0%} of it",
             hint=f"`--run-timeout {math.ceil(seconds / _USUAL / 3600)}h`, and no shorter `time_limit` in the target; "

@@ -314,8 +314,14 @@ def test_a_run_on_other_gpus_or_nodes_than_the_claim_names_those_of_the_claim(
     ("model", "expects", "limit", "deadline", "needs"),
     [
         ("125m", "A100-SXM4-80GB", "2h", 3600.0, ""),
-        ("30b", "A100-SXM4-80GB", "2h", 86400.0, "30b on 8 GPUs takes 4.198 h at least, and has 2 h"),
-        ("30b", "A100-SXM4-80GB", None, 3600.0, "30b on 8 GPUs takes 4.198 h at least, and has 1 h"),
+        (
+            "30b",
+            "A100-SXM4-80GB",
+            "2h",
+            86400.0,
+            "30b on 8 GPUs takes 4.198 h at least, and has 2 h (`time_limit` of the target)",
+        ),
+        ("30b", "A100-SXM4-80GB", None, 3600.0, "30b on 8 GPUs takes 4.198 h at least, and has 1 h (`--run-timeout`)"),
         ("30b", "A100-SXM4-80GB", None, 86400.0, ""),
         ("6.7b", "A100-SXM4-80GB", None, 3600.0, "6.7b has 1 h, and takes 1.166 h with its GPUs at 40% of their peak"),
         ("30b", "H100 PCIe", None, 3600.0, ""),  # its peak is not verified
