@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from envbuild.model.stack import Stack
     from envbuild.model.target import Target
     from envbuild.provision.jobs.launch import Asked
+    from envbuild.provision.jobs.site import JobSite
     from envbuild.provision.run.context import Prepared
+    from envbuild.schedule.job import Job
 
 _LONGEST = 999_999.0 * 3600
 NOT_ASKED = "the scheduler was not asked: partition, GPUs and paths are those of the target file"
@@ -333,16 +335,18 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
 
     target, asked = target_of(ui, flags, jobs=True), asked_of(values, flags)
     if flags["print_script"]:
+        home = ""
         try:
             site, job, made = make_job(target, stack, profile, asked)
         except EnvbuildError as error:
             if error.code not in ("scheduler-missing", "node-unreachable"):
                 raise
             site, job, made = make_job(target, stack, profile, asked, prefix=prefix_here(flags))
+            home = _home_here(flags)
             ui.warn(f"{error.what}; {NOT_ASKED}")
         for line in summary(made):
             ui.note(line)
-        text = site.scheduler.render(job)
+        text = site.scheduler.render(job, _by_hand(site, job) + home)
         ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
         return 0
     settings = replace(settings_of(configured(flags)), cancel_job=flags["cancel_job"])
@@ -361,6 +365,18 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
         run.exit = run_job(run, site, job, lambda text: progress.pause(lambda: sys.stderr.write(redact_text(text))))
     ui.result({"exit": run.exit, "run": run.run.id}, lambda: "")
     return run.exit
+
+
+def _by_hand(site: JobSite, job: Job) -> str:
+    """How to submit a job that was printed: the scheduler opens its log before the job could make the folder."""
+    return f"\nSubmit it with `mkdir -p {shlex.quote(job.output)} && {site.scheduler.submits[0]} FILE`."
+
+
+def _home_here(flags: dict[str, Any]) -> str:
+    """What to say where no node was asked for its home."""
+    if "{home}" not in (configured(flags).prefix or described_target(flags).prefix):
+        return ""
+    return f"\n{{home}} is {Path.home()}, of this machine: if nodes have another, set an absolute `prefix:`."
 
 
 def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
@@ -422,7 +438,7 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     if kind == "local":
         flags["output"] = absolute(flags["output"] or "bench")
     if flags["dry_run"]:
-        return _trial_as_text(ui, prepared, flags)
+        return _trial_as_text(ui, prepared, flags, trials)
     asked = Asked(
         asked_of(launch_settings(flags["settings"]), flags),
         None if kind == "job" else launch_place(prepared.stack.name, flags),
@@ -435,7 +451,7 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
         return show_evidence(ui, *bench(prepared, settings, progress, asked))
 
 
-def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
+def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: int) -> int:
     """What a trial of `bench` runs: the file of its job, or its commands."""
     from envbuild.launch.recipes import launch
     from envbuild.launch.shell import render, summary
@@ -451,7 +467,9 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
         ui.note(NOT_ASKED)
         for line in summary(made):
             ui.note(line)
-        text = site.scheduler.render(job)
+        hours = job.gpu_hours(trials)
+        many = f" {trials} trials, a job each: at most {hours}." if trials > 1 and hours else ""
+        text = site.scheduler.render(job, f"{many}{_by_hand(site, job)}{_home_here(flags)}")
     else:
         place = launch_place(prepared.stack.name, flags)
         made = launch(prepared.stack, prepared.profile, values, place)

@@ -112,7 +112,8 @@ class Scheduler(ABC):
     `suffix`: ending of a script's file. `submits` and `cancels`: the programs that begin and end a job. `away`: their
     messages if no server answers. `unknown_job`: whether their message says that the job does not exist. `mine`:
     command that lists the user's jobs. `limits`: what a refused job may have exceeded. `render` makes the script of a
-    job, `render_body` one that runs a bash script on its first node and prints where it was submitted; both are pure.
+    job (and a note to the person who submits it, or none), `render_body` one that runs a bash script on its first node
+    and prints where it was submitted; both are pure.
     """
 
     name: ClassVar[str]
@@ -123,7 +124,7 @@ class Scheduler(ABC):
     unknown_job: Callable[[str], bool]
     mine: ClassVar[str]
     limits: ClassVar[str]
-    render: Callable[[Job], str]
+    render: Callable[[Job, str], str]
     render_body: Callable[[Job, str], str]
 
     def __init__(self, runner: Runner) -> None:
@@ -159,7 +160,7 @@ class Scheduler(ABC):
                 why=made.err.strip()[-300:],
                 hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",
             )
-        done = self.runner.run(self.submits, stdin=self.render(job).encode(), timeout=TIMEOUT)
+        done = self.runner.run(self.submits, stdin=self.render(job, "").encode(), timeout=TIMEOUT)
         # A site's plugin may print before it.
         match = re.search(r"^([0-9]+)(?:;\S*|\.\S+)?\s*\Z", done.out.strip(), re.MULTILINE)
         if done.ok and match:

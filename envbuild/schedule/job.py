@@ -111,8 +111,12 @@ class Job(StrictModel):
         if self.time_limit is None:
             return f"{words} for as long as the site allows"
         words += f" for at most {clock_text(self.time_limit)}"
-        hours = self.nodes * self.gpus_per_node * self.time_limit / 3600
-        return f"{words}, {f'{hours:.2g}' if hours < 100 else math.ceil(hours)} GPU-hours" if hours else words
+        return f"{words}, {hours}" if (hours := self.gpu_hours()) else words
+
+    def gpu_hours(self, times: int = 1) -> str:
+        """`16 GPU-hours`, the most that so many such jobs take; empty if they take none or have no limit."""
+        hours = times * self.nodes * self.gpus_per_node * (self.time_limit or 0) / 3600
+        return f"{f'{hours:.2g}' if hours < 100 else math.ceil(hours)} GPU-hours" if hours else ""
 
 
 def seconds_of(duration: str) -> int:

@@ -298,10 +298,13 @@ def _hosts(text: str) -> tuple[str, ...]:
 _RANK = '"${PALS_RANKID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}}"'
 
 
-def render(job: Job) -> str:
-    """The qsub file of a job. Raises EnvbuildError `job-path-unusable` (exit 2)."""
+def render(job: Job, by_hand: str = "") -> str:
+    """The qsub file of a job; `by_hand`: a note to the person who submits it.
+
+    Raises EnvbuildError `job-path-unusable` (exit 2).
+    """
     # The job id is `123.server`, of an array `123[4].server`.
-    body = script.preamble(job, '"${PBS_JOBID%%.*}"')
+    body = script.preamble(job, '"${PBS_JOBID%%.*}"', by_hand)
     body += [
         "",
         "# PBS puts the job's output into place only after it has ended.",
@@ -314,7 +317,7 @@ def render(job: Job) -> str:
             body += ["", *script.piece(step, mpiexec('"$NNODES"'))]
         else:
             body += ["", *_step(step)]
-    return "\n".join([*script.head(job, [*_directives(job), f"#PBS -o {_path(job.output)}"]), *body, ""])
+    return "\n".join([*script.head(job, [*_directives(job), f"#PBS -o {_path(job.output)}"], by_hand), *body, ""])
 
 
 def render_body(job: Job, text: str) -> str:

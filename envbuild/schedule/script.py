@@ -61,8 +61,9 @@ def _quote(text: str) -> str:
 
 def head(job: Job, directives: Iterable[str], note: str = "") -> list[str]:
     """What the file begins with: bash, as a login shell where modules are loaded (a site makes `module` there)."""
-    first = [f"#!/bin/bash{' -l' if job.modules else ''}", comment(f"{job.name}: {job.cost()}.{note}")]
-    return [*first, *directives, *(comment(f"warning: {text}") for text in job.warnings()), ""]
+    first = f"#!/bin/bash{' -l' if job.modules else ''}"
+    notes = map(comment, f"{job.name}: {job.cost()}.{note}".splitlines())
+    return [first, *notes, *directives, *(comment(f"warning: {text}") for text in job.warnings()), ""]
 
 
 def around(job: Job, directives: Iterable[str], program: str, text: str) -> str:
@@ -105,14 +106,18 @@ def piece(step: JobText, run: str) -> list[str]:
     ]
 
 
-def preamble(job: Job, number: str) -> list[str]:
-    """Modules, strict mode, the status file, variables. `number` is the shell's word for the job id."""
+def preamble(job: Job, number: str, by_hand: str) -> list[str]:
+    """Modules, strict mode, the status file, variables. `number` is the shell's word for the job id.
+
+    A job that is submitted `by_hand` makes its folder, which `Scheduler.submit` makes for others.
+    """
     lines = [
         *modules(job),
         "set -euo pipefail",
         f"unset {' '.join(FOREIGN)}",
         f"JOB_ID={number}",
         f"output={shlex.quote(job.output)}",
+        *(['mkdir -p -- "$output"'] if by_hand else []),
         "",
         "# Whoever asks later, when the scheduler has forgotten the job, finds here how it ended.",
         'status="$output/status-$JOB_ID"',

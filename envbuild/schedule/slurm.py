@@ -264,13 +264,16 @@ def time_text(seconds: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def render(job: Job) -> str:
-    """The sbatch file of a job. Raises EnvbuildError `job-path-unusable` (exit 2)."""
-    body = [*script.preamble(job, '"$SLURM_JOB_ID"'), *_FOR_OWN_SRUN]
+def render(job: Job, by_hand: str = "") -> str:
+    """The sbatch file of a job; `by_hand`: a note to the person who submits it.
+
+    Raises EnvbuildError `job-path-unusable` (exit 2).
+    """
+    body = [*script.preamble(job, '"$SLURM_JOB_ID"', by_hand), *_FOR_OWN_SRUN]
     body += ["", *script.master(_NODES, "SLURM_JOB_ID", '"$SLURM_PROCID"', '"$SLURM_JOB_NUM_NODES"')]
     for step in job.steps:
         body += ["", *_step(step)]
-    return "\n".join([*script.head(job, _directives(job)), *body, ""])
+    return "\n".join([*script.head(job, _directives(job), by_hand), *body, ""])
 
 
 def render_body(job: Job, text: str) -> str:

@@ -108,9 +108,17 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
 ) -> None:
     monkeypatch.setattr(Here, "run", None)
     mine = tmp_path / "mine.yaml"
-    mine.write_text("{name: mine, extends: polaris, scheduler: {account: lab}, prefix: /p}\n")
-    assert bench.main(args=["megatron-deepspeed-alcf", "-t", str(mine), "--dry-run"], standalone_mode=False) == 0
+    mine.write_text("{name: mine, extends: polaris, scheduler: {account: lab}}\n")
+    words = ["megatron-deepspeed-alcf", "-t", str(mine), "--trials", "3", "--dry-run"]
+    assert bench.main(args=words, standalone_mode=False) == 0
     out, err = capsys.readouterr()
+    folder = out.partition("\noutput=")[2].partition("\n")[0]
+    assert (
+        f" GPU-hours. 3 trials, a job each: at most 24 GPU-hours.\n# Submit it with `mkdir -p {folder} && qsub" in out
+    )
+    assert f"\n# {{home}} is {Path.home()}, of this machine: " in out
+    assert 'mkdir -p -- "$output"\n' in out.partition("exec >> ")[0]
+    mine.write_text(mine.read_text().replace("}}", "}, prefix: /p}"))
     assert "#PBS -l select=2:ngpus=4:system=polaris\n" in out and "#PBS -q debug\n" in out
     for line in (
         "GPT13B on 2 x 4 GPUs: tensor 8, ",
@@ -124,6 +132,7 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
     assert launch.main(args=["-t", str(mine), "--print-script"], standalone_mode=False) == 0
     printed, error = capsys.readouterr()
     assert "#PBS -l select=2:ngpus=4:system=polaris\n" in printed, "no STACK, and no scheduler"
+    assert "# Submit it with `mkdir -p /p/jobs/" in printed and "{home}" not in printed
     assert "there is no `qstat` on localhost; the scheduler was not asked: " in error
     assert "tensor 8, " in error and "expect that it cannot be read" in error
     with fails("launch-does-not-fit", match="8 GPUs a node were asked for, and .* has 4"):
