@@ -39,11 +39,11 @@ class Request:
     `torch` is the public version, `flavour` cpu or cuXYZ; `index` the name of the index of torch; `compiled` the names
     of what nvcc compiles, `built` of every source that has a build. By a source's name: `commits`, `patches` and
     `flags`, and `build_variables` of its build alone. `arch_list` is the TORCH_CUDA_ARCH_LIST of the stack,
-    `expected_gpu` the model that the target names; `exclusive`: jobs get whole nodes. `packages`: canonical name to
-    version, `from_pypi` those of the default index; `installed`: torch is part of a base, so its wheel is not judged.
-    `variables` are those of the run; `abis` the C++ ABI of extensions that set their own, by name; `traits` what
-    sources and packages do, `uses` the same with the place in a source. `gpus`: how many each node must give,
-    `peak_tflops` the assumed dense peak and `floor_tflops` the floor, per GPU.
+    `expected_gpu` the model that the target names; `exclusive`: jobs get whole nodes; `modules`: what jobs load.
+    `packages`: canonical name to version, `from_pypi` those of the default index; `installed`: torch is part of a base,
+    so its wheel is not judged. `variables` are those of the run; `abis` the C++ ABI of extensions that set their own,
+    by name; `traits` what sources and packages do, `uses` the same with the place in a source. `gpus`: how many each
+    node must give, `peak_tflops` the assumed dense peak and `floor_tflops` the floor, per GPU.
     """
 
     torch: str | None = None
@@ -61,6 +61,7 @@ class Request:
     arch_list: str | None = None
     expected_gpu: str | None = None
     exclusive: bool = False
+    modules: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     abis: Mapping[str, int] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)

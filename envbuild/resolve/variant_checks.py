@@ -108,6 +108,7 @@ def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, ta
         arch_list=stack_arch_list(variant),
         expected_gpu=target.expects.gpu,
         exclusive=target.scheduler.exclusive,
+        modules=target.scheduler.modules.load if target.scheduler.modules else (),
         variables=dict(_plain(variant, target)),
         abis=_abis(variant.packages, variant.sources),
         image=image_tag(variant, compat),

@@ -200,7 +200,10 @@ def system_packages(facts: NodeFacts, request: Request, compat: Compat) -> Decis
         if not missing:
             continue
         known = "the node lacks" if facts.system_packages else "not checked, because the node has no dpkg:"
-        what = f"{name} is compiled where it is installed, against packages of the system; {known} {', '.join(missing)}"
+        known = f"{known} {', '.join(missing)}"
+        if name == "mpi4py" and request.modules:
+            known = f"the target loads modules ({', '.join(request.modules)}): whether they bring mpicc is not checked"
+        what = f"{name} is compiled where it is installed, against packages of the system; {known}"
         compared = (built[name], f"it needs {', '.join(needs)}")
         other = "`mpicc` of MPICH, PALS or Open MPI" if name == "mpi4py" else "what they are called there,"
         install = f"`apt-get install {' '.join(missing)}` there first (Debian, Ubuntu), or {other} {ON_NODE}"
