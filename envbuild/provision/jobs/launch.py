@@ -100,7 +100,8 @@ def make_jobs(
             "the run has no time limit",
             hint="add --time-limit 2h, or `scheduler: {time_limit: 2h}` in the target",
         )
-    site = _bounded(JobSite.unasked(target, gpus=asked.gpus_per_node) if prefix else JobSite.of(target), asked)
+    site = JobSite.unasked(target, gpus=asked.gpus_per_node) if prefix else JobSite.of(target)
+    site = _bounded(site, asked, unasked=prefix is not None)
     if prefix:
         top, environment = prefix, asked.environment or f"{prefix}/current/{stack.name}"
     else:
@@ -156,7 +157,7 @@ def taken_by(site: JobSite, output: str) -> OfJob:
     return gpu_use.of_job(done.out)
 
 
-def _bounded(site: JobSite, asked: Asked) -> JobSite:
+def _bounded(site: JobSite, asked: Asked, *, unasked: bool = False) -> JobSite:
     """The site for so many nodes and GPUs as were asked for. Raises EnvbuildError `launch-does-not-fit` (exit 7)."""
     target = site.target
     nodes = asked.nodes or target.scheduler.nodes or 1
@@ -164,8 +165,10 @@ def _bounded(site: JobSite, asked: Asked) -> JobSite:
     there = site.pool.gpus_per_node
     if not gpus:
         raise _does_not_fit(
-            f"{site.pool.label} has no GPUs that the scheduler knows of",
-            "--gpus-per-node N, or `expects: {gpus_per_node: N}` in the target",
+            "the target does not say how many GPUs a node has"
+            if unasked
+            else f"{site.pool.label} has no GPUs that the scheduler knows of",
+            "`expects: {gpus_per_node: 4}` in the target, or `--gpus-per-node 4`, with the number that a node has",
         )
     if there and gpus > there:
         raise _does_not_fit(

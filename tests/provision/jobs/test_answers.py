@@ -269,3 +269,6 @@ def test_more_nodes_than_a_partition_has_are_refused_with_the_number_that_it_has
     with pytest.raises(EnvbuildError) as caught:
         _bounded(site({"idle": 5, "drained": 2}, {("gpu", None): 8}), launch.Asked({}, nodes=6))
     assert (caught.value.code, caught.value.hint) == ("launch-does-not-fit", "--nodes 5")
+    for unasked, words in ((True, "the target does not say how many"), (False, "no GPUs that the scheduler knows of")):
+        with pytest.raises(EnvbuildError, match=words):
+            _bounded(site({"idle": 5}), launch.Asked({}), unasked=unasked)
