@@ -108,7 +108,9 @@ def _described(loaded: LoadedStack) -> str:
     locks = _locks(loaded)
     for name, profile in stack.profiles.items():
         lines += ["", f"profile {name}" + (" (default)" if name == stack.default_profile else "")]
-        lines += [f"  {label:12}{text}" for label, text in _profile_lines(profile) if text]
+        lines += [
+            f"  {label:12}{text}" for label, text in _profile_lines(profile, stack.built_on.get(name, "")) if text
+        ]
         lines.append(f"  {'lock':12}{locks[name]['path']}" + ("" if locks[name]["exists"] else " (not there yet)"))
     for finding in stack.findings:
         mark = ", unverified" * finding.unverified
@@ -124,11 +126,32 @@ def _conda_line(conda: CondaSpec) -> str:
     return f"{', '.join(conda.packages) or 'Python'} from {channels}{instead}"
 
 
-def _profile_lines(profile: Profile) -> list[tuple[str, str]]:
+def _needs(profile: Profile, built_on: str) -> str:
+    """What the profile needs of a node, and the GPUs on which it was built, as far as they are known."""
+    from envbuild.model.finding import package_name
+    from envbuild.resolve.artifacts import flavour_cuda
+    from envbuild.resolve.variant_checks import needs_nvcc
+
+    compiles = any(source.build and needs_nvcc(source.build) for source in profile.pinned_sources)
+    versions = [flavour_cuda(flavour) for flavour in profile.torch.flavours] if profile.torch and compiles else []
+    nvcc = " or ".join(dict.fromkeys(str(version[0]) for version in versions if version))
+    needs = [f"nvcc of CUDA {nvcc}"] * bool(nvcc) + ["nvcc of its torch's CUDA"] * (compiles and not nvcc)
+    needs.append(f"Python {' or '.join(profile.python)}")
+    if profile.mpi_for_one_node:
+        needs.append("no MPI of the site (MPICH of a wheel, for one node)")
+    elif "mpi4py" in {source.name for source in profile.sources}:
+        needs.append("the site's MPI")
+    elif "mpi4py" in (package_name(text) for base in profile.bases for text in base.provides):
+        needs.append("the MPI of its base")
+    return "; ".join(needs) + (f"; built on {built_on}" if built_on else "")
+
+
+def _profile_lines(profile: Profile, built_on: str) -> list[tuple[str, str]]:
     torch = f"{profile.torch.version} ({', '.join(profile.torch.flavours)})" if profile.torch else ""
     sources = [f"{s.name} {s.commit[:12]} ({s.install})" for s in profile.pinned_sources]
     sources += [f"{tree.name} {tree.path} ({tree.install})" for tree in profile.working_trees]
     return [
+        ("needs", _needs(profile, built_on)),
         ("python", f"{', '.join(profile.python)} ({', '.join(profile.interpreters)})"),
         ("torch", torch),
         ("conda", _conda_line(profile.conda) if profile.conda else ""),

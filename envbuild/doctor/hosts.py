@@ -11,7 +11,7 @@ from envbuild.catalog.loader import LoadedStack, lock_path
 from envbuild.doctor.controller import Diagnosis
 from envbuild.doctor.node import diagnose_node, diagnose_without_python
 from envbuild.errors import EnvbuildError
-from envbuild.explain.view import fits_of_profiles, fitting, outline
+from envbuild.explain.view import fits_of_profiles, fitting, offered, outline
 from envbuild.hostlist import expand_hosts
 from envbuild.lock.files import read_lock
 from envbuild.model.facts import NodeFacts
@@ -118,4 +118,4 @@ def _needs(stack: Wanted, facts: NodeFacts, target: Target) -> Diagnosis:
         return Diagnosis("stack", "ok", f"{name} ({profile})", "", fits, asks if job else "")
     other = fitting(stack.loaded, judged)
     return Diagnosis("stack", "missing", f"{name} ({profile})", "", judged[profile].why,
-                     f"`--profile {other}` fits" if other else f"no other profile of {name} fits")  # fmt: skip
+                     offered(stack.loaded.stack, other) if other else f"no other profile of {name} fits")  # fmt: skip

@@ -374,6 +374,14 @@ def fitting(loaded: LoadedStack, judged: Mapping[str, OtherProfile]) -> str | No
     return min(able, key=lambda name: profiles[name].runs != "benchmark", default=None)
 
 
+def offered(stack: Stack, name: str) -> str:
+    """A profile that fits as an option, with what it cannot do."""
+    profile = stack.profiles[name]
+    limits = [f"it says `runs: {profile.runs}`"] * (profile.runs != "benchmark")
+    limits += ["its MPI serves one node"] * profile.mpi_for_one_node
+    return f"`--profile {name}` fits" + (f" ({'; '.join(limits)})" if limits else "")
+
+
 def _bare(gpu: Gpu | None) -> NodeFacts:
     """Facts of a node of which nothing but its GPU is known, or not even that."""
     gpus = [{"index": 0, "name": f"NVIDIA {gpu.name}", "compute_capability": dotted(gpu.capability)}] if gpu else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -26,8 +26,12 @@ from envbuild.launch.request import (
 from envbuild.model.common import Text
 from envbuild.model.finding import package_name
 from envbuild.model.launch import Command, Default, Launch, LaunchFile, ModelSize
+from envbuild.model.stack import mpi_on_nodes
 from envbuild.node import program_files
 from envbuild.node.smoke.programs.common import OPEN_MPI_OVERSUBSCRIBED
+
+if TYPE_CHECKING:
+    from envbuild.model.stack import Profile
 
 PORT = 5432
 _MASKED = 4096  # tokens that the tree's fused softmax takes, which masks by itself
@@ -100,6 +104,14 @@ def make(order: Order) -> Launch:
     given, defaults = read(AlcfParameters, order.values, order.data.defaults)
     model = model_row(order.reference, given.model_size_key, "MODEL_SIZE_KEY")
     flash = _flash(given)
+    variable = f"USE_FLASH_ATTN_{flash}".upper()
+    has_flash = [f"`--profile {name}`" for name, profile in order.profiles.items() if "flash_attn" in profile.imports]
+    require(
+        flash is None or not _lacks_flash(order.profile),
+        f"{variable}=1, and the profile {order.profile_name} has no flash-attn",
+        why="the script stops without it (finding alcf-flash-attention)",
+        hint=", or ".join([f"leave {variable} out", *has_flash]),
+    )
     degrees = _degrees(given, model, order.place.gpus)
     require(
         given.zero_stage < 2 or degrees.pipeline == 1,
@@ -156,6 +168,15 @@ def _flash(given: AlcfParameters) -> str | None:
     on = [name for name in ("v1", "v2", "triton") if getattr(given, f"flash_attention_{name}")]
     require(len(on) < 2, f"flash attention {' and '.join(on)} at once", hint="one USE_FLASH_ATTN_… at a time")
     return on[0] if on else None
+
+
+def _lacks_flash(profile: Profile) -> bool:
+    """Whether the profile has no flash-attn, and stands on nothing of the site that may have it."""
+    return (
+        "flash_attn" not in profile.imports
+        and "flash-attn" not in map(package_name, profile.packages)
+        and all(base.kind in ("none", "system") for base in profile.bases)
+    )
 
 
 def _degrees(given: AlcfParameters, model: ModelSize, gpus: int) -> _Degrees:
@@ -247,12 +268,7 @@ def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:
         notes.append("mpiexec --ppn is that of PALS (Cray, ALCF) or MPICH; of Open MPI, `--set LAUNCHER=mpirun`")
     if order.place.hostfile is None and given.launcher != "srun":
         notes.append(f"no host file: {given.launcher} starts on the nodes of the job that it runs in")
-    if order.place.nodes > 1 and "mpich" in map(package_name, order.profile.packages):
-        site = [f"`{name}`" for name, own in order.profiles.items() if "mpich" not in map(package_name, own.packages)]
-        notes.append(
-            f"MPI of the profile {order.profile_name} is MPICH of a wheel, for one node; the site's MPI is used "
-            f"by {', '.join(site)}"
-        )
+    notes += mpi_on_nodes(order.profiles, order.profile_name, order.place.nodes)
     # 0.18.3 is the oldest that was read, 0.19.3 the first without it.
     if given.ppsize > 1 and order.deepspeed_since("0.18.3") and not order.deepspeed_since("0.19.3"):
         notes.append(

@@ -1,6 +1,7 @@
 """A stack: one system to reproduce, as its YAML file says it."""
 
 import re
+from collections.abc import Mapping
 from datetime import date
 from itertools import permutations
 from typing import Annotated, Any, Literal, Self
@@ -27,7 +28,7 @@ from envbuild.model.common import (
     WebUrl,
     all_differ,
 )
-from envbuild.model.finding import Finding, RequirementText
+from envbuild.model.finding import Finding, RequirementText, package_name
 from envbuild.model.launch import Reference, Step
 
 CondaName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_][a-z0-9_.-]{0,126}$")]
@@ -395,6 +396,20 @@ class Profile(StrictModel, defer_build=False):  # used whole and as a part: buil
         if "smoke" in self.model_fields_set or not self._has_torch:
             return self.smoke
         return (*self.smoke, SmokeItem(name="machine"), SmokeItem(name="training"))
+
+    @property
+    def mpi_for_one_node(self) -> bool:
+        """Whether its MPI is MPICH of a wheel, which serves one node, instead of the site's."""
+        return "mpich" in map(package_name, self.packages)
+
+
+def mpi_on_nodes(profiles: Mapping[str, Profile], name: str, nodes: int) -> tuple[str, ...]:
+    """That the MPI of a profile serves one node only, where there are several, and which profiles use the site's."""
+    if nodes < 2 or not profiles[name].mpi_for_one_node:
+        return ()
+    site = [f"`{other}`" for other, profile in profiles.items() if not profile.mpi_for_one_node]
+    used = f"; the site's MPI is used by {', '.join(site)}" if site else ""
+    return (f"MPI of the profile {name} is MPICH of a wheel, for one node{used}",)
 
 
 class Repository(StrictModel):

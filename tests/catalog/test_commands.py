@@ -49,7 +49,11 @@ def test_stack_show_by_name_by_default_and_by_path(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("name", list_stacks())
 def test_every_shipped_stack_can_be_shown(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["stack", "show", name]) == 0
-    assert capsys.readouterr().out.startswith(f"{name}: ")
+    out = capsys.readouterr().out
+    assert out.startswith(f"{name}: ")
+    assert out.count("\n  needs ") == out.count("\nprofile ")
+    needs = "nvcc of CUDA 13; Python 3.12 or 3.11; no MPI of the site (MPICH of a wheel, for one node); built on H100"
+    assert (needs in out) == (name == "megatron-deepspeed-alcf")
 
 
 def test_stack_check_names_every_refusal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import Batches, NodePlan, Plan, Resolution
-from envbuild.model.stack import Stack
+from envbuild.model.stack import Stack, mpi_on_nodes
 from envbuild.model.target import Target
 from envbuild.node import identity
 from envbuild.node.redact import redact_data
@@ -126,7 +126,9 @@ class Prepared(NamedTuple):
         built = self.stack.built_on
         known = ", ".join(f"`{name}` ({gpus})" for name, gpus in built.items() if self.profile not in built)
         first = (f"no build of the profile {self.profile} on a GPU is known, only of {known}",) if known else ()
-        warnings = (*self.limits, *first, *(f"profile {self.profile}: {text}" for text in deviations), *plan.warnings)
+        nodes = max(len(plan.nodes), self.target.scheduler.nodes or 1)
+        limits = (*self.limits, *mpi_on_nodes(self.stack.profiles, self.profile, nodes))
+        warnings = (*limits, *first, *(f"profile {self.profile}: {text}" for text in deviations), *plan.warnings)
         return plan.model_copy(update={"profile_why": self.profile_why, "warnings": warnings})
 
 

@@ -279,7 +279,7 @@ def note_refusals(prepared: Prepared, survey: Survey) -> None:
 def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
     """The variant of the lock or the profile that fits all of these nodes, as an option; else that none does."""
     from envbuild.catalog.loader import load_stack
-    from envbuild.explain.view import fitting, other_profiles
+    from envbuild.explain.view import fitting, offered, other_profiles
     from envbuild.resolve.engine import Resolver
 
     interpreter = prepared.choice.interpreter or prepared.target.interpreter
@@ -292,11 +292,9 @@ def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
         return ""
     loaded = load_stack(prepared.reference)
     others = other_profiles(loaded, prepared.profile, facts, prepared.target, rules(), interpreter)
-    profiles = loaded.stack.profiles
     able = fitting(loaded, {profile.name: profile for profile in others})
     if able:
-        runs = profiles[able].runs
-        return f"`--profile {able}` fits" + ("" if runs == "benchmark" else f" (it says `runs: {runs}`)")
+        return offered(loaded.stack, able)
     nodes = "it" if len(facts) == 1 else "all of them"
     return f"no other profile of {loaded.stack.name} fits {nodes}" if others else ""
 

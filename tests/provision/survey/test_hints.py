@@ -99,11 +99,17 @@ def test_d78_a_profile_for_imports_is_refused_with_the_command_that_helps(verb: 
     assert plan.exit_code == 0 and "plan: megatron-alpa (exact) on aws-p3-16xlarge" in plan.stdout
 
 
-def test_d78_the_plan_says_what_its_profile_cannot_do() -> None:
+def test_d78_the_plan_says_what_its_profile_cannot_do(tmp_path: Path) -> None:
     place = ("plan", "-s", "megatron-alpa", "-t", "aws-p3-16xlarge", "--facts", "aws-p3-16xlarge", "--profile")
     says = "the profile pypi-cu102 says `runs: imports`: `launch`, `bench` and `strategy` refuse it"
     assert says in ask(*place, "pypi-cu102").stdout
     assert "runs:" not in ask(*place, "exact").stdout
+    cluster = ("plan", "-s", "megatron-deepspeed-alcf", "-t", "pbs", "--facts", "h200", "--profile")
+    assert "for one node" not in ask(*cluster, "ported-cu130").stdout
+    write_file(tmp_path / "two.yaml", "name: two\nextends: pbs\nscheduler: {nodes: 2}\n")
+    two = [str(tmp_path / "two.yaml") if word == "pbs" else word for word in cluster]
+    assert "MPI of the profile ported-cu130 is MPICH of a wheel, for one node" in ask(*two, "ported-cu130").stdout
+    assert "`--profile ported-cu130` fits (its MPI serves one node)" in ask(*two, "ported").stdout
 
 
 def test_d78_a_profile_for_imports_has_no_first_step() -> None:
