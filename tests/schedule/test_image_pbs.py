@@ -11,10 +11,9 @@ from tests.container.storage import PYTHON, Storage
 from tests.e2e.world import Done
 from tests.schedule.fake_pbs import has_hosts
 from tests.schedule.test_provision_pbs import PbsWorld
-from tests.slurm.test_image_job import APPTAINER, LONG, section, storage
+from tests.slurm.test_image_job import APPTAINER, LONG, section
 from tests.support.programs import executable
 
-__all__ = ["storage"]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),
