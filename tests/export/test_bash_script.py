@@ -117,7 +117,12 @@ def test_the_script_builds_a_working_environment(tmp_path: Path, home: Path) -> 
     plan = planned(lock, str(tmp_path / "pre fix"))
     script = render_script(plan, lock)
     syntax_ok(script)
-    done = run(script, tmp_path, UV_FIND_LINKS=str(wheels), UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
+    # The index that the lock names is out of reach: one wheel is in a folder, the other on a mirror.
+    (wheel,) = wheels.glob("beta-*")
+    page = write_file(tmp_path / "simple/beta/index.html", f"<a href='{wheel.name}'>{wheel.name}</a>")
+    wheel.rename(page.parent / wheel.name)
+    places = {"UV_FIND_LINKS": str(wheels), "UV_DEFAULT_INDEX": page.parents[1].as_uri()}
+    done = run(script, tmp_path, **places, UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
     assert done.returncode == 0, done.stderr
     environment = Path(plan.nodes[0].environment)
     code = "import alpha, beta, inside; print(alpha.version, beta.version, inside.value)"
