@@ -306,11 +306,13 @@ def make_kit(
     evidence, left = report.evidence, list(dict.fromkeys(left))
     files[lock_name(evidence)] = _lock(files, evidence)
     lock = parse_lock(files[lock_name(evidence)].decode(), lock_name(evidence))
-    own = _own(path, evidence, lock, stack)
+    own, file = _own(path, evidence, lock, stack), f"./{stack_name(evidence)}"
     for name in dict.fromkeys(tree.name for variant in lock.variants for tree in variant.trees):
         left.append(
             f"the folder of the source {name} is not in the kit, so it can be checked but not built again: push the "
-            "folder, then `envbuild up ADDRESS@COMMIT` in another folder, and make the kit of that run"
+            "folder. Then `envbuild up ADDRESS@COMMIT` in another folder; or write `git:` (https:// or ssh://) and "
+            f"`commit:` instead of `path:` in the stack file, `envbuild lock create {file}`, "
+            f"`envbuild provision {file}`. And make the kit again"
         )
     if evidence.exit:
         left.append(f"the run {evidence.run} failed (exit {evidence.exit}): the kit shows a failure")

@@ -70,7 +70,7 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     assert f"- {says}" in (world.top / "kit" / "README.md").read_text().replace("\\", "")
     assert not [path for path in (world.top / "kit").rglob("*.json") if str(clone) in path.read_text()]
     assert "the folder of the source nano is not in the kit" in made.err and "`commit:`" in made.err
-    assert "`envbuild lock create ./tiny.yaml`, `envbuild provision ./tiny.yaml`, and make the kit again" in made.err
+    assert "`envbuild lock create ./tiny.yaml`, `envbuild provision ./tiny.yaml`. And make the kit again" in made.err
     there = world.run("provision", str(world.top / "kit" / "tiny.yaml"), "--target", "local")
     assert (there.rc, there.code) == (7, "source-unreachable") and "ask the authors for the folder" in there.err
     assert "attachments/stack.yaml" not in made.err and (world.top / "kit" / "tiny.yaml").is_file()
