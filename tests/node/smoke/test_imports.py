@@ -266,14 +266,15 @@ def test_what_the_code_imports_and_nothing_brings_is_a_deviation_with_its_place(
     bare.module("good", "raise SystemExit('it was run')\n")
     code = "import json, good\nimport own\ntry:\n    import fast\nexcept ImportError: ...\nfrom absent.part import x\n"
     files = {"own/__init__.py": code, "tests/test_own.py": "import pytest_of_nobody, absent\n", "old.py": "print 1\n"}
+    files["own/lone.py"] = "import lone.part\n"  # a file is not what it imports under its own name
     sound, check = closure(bare, files)
     assert (sound.name, check.name, check.status) == ("smoke/sound", "smoke/sound/closure", "passed"), check.details
-    assert check.details["open"] == {"absent": "code/own/__init__.py:6"}
+    assert check.details["open"] == {"absent": "code/own/__init__.py:6", "lone": "code/own/lone.py:1"}
     assert check.details["resolved"] == ["good"]
     assert set(check.details["optional"]) == {"fast", "pytest_of_nobody"}
     assert check.says == (
-        "1 of 2 modules that the code imports are there; missing: absent (code/own/__init__.py:6); "
-        "2 optional ones missing: fast, pytest_of_nobody"
+        "1 of 3 modules that the code imports are there; missing: absent (code/own/__init__.py:6), "
+        "lone (code/own/lone.py:1); 2 optional ones missing: fast, pytest_of_nobody"
     )
     assert check.details["deviation"] == "imports-open"
 

@@ -87,7 +87,7 @@ def imports_of(
             name = name.partition(".")[0]
             before = firmest.get(name)
             if name in open_ and (before is None or ORDER.index(firmness) < ORDER.index(before.firmness)):
-                around = beside.get(path.rpartition("/")[0], set()) | beside.get("", set())
+                around = (beside.get(path.rpartition("/")[0], set()) | beside.get("", set())) - {name}
                 firmest[name] = Import(name, firmness, path, line, 0, _near(name, around))
     return [imported._replace(files=counts[name]) for name, imported in sorted(firmest.items())]
 
@@ -121,9 +121,10 @@ def _folders(paths: Iterable[str]) -> Dict[str, Set[str]]:
 
 
 def _is_local(name: str, path: str, beside: Dict[str, Set[str]]) -> bool:
-    """Whether a module is importable from the importer's own folder, or one above it."""
+    """Whether a module is importable from the importer's own folder, or one above it, and is not the importer."""
     parts = path.split("/")[:-1]
-    above = ("/".join(parts[:depth]) for depth in range(len(parts), -1, -1))
+    own = path == "/".join([*parts, name + ".py"])
+    above = ("/".join(parts[:depth]) for depth in range(len(parts) - own, -1, -1))
     return any(
         name in beside.get(folder, ()) or name in beside.get((folder + "/src").lstrip("/"), ()) for folder in above
     )
