@@ -38,12 +38,17 @@ def small(folder: Path) -> Path:
 
 
 def run(folder: Path, command: str, env: dict[str, str] | None = None) -> str:
-    """What a line prints in the copy, which has to end with 0."""
+    """What a line prints in the copy, which has to end with 0.
+
+    A run of pytest in it keeps its folders to itself: it would tidy away those of the run that this is a test of.
+    """
     given = {
         name: value
         for name, value in (os.environ if env is None else env).items()
         if not name.startswith(("PYTEST_", "MAKE", "MFLAGS", "COV_"))
     }
+    given["PYTEST_DEBUG_TEMPROOT"] = f"{folder}-pytest"
+    Path(given["PYTEST_DEBUG_TEMPROOT"]).mkdir(exist_ok=True)
     words = {"capture_output": True, "text": True, "timeout": 580, "check": False, "stdin": subprocess.DEVNULL}
     done = subprocess.run(["sh", "-c", command], cwd=folder, env=given, **words)  # type: ignore[call-overload]
     assert done.returncode == 0, (command, done.stdout[-3000:], done.stderr[-3000:])
