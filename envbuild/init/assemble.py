@@ -20,6 +20,8 @@ from envbuild.init.known import Known, exact_version
 from envbuild.init.readers.requirement import requirement
 from envbuild.init.statement import Statement
 from envbuild.init.tree import Tree
+from envbuild.model.stack import Build
+from envbuild.resolve.variant_checks import needs_nvcc
 
 # Frozen lists name what torch brings; with another build of torch these are of the wrong CUDA.
 _BROUGHT = re.compile(r"nvidia-[a-z-]+-cu[0-9]{2}|triton")
@@ -66,7 +68,7 @@ class Result:
     projects: tuple[LocalProject, ...]
     missing: tuple[Missing, ...]
     left_out: dict[str, str]
-    compiled: dict[str, str]  # packages that are not installed, and why
+    compiled: dict[str, str]  # packages and sources that are not installed, and why
     blocked: dict[str, str] = field(default_factory=dict)  # an own module, and what it needs that nothing brings
     system: Mapping[str, str] = field(default_factory=dict)  # packages of the system, and what is compiled against each
     page: tuple[str, str] = ("", "")  # the main file that was read, and its text
@@ -114,7 +116,7 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
         local = roots(tree)
         built = {statement.value for statement in collected.statements if statement.kind == "extension"}
         imports = scan(tree, local, built)
-        closed = ask.index(close(imports, draft, known, _lone_folders(tree)), draft)
+        closed = ask.index(close(imports, draft, known, set(tree.files)), draft)
         draft = _with_imports(draft, closed)
         projects = _with_folders(_projects(tree, local, collected, draft), closed)
         if draft.torch is None and any(imported.module == "torch" for imported in imports):
@@ -152,10 +154,12 @@ def _import_open(closed: Iterable[Closed]) -> Iterator[DraftFinding]:
 
 
 def with_compiled(result: Result, tree: Tree) -> Result:
-    """With the nested projects' CUDA code compiled, so that nothing that their modules import of it is missing."""
+    """With the CUDA code of sources and nested projects compiled: nothing that modules import of it is missing."""
     built = {project.folder for project in result.projects if project.cuda}
-    lost = _lost(result.closed, result.draft, result.compiled, built)
-    return replace(result, compiles=True, blocked=_blocked(tree, result.projects, lost))
+    sources = {source.name for source in result.draft.sources}
+    compiled = {name: why for name, why in result.compiled.items() if name not in sources}
+    lost = _lost(result.closed, result.draft, compiled, built)
+    return replace(result, compiles=True, compiled=compiled, blocked=_blocked(tree, result.projects, lost))
 
 
 def with_python(draft: Draft, there: Collection[str]) -> Draft:
@@ -212,10 +216,10 @@ def _blocked(tree: Tree, projects: Sequence[LocalProject], lost: set[str]) -> di
 
 
 def _compiled(draft: Draft, known: Known) -> dict[str, str]:
-    """Packages that cannot be installed as they are asked for.
+    """Packages and sources that cannot be installed as they are asked for.
 
-    Only nvcc can build them: the index has no wheel, and nobody gave the address of one. Or another one that is asked
-    for holds the same files.
+    Only nvcc can build them: the index has no wheel, and nobody gave the address of one; of a source no flag tells
+    `plan` so. Or another one that is asked for holds the same files.
     """
     nvcc = {
         package.name: "compiled with nvcc, no wheel on the index"
@@ -224,6 +228,11 @@ def _compiled(draft: Draft, known: Known) -> dict[str, str]:
         and row.cuda == "build"
         and not row.wheel
         and not any(statement.get("wheel") for statement in package.statements)
+    }
+    nvcc |= {
+        source.name: "compiled with nvcc"
+        for source in draft.sources
+        if source.cuda == "build" and not source.own and not needs_nvcc(Build(flags=source.flags))
     }
     asked = {str(canonicalize_name(name)) for package in draft.packages for name in package.requirement.extras}
     asked |= {package.name for package in draft.packages}
@@ -344,15 +353,6 @@ def _projects(tree: Tree, local: Roots, collected: Collected, draft: Draft) -> t
             layout = _layout(has)
             out.append(LocalProject(folder, clean, install, modules, folder in compiled, layout))
     return tuple(out)
-
-
-def _lone_folders(tree: Tree) -> dict[str, str]:
-    """Modules that lie in exactly one folder: scripts that were started there import them by name alone."""
-    places: dict[str, set[str]] = {}
-    for path in tree.files:
-        if match := re.fullmatch(r"(?:(.+)/)?(\w+)(?:/__init__)?\.py", path):
-            places.setdefault(match[2], set()).add(match[1] or "")
-    return {name: folders.pop() for name, folders in places.items() if len(folders) == 1}
 
 
 def _with_folders(projects: tuple[LocalProject, ...], closed: Iterable[Closed]) -> tuple[LocalProject, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from envbuild.catalog.indexes import distributions
 from envbuild.init.draft import Draft, Wanted
-from envbuild.init.imports import Import
+from envbuild.init.imports import STANDARD, Import
 from envbuild.init.known import Known
 from envbuild.init.readers.requirement import requirement
 from envbuild.init.tree import Tree
@@ -52,8 +52,8 @@ class Closed:
         return "; ".join(filter(None, (str(self.imported.place), self.why, near)))
 
 
-def close(imports: Sequence[Import], draft: Draft, known: Known, folders: Mapping[str, str]) -> tuple[Closed, ...]:
-    """The outcome for each import. `folders`: modules that are in one folder of the tree only, by name."""
+def close(imports: Sequence[Import], draft: Draft, known: Known, files: Collection[str]) -> tuple[Closed, ...]:
+    """The outcome for each import; `files` are the paths of the tree."""
     installed = {source.name for source in draft.sources if source.install and not source.optional}
     packages = {package.name for package in draft.packages}
     present = packages | installed
@@ -68,14 +68,28 @@ def close(imports: Sequence[Import], draft: Draft, known: Known, folders: Mappin
             before = offered.get(package.name)
             if before is None or not str(before.requirement.specifier):
                 offered[package.name] = package
+    places: dict[str, list[str]] = {}
+    for path in files:
+        if path.endswith(".py"):
+            places.setdefault(path.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2], []).append(path)
     return tuple(
-        _closed(imported, packages if "." in imported.module else present, offered, folders, known)
+        _closed(
+            imported,
+            packages if "." in imported.module else present,
+            offered,
+            _folder(imported, places.get(imported.module, ()), files),
+            known,
+        )
         for imported in imports
     )
 
 
 def _closed(
-    imported: Import, present: Iterable[str], offered: Mapping[str, Wanted], folders: Mapping[str, str], known: Known
+    imported: Import,
+    present: Iterable[str],
+    offered: Mapping[str, Wanted],
+    folder: str | None,
+    known: Known,
 ) -> Closed:
     names = distributions(imported.module.partition(".")[0])
     if any(name in present for name in names):
@@ -89,8 +103,8 @@ def _closed(
     for name in names:
         if name in offered:
             return Closed(imported, "offered", offered[name])
-    if imported.module in folders and imported.module not in known.modules:
-        return Closed(imported, "local", source=folders[imported.module])
+    if folder is not None and imported.module not in known.modules:
+        return Closed(imported, "local", source=folder)
     wish = requirement(names[0])
     if wish is None or not _NAME.fullmatch(imported.module) or imported.module in _NOBODY:
         return Closed(imported, "open")
@@ -98,6 +112,24 @@ def _closed(
         wish = requirement("setuptools<82") or wish
     how = "table" if imported.module in known.modules else "name"
     return Closed(imported, how, Wanted(wish, ()))
+
+
+def _folder(imported: Import, paths: Collection[str], files: Collection[str]) -> str | None:
+    """The folder of a lone module of the tree, if the import means it; `paths`: where modules of this name are.
+
+    A file does not mean itself. A package is meant by what lies beside it, or in it if it is a part of another one.
+    """
+    if len(paths) != 1:
+        return None
+    (path,) = paths
+    module = path.removesuffix(".py").removesuffix("/__init__")
+    folder = module.rpartition("/")[0]
+    importer, is_part = imported.place.file, f"{folder}/__init__.py" in files
+    if importer == path or (importer.startswith(f"{module}/") and not is_part):
+        return None
+    if path.endswith("/__init__.py") and not importer.startswith(f"{folder}/"):
+        return None
+    return folder
 
 
 def blocked(tree: Tree, bases: Sequence[str], module: str, lost: Collection[str]) -> str:
@@ -119,6 +151,8 @@ def blocked(tree: Tree, bases: Sequence[str], module: str, lost: Collection[str]
         package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
         for wanted, sure in run_on_import(tree.text(path) or "", package):
             top = wanted.partition(".")[0]
+            if top in STANDARD:
+                continue
             if (top in lost and top not in ours) or (sure and top in ours and wanted not in ours):
                 return wanted if top in ours else top
             parts = wanted.split(".")

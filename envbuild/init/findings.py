@@ -325,7 +325,7 @@ def _nvcc(draft: Draft, known: Known, packages: list[Wanted]) -> Iterator[DraftF
         quoted = (*_first(sources), *(package.statements[-1] for package in packages), *extensions, *optional_own)
         yield DraftFinding("needs-nvcc", tuple(dict.fromkeys(names)), quoted,
                            "CUDA code is compiled, and no file names a toolkit or compiler",
-                           "uses the target's nvcc; `plan` refuses if none fits")  # fmt: skip
+                           "leaves it out as a comment, unless a build flag tells `plan` of nvcc")  # fmt: skip
 
 
 def _compiled_folder(statement: Statement, known: Known) -> bool:

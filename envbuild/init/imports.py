@@ -16,7 +16,7 @@ from envbuild.node.smoke.programs import closure
 Firmness = Literal["required", "guarded", "aside"]
 """required: its own code needs it; guarded: in `try`, or for type checkers; aside: in tests, examples, documents."""
 
-_STANDARD = sys.stdlib_module_names | {"__main__", "_typeshed"}
+STANDARD = sys.stdlib_module_names | {"__main__", "_typeshed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ def roots(tree: Tree) -> Roots:
 
 def scan(tree: Tree, local: Roots, built: Collection[str] = ()) -> tuple[Import, ...]:
     """The imports of a tree that are no part of it; `built` are the extension modules that its own builds make."""
-    passed = _STANDARD | local.names.keys() | {name.partition(".")[0] for name in built} | {*built}
+    passed = STANDARD | local.names.keys() | {name.partition(".")[0] for name in built} | {*built}
 
     def is_known(name: str) -> bool:
-        return name in passed or name.partition(".")[0] in _STANDARD
+        return name in passed or name.partition(".")[0] in STANDARD
 
     there = set(tree.files)  # files that are asked for and not there are not left out
     imports = closure.imports_of(tree.files, lambda path: tree.text(path) if path in there else None, is_known)

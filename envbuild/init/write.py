@@ -243,7 +243,7 @@ def _sources(result: Result, beside: Path, folder: Path | None) -> Iterator[str]
                 statement.value == "submodules" and statement.get("source") == source.url
                 for statement in result.draft.statements
             )
-            lines += _source(source, submodules=nested)
+            lines += _source(source, submodules=nested, left=result.compiled.get(source.name, ""))
     if any(not line.lstrip().startswith("#") for line in lines):
         yield "    sources:"
     yield from lines
@@ -304,7 +304,7 @@ def _own(project: LocalProject, result: Result, beside: Path, folder: Path | Non
     return [f"      - {line}  # the input's own code{note}"]
 
 
-def _source(source: DraftSource, *, submodules: bool) -> list[str]:
+def _source(source: DraftSource, *, submodules: bool, left: str) -> list[str]:
     at = _at(source.statements)
     if not source.install or source.optional:
         return [f"      # cloned, not installed: {source.url} {source.ref}  ({at})".rstrip()]
@@ -319,12 +319,13 @@ def _source(source: DraftSource, *, submodules: bool) -> list[str]:
     build = [f"flags: [{', '.join(map(_quoted, source.flags))}]"] if source.flags else []
     if build:
         keys.append(f"build: {{{', '.join(build)}}}")
-    line = f"- {{{', '.join(keys)}}}  # {at}"
+    mark = "# " if left or not commit else ""
+    line = f"      {mark}- {{{', '.join(keys)}}}  # {at}{f'; {left}' if left else ''}"
     if source.pinned:
-        return [f"      {line}"]
+        return [line]
     if commit:
-        return [f"      {line}; not said: the commit, this is that of the day"]
-    return [f"      # not said: the commit; `{source.ref or 'the default branch'}` moves", f"      # {line}"]
+        return [f"{line}; not said: the commit, this is that of the day"]
+    return [f"      # not said: the commit; `{source.ref or 'the default branch'}` moves", line]
 
 
 def _imports(result: Result) -> Iterator[str]:

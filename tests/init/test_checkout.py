@@ -91,6 +91,27 @@ def test_imports_are_firm_guarded_or_aside_and_local_ones_are_none(folder: Path)
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("path", "code", "imported"),
+    [
+        # A folder of scripts that has the name of what they import; a package imports itself.
+        ("examples/monarch/train.py", "import monarch.actor", {"monarch"}),
+        ("examples/monarch/train.py", "import monarch.util", set()),
+        ("pkg/deep/train.py", "import pkg.actor", {"pkg.actor"}),
+        # What lies in a package is no module of its own, unless the package is the importer's folder.
+        ("pkg/deep/train.py", "import data", {"data"}),
+        ("pkg/train.py", "import data", set()),
+        ("scripts/deep/train.py", "import tool", set()),
+    ],
+)
+def test_a_module_is_local_where_its_importer_would_find_it(
+    tmp_path: Path, path: str, code: str, imported: set[str]
+) -> None:
+    files = ("pkg/__init__.py", "pkg/deep/__init__.py", "pkg/data.py", "examples/monarch/util.py", "scripts/tool.py")
+    whole = tree.of_folder(write_files(tmp_path / "own", dict.fromkeys(files, "") | {path: f"{code}\n"}))
+    assert {found.module for found in scan(whole, roots(whole))} == imported
+
+
 def test_what_the_files_do_not_list_is_closed_by_imports(folder: Path) -> None:
     result = assembled(folder)
     assert {each.imported.module: each.how for each in result.closed} == {
@@ -235,6 +256,28 @@ def test_what_a_package_imports_and_does_not_declare_is_in_the_draft(
     drafted(capsys, "--from", "own")
     why = "not said: zetascale==1.4.0 imports it and does not declare it"
     assert f'- "numexpr"  # {why}' in (tmp_path / "own.yaml").read_text()
+
+
+@pytest.mark.usefixtures("no_index")
+@pytest.mark.parametrize(
+    ("lead", "line"),
+    [
+        ("Then:", '# - {{name: flash-attention, git: "{0}", commit: {1}, install: wheel, path: "hopper"}}'),
+        ("Optionally, for speed:", "# cloned, not installed: {0} {1}"),
+    ],
+)
+def test_a_repository_that_nvcc_alone_compiles_is_a_comment_as_a_package_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lead: str, line: str
+) -> None:
+    url, commit = "https://github.com/Dao-AILab/flash-attention", "a" * 40
+    clone = f"git clone {url}\ncd flash-attention/hopper\ngit checkout {commit}\npython setup.py install\n"
+    page = "# own\n## Install\n```\npip install -r requirements.txt\n```\n{}\n```\n{}```\n"
+    write_file(folder / "README.md", page.format(lead, clone))
+    monkeypatch.chdir(folder.parent)
+    drafted(capsys, "--from", "own")
+    shown = (folder.parent / "own.yaml").read_text()
+    assert line.format(url, commit) in shown
+    assert [source.name for source in load_stack("./own.yaml").stack.profiles["exact"].sources] == ["own", "kernels"]
 
 
 @pytest.mark.usefixtures("no_index")
@@ -397,10 +440,34 @@ def test_ten_thousand_files_take_seconds(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_index")
-def test_a_folder_of_scripts_goes_on_the_path_where_others_import_from_it(folder: Path) -> None:
-    write_file(folder / "scripts" / "my_models.py", "")
-    (folder / "tools" / "run.py").write_text("import my_models\n")
-    assert ("scripts", "path") in [(each.folder, each.install) for each in assembled(folder).projects]
+@pytest.mark.parametrize(
+    ("importer", "module", "folder"),
+    [
+        ("apart/run.py", "scripts/my_models.py", "scripts"),
+        ("pkg/deep/run.py", "pkg/data/__init__.py", "pkg"),
+        ("pkg/part/run.py", "pkg/part/__init__.py", "pkg"),
+        # A package of another project, a file that imports what has its own name, and a folder of that name.
+        ("apart/run.py", "pkg/models/__init__.py", None),
+        ("pkg/torchx.py", "pkg/torchx.py", None),
+        ("examples/monarch/run.py", "examples/monarch/__init__.py", None),
+    ],
+)
+def test_a_folder_goes_on_the_path_where_others_import_its_modules_by_name(
+    tmp_path: Path, importer: str, module: str, folder: str | None
+) -> None:
+    name = module.removesuffix("/__init__.py").removesuffix(".py").rpartition("/")[2]
+    files = {"pkg/__init__.py": "", "pkg/deep/__init__.py": "", module: "", importer: f"import {name}.part\n"}
+    write_files(tmp_path / "own", files)
+    folders = [project.folder for project in assembled(tmp_path / "own").projects if project.folder]
+    assert folders == ([folder] if folder else [])
+
+
+def test_an_own_module_that_imports_of_the_standard_library_what_a_neighbour_is_called_is_tested(
+    tmp_path: Path,
+) -> None:
+    files = {"pkg/__init__.py": "from multiprocessing.connection import Pipe\nimport helper\n", "pkg/helper.py": ""}
+    write_files(tmp_path / "own", files | {"pkg/multiprocessing.py": ""})
+    assert not assembled(tmp_path / "own").blocked
 
 
 def test_a_source_without_a_ref_gets_the_commit_of_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

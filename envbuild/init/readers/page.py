@@ -133,7 +133,8 @@ def _block(
     shell: Shell, sections: _Sections, text: str, language: str, line: int, column: int = 1
 ) -> Iterator[Statement]:
     """A block of code: commands, or a file that the page shows."""
-    shell.optional = sections.optional or sections.is_alternative
+    offered = bool(re.match(r"\W*optionally\b", sections.lead, re.IGNORECASE))
+    shell.optional = sections.optional or sections.is_alternative or offered
     first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
     if re.match(r"FROM \S+", first):
         yield from _shown(images.dockerfile(text, shell.file), line, optional=sections.optional)

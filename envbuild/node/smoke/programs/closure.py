@@ -71,7 +71,7 @@ def imports_of(
             continue
         whole = set(_named(text))
         named = {name.partition(".")[0] for name in whole if not name.startswith(".")}
-        named = {name for name in named if not is_known(name) and not _is_local(name, path, beside)}
+        named = {name for name in named if not is_known(name) and not own.has(name, path, whole)}
         for name in named:
             counts[name] = counts.get(name, 0) + 1
         open_ = {name for name in named if name not in firmest or _is_firmer(path, firmest[name])}
@@ -120,16 +120,6 @@ def _folders(paths: Iterable[str]) -> Dict[str, Set[str]]:
     return out
 
 
-def _is_local(name: str, path: str, beside: Dict[str, Set[str]]) -> bool:
-    """Whether a module is importable from the importer's own folder, or one above it, and is not the importer."""
-    parts = path.split("/")[:-1]
-    own = path == "/".join([*parts, name + ".py"])
-    above = ("/".join(parts[:depth]) for depth in range(len(parts) - own, -1, -1))
-    return any(
-        name in beside.get(folder, ()) or name in beside.get((folder + "/src").lstrip("/"), ()) for folder in above
-    )
-
-
 def _near(name: str, there: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, sorted(there), 1, 0.75)), "")
 
@@ -144,11 +134,36 @@ class _Own:
         for folder in beside:
             self.named.setdefault(folder.rpartition("/")[2], []).append(folder)
 
+    def has(self, name: str, path: str, names: Iterable[str] = ()) -> bool:
+        """Whether the file `path`, which imports `names`, finds a module in its own folder or on top of a project.
+
+        A script finds what lies above it as well, where no package says that it is a part of that instead.
+        """
+        parts = path.split("/")[:-1]
+        own = path == "/".join([*parts, name + ".py"])
+        for depth in range(len(parts) - own, -1, -1):
+            folder = "/".join(parts[:depth])
+            if depth < len(parts) and "__init__" in self.beside.get(folder, ()) and not self._is_top(folder):
+                continue
+            if name in self.beside.get((folder + "/src").lstrip("/"), ()):
+                return True
+            if name in self.beside.get(folder, ()):
+                children = {wanted.split(".")[1] for wanted in names if wanted.startswith(name + ".")}
+                inside = parts[depth : depth + 1] == [name] and not self._is_top(folder)
+                if not inside or children <= self.beside["/".join(parts[: depth + 1])]:
+                    return True
+        return False
+
+    def _is_top(self, folder: str) -> bool:
+        """Whether projects have their packages in a folder."""
+        made = (folder + "/" + name for name in ("setup.py", "pyproject.toml"))
+        return not folder or folder.rpartition("/")[2] in ("src", "python") or any(name in self.paths for name in made)
+
     def lacks(self, name: str, path: str) -> Optional[Tuple[str, str]]:
         """The full name of what an import of `name` in the file `path` does not find, and of a module near it."""
         above = path.split("/")[:-1]
         level = len(name) - len(name.lstrip("."))
-        if level > len(above) or (not level and not _is_local(name.partition(".")[0], path, self.beside)):
+        if level > len(above) or (not level and not self.has(name.partition(".")[0], path, [name])):
             return None
         exact = above[: len(above) - level + 1] if level else []
         parts = name.lstrip(".").split(".")
