@@ -12,6 +12,7 @@ from envbuild.model.evidence import Evidence
 from envbuild.regular_file import read_file
 from envbuild.report import evidence_file
 from envbuild.report.evidence_file import read_bytes, read_evidence
+from envbuild.report.verdict import make_verdict
 from envbuild.text import plural, visible
 
 Kind = Literal["checked", "problem", "not-checked"]
@@ -141,6 +142,10 @@ def lines(report: Opened, findings: Sequence[Finding]) -> list[tuple[str, str]]:
         says, style = f"✗ {name}: {count}; {sure}", "bold red"
     else:
         says, style = f"✓ {name}: what could be checked holds; {sure}", "bold green"
+    if report.evidence.exit:
+        failed = visible(make_verdict(report.evidence).sentence)
+        says += f". The run itself failed (exit {report.evidence.exit}): {failed}"
+        style = style.replace("green", "yellow")
     out = [(says, style)]
     for kind, title, mark, colour in _KINDS:
         rows = [finding for finding in findings if finding.kind == kind]

@@ -302,6 +302,20 @@ def test_a_report_in_the_folder_of_another_run_or_of_another_than_the_asked_one_
     assert problems(made, run=RUN) == set()
 
 
+def test_the_verdict_on_a_report_of_a_failed_run_says_that_the_run_failed_and_why(made: Path, sealed: Sealed) -> None:
+    def fail(data: Data) -> None:
+        data.update(exit=3)
+        first(data)["checks"][0].update(status="failed", says="numpy fails\x1b[2J")
+
+    assert "failed" not in lines(*verify_report(made))[0][0]
+    sealed.forge(fail)
+    report, _ = verify_report(sealed.folder)
+    for findings in ([], verify_report(sealed.folder)[1]):
+        text, style = lines(report, findings)[0]
+        assert ". The run itself failed (exit 3): torch-smoke (exact) fails 1 check: record: numpy fails\\x1b" in text
+        assert "green" not in style
+
+
 def test_what_a_report_says_does_not_act_on_the_terminal(sealed: Sealed) -> None:
     sealed.forge(lambda data: data.update(profile="\x1b[2J\u202egnp.exe"))
     report, findings = verify_report(sealed.folder)
