@@ -12,7 +12,7 @@ from envbuild.report import equality
 from envbuild.report.render import shown
 from envbuild.report.tables import headline, image_rows, seconds
 from envbuild.report.verdict import GOOD, code_changed, failed_before, open_modules, reason
-from envbuild.report.view import NODE_MARKS, View, mark, run_words, to_add
+from envbuild.report.view import NODE_MARKS, View, cure, mark, run_words, to_add
 from envbuild.text import COPIED, grouped, plural
 
 _TONE_STYLES = {"good": "bold green", "partial": "bold yellow", "bad": "bold red"}
@@ -110,13 +110,17 @@ def _next(view: View) -> list[tuple[str, str]]:
         return []
     prefix = posixpath.dirname(posixpath.dirname(node.environment))
     script = posixpath.join(prefix, "current", evidence.stack, ".envbuild", "activate.sh")
-    again = view.commands[1]
-    if add := to_add(open_modules(evidence), run_words(evidence)[1][2:]):
+    again, place = view.commands[1], run_words(evidence)[1][2:]
+    failed = "; ".join(text for texts in failed_before(evidence).values() for text in texts)
+    test = again.replace(" verify", " smoke", 1)
+    if failed:
+        again = cure(failed, place, test)
+    elif add := to_add(open_modules(evidence), place):
         again = add
     elif any(check.details.get("differed") or check.details.get("rebuild") for check in node.checks):
         again = f"{again.replace(' verify', ' provision', 1)} --repair"
-    elif code_changed(evidence) or failed_before(evidence):
-        again = again.replace(" verify", " smoke", 1)
+    elif code_changed(evidence):
+        again = test
     elif evidence.verb == "verify":
         return []
     if evidence.verb == "verify":

@@ -20,6 +20,8 @@ from envbuild.report.sections import Badge, Claim, Gap, Outliers, Pin, badges, c
 from envbuild.report.sources import SourceView, comparable, source_views, summary, texts
 from envbuild.report.tables import NodeClass, Table, classes, gibibytes, image_rows, tables
 from envbuild.report.verdict import GOOD, Verdict, all_checks, exit_meaning, make_verdict
+from envbuild.resolve.compat_read import load_compat
+from envbuild.resolve.rules.packages import advice, install_words
 from envbuild.text import few, grouped, plural
 
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
@@ -300,6 +302,8 @@ def _left_out(node: NodeEvidence) -> str:
     return ", ".join(("byte code", "notes of the installer", "its own path", "times", *generated)) + stamped
 
 
+_NO_LIBRARY = re.compile(r"\b(lib[\w.+-]+): cannot open shared object file")
+_NO_MODULE = re.compile(r"\bNo module named '([\w.]+)'")
 _PLACE_OPTIONS = {"-s": "--stack", "-t": "--target"} | {
     word: word
     for word in ("--stack", "--target", "--profile", "--prefix", "--engine", "--host", "--limit", "--exclude")
@@ -340,6 +344,17 @@ def to_add(modules: Sequence[str], place: Sequence[str]) -> str:
     return (
         f"add what brings {few(modules, 3)} to `packages:` of {file}, then `envbuild lock create {file}` and `{build}`"
     )
+
+
+def cure(says: str, place: Sequence[str], again: str, printed: str = "") -> str:
+    """What to do about a failure: what a rule knows of it, or what it looked for in vain, and the command `again`.
+
+    `says`: its sentence; `printed`: all output; `place`: as `place_words` has it.
+    """
+    library, module = _NO_LIBRARY.search(says), _NO_MODULE.search(says)
+    known = advice(printed or says, load_compat()) or (install_words(library[1]) if library else "")
+    add = to_add([module[1]] if module and not known else [], place)
+    return add or "; ".join(filter(None, (known, again)))
 
 
 def run_words(evidence: Evidence) -> tuple[Sequence[str], Sequence[str]]:

@@ -131,6 +131,27 @@ def test_what_is_there_can_be_used_and_looked_at_by_lines_that_are_copied() -> N
     assert not [line for line in failed if line.startswith(("  use", "  next"))]
 
 
+@pytest.mark.parametrize(
+    ("says", "following"),
+    [
+        ("no x", "envbuild smoke ./own.yaml"),
+        (
+            "import x: ImportError: libGL.so.1: cannot open shared object file: No such file",
+            "install libGL.so.1 on that node; envbuild smoke ./own.yaml",
+        ),
+        (
+            "import x: ModuleNotFoundError: No module named 'x'",
+            "add what brings x to `packages:` of ./own.yaml, then `envbuild lock create ./own.yaml` and "
+            "`envbuild provision ./own.yaml`",
+        ),
+    ],
+)
+def test_after_a_smoke_test_that_failed_the_cure_of_its_failure_comes_next(says: str, following: str) -> None:
+    before = {"name": "tested", "status": "passed", "says": "s", "details": {"failed_at": "2026-03-02", "failed": says}}
+    run = evidence(node(status="unchanged", checks=[before]), stack="own", command=("envbuild", "up", "."))
+    assert f"  next    {following}" in [line for line, _ in summary_lines(run)]
+
+
 def test_what_a_build_printed_that_failed_stands_whole_at_the_end() -> None:
     said = "\n".join(f"line {number} " + "x" * 100 for number in range(40))
     error = {"code": "build-failed", "what": "w", "why": said, "exit": 4}

@@ -157,7 +157,8 @@ def write_evidence(
     """
     prepared = work.prepared
     several = len(nodes) > 1 and prepared.target.connection.kind == "ssh"
-    nodes = [collect.coded(node, work.settings.command, verb=verb, several=several) for node in nodes]
+    command, stack = work.settings.command, prepared.stack.name
+    nodes = [collect.coded(node, command, verb=verb, several=several, stack=stack) for node in nodes]
     taken = steps(asdict(event) for event in read_journal(work.run.journal_path).events)
     nodes = [node.model_copy(update={"steps": taken.get(node.node, ())}) for node in nodes]
     # Where nothing was done, nobody is asked for files either: that run is to be over in a second.

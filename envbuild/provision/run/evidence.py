@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,14 +11,12 @@ from envbuild.model.evidence import Check, NodeEvidence, NodeLog, checks_exit
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Resolution
 from envbuild.report.verdict import GPU_WARNINGS, computed
-from envbuild.report.view import place_words, to_add
+from envbuild.report.view import cure, place_words
 from envbuild.resolve.compat_read import load_compat
-from envbuild.resolve.rules.packages import advice, install_words
+from envbuild.resolve.rules.packages import advice
 from envbuild.text import plural
 
 NOT_BEGUN = "not-begun"
-_NO_LIBRARY = re.compile(r"\b(lib[\w.+-]+): cannot open shared object file")
-_NO_MODULE = re.compile(r"\bNo module named '([\w.]+)'")
 Responses = Mapping[str, Mapping[str, Any]]
 
 
@@ -89,16 +86,17 @@ def inspected_node(
     )
 
 
-def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: bool) -> NodeEvidence:
+def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: bool, stack: str = "") -> NodeEvidence:
     """The node with an error where only its checks failed: a code, and the command that repeats it.
 
     `smoke` can repeat the first check alone. `several`: the command is about more nodes than this one, and can be
-    given one of them. What a rule knows of the failure comes first: nothing repeats well until the stack is edited.
+    given one of them; `stack`: its name. What a rule knows of the failure comes first: nothing repeats well until the
+    stack is edited.
     """
     failed = [check for check in node.checks if check.status == "failed"]
     if node.error is not None:
-        known = _advice(*(str(node.error.get(key, "")) for key in ("what", "why")))
-        hint = known + str(node.error.get("hint", ""))
+        known = advice(" ".join(str(node.error.get(key, "")) for key in ("what", "why")), load_compat())
+        hint = f"{known}; {node.error.get('hint', '')}"
         return node.model_copy(update={"error": {**node.error, "hint": hint}}) if known else node
     if not failed:
         return node
@@ -106,8 +104,8 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
     smoke = first.name.startswith("smoke/")
     words = _only(command, first.name) if smoke and verb == "smoke" else list(command)
     again = shlex.join([*words, *(["--host", node.node] if several and "--host" not in command else [])])
-    known = _advice(*(f"{check.says} {check.details.get('output', '')}" for check in failed))
-    repeat = known + _log(first) + _missing(first.says, place_words(command)) + (f"again: {again}" if command else "")
+    printed = " ".join(f"{check.says} {check.details.get('output', '')}" for check in failed)
+    repeat = cure(first.says, place_words(command, stack), f"again: {again}" if command else "", printed)
     error = EnvbuildError(
         ("below-floor" if node.exit == ExitCode.BELOW_FLOOR else "smoke-failed")
         if smoke
@@ -115,7 +113,7 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
         if node.drift_count
         else "check-failed",
         f"{node.node}: {first.name}: {first.says}{more}",
-        hint=repeat if computed(first) else _what_to_do(node, command),
+        hint=_log(first) + repeat if computed(first) else _what_to_do(node, command),
         exit_code=ExitCode(node.exit or ExitCode.CHECK_FAILED),
     )
     return node.model_copy(update={"error": error.as_dict()})
@@ -144,22 +142,10 @@ def _what_to_do(node: NodeEvidence, command: Sequence[str]) -> str:
     return f"{repair} builds it again; {names}"
 
 
-def _advice(*texts: str) -> str:
-    known = advice(" ".join(texts), load_compat())
-    return f"{known}; " if known else ""
-
-
 def _log(check: Check) -> str:
     """The log of a run of its own, as what to do first; empty where there is none."""
     log = check.details.get("log")
     return f"read {log} in the folder of the run; " if log else ""
-
-
-def _missing(text: str, place: Sequence[str]) -> str:
-    """What was looked for in vain, a library or a module, as what to do first; empty where neither was."""
-    library, module = _NO_LIBRARY.search(text), _NO_MODULE.search(text)
-    first = install_words(library[1]) if library else to_add([module[1]] if module else [], place)
-    return f"{first}; " if first else ""
 
 
 def _as(verb: str, command: Sequence[str]) -> str:

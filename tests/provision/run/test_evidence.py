@@ -91,24 +91,30 @@ _NO_FILE = "ImportError: {}: cannot open shared object file: No such file or dir
 
 
 @pytest.mark.parametrize(
-    ("says", "first"),
+    ("says", "hint"),
     [
         (
             _NO_FILE.format("libstdc++.so.6"),
-            "install libstdc++.so.6 on that node (Debian, Ubuntu: package libstdc++6; Red Hat, Fedora: libstdc++); ",
+            "install libstdc++.so.6 on that node (Debian, Ubuntu: package libstdc++6; Red Hat, Fedora: libstdc++); "
+            "again: envbuild up .",
         ),
-        (_NO_FILE.format("libown-2.so"), "install libown-2.so on that node; "),
+        (_NO_FILE.format("libown-2.so"), "install libown-2.so on that node; again: envbuild up ."),
         (
             "ModuleNotFoundError: No module named 'wcwidth'",
             "add what brings wcwidth to `packages:` of ./own.yaml, then `envbuild lock create ./own.yaml` and "
-            "`envbuild provision ./own.yaml`; ",
+            "`envbuild provision ./own.yaml`",
         ),
     ],
 )
-def test_a_library_or_module_that_is_missing_is_named_as_what_to_install_first(says: str, first: str) -> None:
-    says = f"import torch: {says}"
-    error = error_of(failed("smoke/sound", says), "provision", "./own.yaml")
-    assert error["hint"] == f"{first}again: envbuild provision ./own.yaml"
+def test_a_library_or_module_that_is_missing_has_one_cure(says: str, hint: str) -> None:
+    node = coded(
+        failed("smoke/sound", f"import torch: {says}"),
+        ("envbuild", "up", "."),
+        verb="provision",
+        several=False,
+        stack="own",
+    )
+    assert node.error is not None and node.error["hint"] == hint
 
 
 def test_of_a_run_that_failed_its_log_is_named_before_the_command_that_fails_again() -> None:
