@@ -115,7 +115,7 @@ def _next(view: View) -> list[tuple[str, str]]:
     test = again.replace(" verify", " smoke", 1)
     if failed:
         again = cure(failed, place, test)
-    elif add := to_add(open_modules(evidence), place):
+    elif add := to_add([name for name in open_modules(evidence) if "." not in name], place):  # others are its own
         again = add
     elif any(check.details.get("differed") or check.details.get("rebuild") for check in node.checks):
         again = f"{again.replace(' verify', ' provision', 1)} --repair"

@@ -207,6 +207,14 @@ def test_a_check_that_passed_with_a_deviation_has_no_tick() -> None:
     assert make_verdict(published(run)).sentence.endswith("its code imports, x.")
 
 
+def test_only_what_a_package_can_bring_is_to_be_added() -> None:
+    details = {"deviation": "imports-open", "open": {"own.gone": "a.py:1", "x": "a.py:2"}}
+    check = {"details": details, "name": "smoke/sound/closure", "says": "s", "status": "passed"}
+    run = evidence(node(checks=[check]), stack="own", command=("envbuild", "up", "."))
+    (following,) = [line for line, _ in summary_lines(run) if line.startswith("  next")]
+    assert following.startswith("  next    add what brings x to `packages:` of ./own.yaml")
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
