@@ -6,11 +6,13 @@ Every value that comes from a lock, a target or a node is quoted; here-documents
 from __future__ import annotations
 
 import inspect
+import posixpath
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from envbuild.catalog.toolchain import load_toolchain
 from envbuild.errors import EnvbuildError
 from envbuild.export import steps
 from envbuild.export.bash_sources import needs_of, quote, sources
@@ -119,10 +121,12 @@ checkout() {
 """
 
 
-def render_script(plan: Plan, lock: Lock, errors: Mapping[str, EnvbuildError] | None = None) -> str:
+def render_script(
+    plan: Plan, lock: Lock, errors: Mapping[str, EnvbuildError] | None = None, *, chosen: Sequence[str] = ()
+) -> str:
     """The plan as bash. Nodes that get different environments become cases of its first argument, the node's name.
 
-    `errors`: why nodes are left out, in comments.
+    `errors`: why nodes are left out, in comments. `chosen`: stack, profile, target and facts, as words of a command.
 
     Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2) and `script-impossible` (exit 7).
     """
@@ -134,18 +138,22 @@ def render_script(plan: Plan, lock: Lock, errors: Mapping[str, EnvbuildError] | 
         reasons = map(_reason, (errors or {}).values())
         says = quote("; ".join(("no node of this plan has anything that fits", *reasons)))
         return parts[0].replace("@NEEDS@", "").replace("@INDEXES@", "").replace("@CHECK@", "") + f"\nfail {says} 7\n"
-    built = [_variant(lock, _first(nodes)) for nodes in groups if _installs(_first(nodes))]
+    firsts = [node for node in map(_first, groups) if _installs(node)]
+    built = [_variant(lock, node) for node in firsts]
     for variant in built:
         steps.refuse_conda(variant)
     needs, check, helpers = needs_of(built)
-    pythons = sorted({str(_first(nodes).python) for nodes in groups if _installs(_first(nodes))})
+    pythons = sorted({str(node.python) for node in firsts})
     needs = "".join(f", the interpreter {visible(path)}" for path in pythons) + needs
     named = {name: index["url"] for nodes in groups for name, index in _indexes(_first(nodes)).items()}
     indexes = "".join(f"{comment(f'The index {name} is {url}')}\n" for name, url in sorted(named.items()))
-    parts[0] = parts[0].replace("@NEEDS@", needs).replace("@INDEXES@", indexes).replace("@CHECK@", check)
+    ways = dict.fromkeys(way for node in firsts for way in _brings(_variant(lock, node), str(node.python)))
+    notes = "".join(f"{comment(text)}\n" for text in ways) + indexes
+    check += "".join(dict.fromkeys(text for node in firsts for text in _tmp(node)))
+    parts[0] = parts[0].replace("@NEEDS@", needs).replace("@INDEXES@", notes).replace("@CHECK@", check)
     parts += [function(), *helpers] if built else helpers
     for number, nodes in enumerate(groups, 1):
-        parts.append(_function(f"build_{number}", nodes, lock))
+        parts.append(_function(f"build_{number}", nodes, lock, chosen or (lock.stack, "--profile", lock.profile)))
     parts.append(_dispatch(groups))
     return "\n".join(parts)
 
@@ -164,6 +172,31 @@ def _variant(lock: Lock, node: NodePlan) -> Variant:
 
 def _installs(node: NodePlan) -> bool:
     return any(step.kind == "install" and step.request is not None for step in node.steps)
+
+
+def _args(node: NodePlan) -> Mapping[str, Any]:
+    """What the node is asked to install, and how."""
+    return next(step.request["args"] for step in node.steps if step.kind == "install" and step.request is not None)
+
+
+def _brings(variant: Variant, python: str) -> list[str]:
+    """How a standalone interpreter comes to its place: nothing that only prints puts it there."""
+    if variant.interpreter.kind != "standalone":
+        return []
+    top, lines = quote(python.removesuffix("/python/bin/python3")), ["`envbuild provision` brings the interpreter."]
+    for build in load_toolchain().builds:
+        if build.name == variant.interpreter.name:
+            lines += ["Without it, where the internet is reached:", f"curl -fL -o python.tar.gz {quote(build.url)} &&"]
+            lines.append(f"echo '{build.sha256}  python.tar.gz' | sha256sum -c && mkdir -p {top} &&")
+            lines.append(f"tar -xzf python.tar.gz -C {top}")
+    return lines
+
+
+def _tmp(node: NodePlan) -> list[str]:
+    """Temporary files, where the target says; without that where the node's own shell has them."""
+    tmp, (prefix, _, _) = str(_args(node)["tmp"]), node.environment.rpartition("/envs/")
+    given = posixpath.dirname(tmp) != prefix
+    return [f'export TMPDIR={quote(tmp)}  # of the target\nmkdir -p -- "$TMPDIR"\n'] * given
 
 
 def _indexes(node: NodePlan) -> Mapping[str, Mapping[str, str]]:
@@ -187,7 +220,7 @@ def _dispatch(groups: Sequence[Sequence[NodePlan]]) -> str:
     return "\n".join(lines)
 
 
-def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
+def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, chosen: Sequence[str]) -> str:
     first = _first(nodes)
     requests = {step.kind: step.request for step in first.steps if step.request is not None}
     lines = [comment(f"For {', '.join(node.node for node in nodes)}"), f"{name}() {{"]
@@ -204,7 +237,7 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
         bundle = args["artifacts"].get("bundle")
         folders = ",".join(args["artifacts"].get("find_links") or [])
         if bundle:
-            lines += _from_bundle(bundle["file"])
+            lines += _from_bundle(bundle["file"], [*chosen, "--variant", variant.id])
         if folders:
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(folders)}')
         lines += _venv(variant, first, args)
@@ -215,9 +248,10 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _from_bundle(file: str) -> list[str]:
+def _from_bundle(file: str, chosen: Sequence[str]) -> list[str]:
     """Packages and sources out of a bundle: each file has to have a hash of the lock, or a commit and tree of it."""
-    lacking = f"{file} is not there: make it with `envbuild bundle create`, and put it there"
+    make = shlex.join(["envbuild", "bundle", "create", *chosen, "--output", file])
+    lacking = f"{file} is not there: where the internet is reached, run `{make}`"
     return [
         "  # Packages and sources come from a bundle; nothing is fetched over a network.",
         "  export UV_OFFLINE=1",
@@ -230,6 +264,7 @@ def _from_bundle(file: str) -> list[str]:
 
 def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str]:
     cache = quote(str(args["cache"])) if args.get("cache") else '"$work/cache"'
+    how = ": the head of this file says how it comes there" if variant.interpreter.kind == "standalone" else ""
     lines = [
         f"  # Variant {variant.id}, sha256 {node.variant_digest}",
         f"  local python={quote(str(node.python))}",
@@ -239,7 +274,8 @@ def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str
         build = f"{variant.interpreter.name} (sha256 {variant.interpreter.sha256})"
         lines.append(f"  # The interpreter is the standalone build {visible(build)}, unpacked under tools/.")
     lines += [
-        '  [ -x "$python" ] || fail "there is no interpreter at $python" 7',
+        f'  [ -x "$python" ] || fail "there is no interpreter at $python{how}" 7',
+        *_nvcc(str((args.get("build") or {}).get("cuda_home") or "")),
         '  [ ! -e "$environment" ] || fail "$environment is there already; remove it first" 7',
         '  "$python" -I -c \'import sys; sys.exit("%d.%d" % sys.version_info[:2] != sys.argv[1])\' '
         f'{quote(variant.python)} || fail "$python is not Python {variant.python}" 7',
@@ -251,6 +287,19 @@ def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str
         lines.append("  # The environment stands on the interpreter's own packages, which are never replaced.")
     lines.append(f'  uv venv --no-project --python "$python" {site}"$environment"')
     return lines
+
+
+def _nvcc(cuda: str) -> list[str]:
+    """The nvcc of the facts has to be there; a module of the job may have brought another."""
+    if not cuda:
+        return []
+    nvcc = quote(f"{cuda}/bin/nvcc")
+    facts = "run `envbuild doctor --target TARGET --facts-out FILE`, and print with `--facts FILE`"
+    return [
+        f"  [ -x {nvcc} ] || fail {quote(f'there is no {cuda}/bin/nvcc, which the facts of the node have: {facts}')} 7",
+        f'  [ {nvcc} -ef "$(command -v nvcc || echo {nvcc})" ] ||',
+        f"    printf 'warning: %s compiles, as the facts have it, not %s of PATH\\n' {nvcc} \"$(command -v nvcc)\" >&2",
+    ]
 
 
 def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]], record: str) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 
 from envbuild.bundle.collect import Contents, piece, write_bundle
 from envbuild.catalog.patches import digest_of, patches_of
+from envbuild.catalog.toolchain import Toolchain, load_toolchain
 from envbuild.export import bash_script
 from envbuild.export.bash_script import render_script
 from envbuild.lock.readers.git import git_reader
@@ -53,9 +54,10 @@ def planned(lock: Lock, prefix: str = "/data/envbuild", **options: Any) -> Plan:
     )
     facts = options.pop("change", lambda value: value)(facts)
     fleet = {facts.node: facts}
-    where = target(environment=options.pop("environment", {}), delivery=options.pop("delivery", "auto"))
+    given: dict[str, Any] = {"environment": {}, "delivery": "auto", "tmp": None}
+    where = target(**{name: options.pop(name, default) for name, default in given.items()})
     resolutions = resolve_fleet(fleet, lock, where, compat())
-    tools = {facts.node: FakeTools()}
+    tools = {facts.node: options.pop("tools", FakeTools())}
     more = {"indexes": INDEX, **options}
     inputs = Inputs(run="r", controller=CONTROLLER, tools=tools, **more)
     return make_plan(where, lock, fleet, resolutions, inputs)
@@ -169,7 +171,9 @@ def test_what_the_controller_delivers_is_taken_from_a_bundle(tmp_path: Path, hom
     plan = planned(lock, str(tmp_path / "p"), delivery="controller")
     script = render_script(plan, lock)
     alone = run(script, tmp_path)
-    assert (alone.returncode, "make it with `envbuild bundle create`" in alone.stderr) == (7, True)
+    file = f"{store_folder(str(tmp_path / 'p'), lock.variants[0])}/bundle.tar"
+    make = f"run `envbuild bundle create demo --profile exact --variant v --output {file}`"
+    assert (alone.returncode, make in alone.stderr) == (7, True)
     assert not (tmp_path / "p/envs").exists()
     variant = lock.variants[0]
     store, upstream = Path(store_folder(str(tmp_path / "p"), variant)), tmp_path / "upstream"
@@ -364,6 +368,50 @@ def test_what_is_compiled_has_its_gpus_and_kernels_are_not_promised() -> None:
     assert "export TORCH_CUDA_ARCH_LIST=9.0" in script
     assert "export CUDA_HOME=/cuda" in script
     assert "fused_a now; after this script they are compiled at the first start" in script
+
+
+def test_temporary_files_are_where_the_target_says_and_an_nvcc_that_is_gone_stops_the_script(
+    tmp_path: Path, home: Path
+) -> None:
+    lock, wheels = real_lock(tmp_path, home)
+    plan = planned(lock, str(tmp_path / "p"), tmp=str(tmp_path / "scratch"))
+    script = render_script(plan, lock)
+    assert run(script, tmp_path, UV_FIND_LINKS=str(wheels), UV_OFFLINE="1").returncode == 0
+    assert (tmp_path / "scratch").is_dir() and "TMPDIR" not in render_script(planned(lock, "/p"), lock)
+    (step,) = (step for step in plan.nodes[0].steps if step.kind == "install")
+    assert step.request is not None
+    step.request["args"]["build"] = {"cuda_home": str(tmp_path / "cuda")}
+    shutil.rmtree(tmp_path / "p")
+    done = run(render_script(plan, lock), tmp_path)
+    assert (done.returncode, f"there is no {tmp_path}/cuda/bin/nvcc, which the facts" in done.stderr) == (7, True)
+    assert not (tmp_path / "p").exists()
+    for folder in ("cuda", "module"):
+        executable(tmp_path / folder / "bin" / "nvcc", "#!/bin/sh\n")
+    path = f"{tmp_path / 'module' / 'bin'}:{os.environ['PATH']}"
+    done = run(render_script(plan, lock), tmp_path, UV_FIND_LINKS=str(wheels), UV_OFFLINE="1", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert f"warning: {tmp_path}/cuda/bin/nvcc compiles, as the facts have it, not {tmp_path}/module/" in done.stderr
+
+
+def test_the_head_says_how_a_standalone_interpreter_comes_to_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    executable(tmp_path / "python/bin/python3", "#!/bin/sh\n")
+    subprocess.run(["tar", "-czf", "new/a.tar.gz", "python"], cwd=tmp_path, check=True)
+    archive, top = tmp_path / "new/a.tar.gz", tmp_path / "p/tools/python-1"
+    build = load_toolchain().pythons[PYTHON].model_copy(update={"sha256": sha256(archive), "url": archive.as_uri()})
+    monkeypatch.setattr(bash_script, "load_toolchain", lambda: Toolchain(pythons=(build,)))
+    lock = make_lock({
+        "id": "v", "python": PYTHON,
+        "interpreter": {"kind": "standalone", "name": build.name, "sha256": build.sha256},
+    })  # fmt: skip
+    plan = planned(lock, str(tmp_path / "p"), tools=FakeTools(interpreter=f"{top}/python/bin/python3"))
+    script = render_script(plan, lock)
+    command = script.partition("# curl ")[2].partition("\nset -e")[0].replace("\n# ", "\n")
+    done = completed(["bash", "-c", f"curl {command}"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert os.access(f"{top}/python/bin/python3", os.X_OK)
 
 
 def test_unrecorded_hashes_are_refused() -> None:
