@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import getpass
 import math
 import sys
 from collections.abc import Callable
@@ -264,6 +265,13 @@ def described_target(flags: dict[str, Any]) -> Target:
     from envbuild.catalog.loader import load_target
 
     return load_target(flags["target"] or configured(flags).target, template=True).target
+
+
+def submitter(target: Target) -> str:
+    """The user who is meant by `{user}` of a target away from its nodes: who logs in there, else who asks here."""
+    from envbuild.model.target import login_connection
+
+    return (login_connection(target) or target.connection).user or getpass.getuser()
 
 
 def named_target(ui: Ui, flags: dict[str, Any], config: Config) -> str:

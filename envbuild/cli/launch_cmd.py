@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 import subprocess
@@ -25,6 +24,7 @@ from envbuild.cli.choose import (
     profile_option,
     settings_of,
     stack_argument,
+    submitter,
     target_of,
     target_option,
     where_options,
@@ -212,15 +212,12 @@ def environment_of(stack: str, flags: dict[str, Any]) -> str:
 
 def prefix_here(flags: dict[str, Any]) -> str:
     """The prefix as it is for whoever asks here, and the user who logs in; on other machines the home may differ."""
-    from envbuild.model.target import login_connection
-
     target = described_target(flags)
     prefix = configured(flags).prefix or target.prefix
     data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     prefix = prefix.replace("{home}", str(Path.home())).replace("{data}", data)
     if "{user}" in prefix:
-        user = (login_connection(target) or target.connection).user or getpass.getuser()
-        prefix = prefix.replace("{user}", user)
+        prefix = prefix.replace("{user}", submitter(target))
     return absolute(prefix)
 
 
@@ -346,7 +343,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
             ui.warn(f"{error.what}; {NOT_ASKED}")
         for line in summary(made):
             ui.note(line)
-        text = site.scheduler.render(job, _by_hand(site, job) + home)
+        text = site.scheduler.render(job, _by_hand(ui, site, job) + home)
         ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
         return 0
     settings = replace(settings_of(configured(flags)), cancel_job=flags["cancel_job"])
@@ -367,9 +364,17 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     return run.exit
 
 
-def _by_hand(site: JobSite, job: Job) -> str:
-    """How to submit a job that was printed: the scheduler opens its log before the job could make the folder."""
-    return f"\nSubmit it with `mkdir -p {shlex.quote(job.output)} && {site.scheduler.submits[0]} FILE`."
+def _by_hand(ui: Ui, site: JobSite, job: Job) -> str:
+    """How to submit a job that was printed: the scheduler opens its log before the job could make the folder.
+
+    What nobody knows of its request is a warning too.
+    """
+    from envbuild.provision.jobs.site import cpus_unknown
+
+    if unknown := cpus_unknown(site, job):
+        ui.warn(unknown)
+    more = f"\n{unknown}" if unknown else ""
+    return f"{more}\nSubmit it with `mkdir -p {shlex.quote(job.output)} && {site.scheduler.submits[0]} FILE`."
 
 
 def _home_here(flags: dict[str, Any]) -> str:
@@ -469,7 +474,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
             ui.note(line)
         hours = job.gpu_hours(trials)
         many = f" {trials} trials, a job each: at most {hours}." if trials > 1 and hours else ""
-        text = site.scheduler.render(job, f"{many}{_by_hand(site, job)}{_home_here(flags)}")
+        text = site.scheduler.render(job, f"{many}{_by_hand(ui, site, job)}{_home_here(flags)}")
     else:
         place = launch_place(prepared.stack.name, flags)
         made = launch(prepared.stack, prepared.profile, values, place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from envbuild.cli.choose import (
     place_options,
     prepared_of,
     settings_of,
+    submitter,
 )
 from envbuild.cli.output import Ui, common_options, print_error
 from envbuild.errors import EnvbuildError, as_dicts, exit_of, gravest
@@ -29,6 +30,7 @@ from envbuild.text import few, grouped
 
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
+    from envbuild.model.facts import NodeFacts
     from envbuild.model.plan import NodePlan, Plan
     from envbuild.provision.run.context import Prepared, Selection, Settings, Survey
     from envbuild.provision.run.run_dir import RunDir
@@ -143,9 +145,10 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
 
             prepared, _ = take_bundle(settings.bundle, prepared)
         repair, toolchain, bundle = settings.script, settings.toolchain_file, str(settings.bundle or "")
-        made, survey = plan_recorded(
-            prepared, load_facts(facts), toolchain_file=toolchain, repair=repair, bundle=bundle
-        )
+        recorded = load_facts(facts)
+        if settings.script and prepared.target.connection.kind == "job":
+            recorded = _of_submitter(recorded, submitter(prepared.target))
+        made, survey = plan_recorded(prepared, recorded, toolchain_file=toolchain, repair=repair, bundle=bundle)
         example = of_example(facts, prepared.target)
 
     def data() -> dict[str, Any]:
@@ -162,16 +165,28 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
     from envbuild.provision.provision import refuse_unrecorded
 
     refuse_unrecorded(prepared, made, survey)
-    text = render_script(made, prepared.lock, survey.errors)
+    chosen = [prepared.reference, "--profile", prepared.profile, "--target", prepared.choice.target]
+    chosen += ["--facts", facts] if facts else []
+    text = render_script(made, prepared.lock, survey.errors, chosen=chosen)
     if prepared.target.connection.kind == "job" and not made.nothing_to_do:
         from envbuild.provision.jobs.provision import job_script
 
-        text = job_script(made, prepared.target, text, None if facts is None else survey.facts)
+        text, unknown = job_script(
+            made, prepared.target, text, None if facts is None else survey.facts, example=bool(example)
+        )
+        if unknown:
+            ui.warn(unknown)
     ui.result({**data(), "script": text}, lambda: text, verbatim=True)
     if not ui.json:
         for error in survey.errors.values():
             print_error(error)
     return exit_of(survey.errors)
+
+
+def _of_submitter(facts: Mapping[str, NodeFacts], user: str) -> dict[str, NodeFacts]:
+    """Facts for a job that `user` submits: where another user's were recorded, with the home of this machine."""
+    own = {"user": user, "home": str(Path.home())}
+    return {node: plain if plain.user == user else plain.model_copy(update=own) for node, plain in facts.items()}
 
 
 def _job(made: Plan, prepared: Prepared) -> str:

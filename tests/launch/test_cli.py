@@ -119,7 +119,7 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
     assert f"\n# {{home}} is {Path.home()}, of this machine: " in out
     assert 'mkdir -p -- "$output"\n' in out.partition("exec >> ")[0]
     mine.write_text(mine.read_text().replace("}}", "}, prefix: /p}"))
-    assert "#PBS -l select=2:ngpus=4:system=polaris\n" in out and "#PBS -q debug\n" in out
+    assert "#PBS -l select=2:ncpus=64:ngpus=4:system=polaris\n" in out and "#PBS -q debug\n" in out
     for line in (
         "GPT13B on 2 x 4 GPUs: tensor 8, ",
         "expect that it cannot be read: `envbuild data",
@@ -131,7 +131,7 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert launch.main(args=["-t", str(mine), "--print-script"], standalone_mode=False) == 0
     printed, error = capsys.readouterr()
-    assert "#PBS -l select=2:ngpus=4:system=polaris\n" in printed, "no STACK, and no scheduler"
+    assert "#PBS -l select=2:ncpus=64:ngpus=4:system=polaris\n" in printed, "no STACK, and no scheduler"
     assert "# Submit it with `mkdir -p /p/jobs/" in printed and "{home}" not in printed
     assert "there is no `qstat` on localhost; the scheduler was not asked: " in error
     assert "tensor 8, " in error and "expect that it cannot be read" in error

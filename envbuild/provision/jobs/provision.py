@@ -20,19 +20,25 @@ from envbuild.provision.fleet.multi_node_smoke import gpus_of, gpus_of_stamp, jo
 from envbuild.provision.fleet.sharing import not_built
 from envbuild.provision.jobs.answers import Asked, Requests, ask_in_job
 from envbuild.provision.jobs.node_local import ensure_step, is_local, published
-from envbuild.provision.jobs.site import UNASKED, JobSite
+from envbuild.provision.jobs.site import UNASKED, JobSite, cpus_unknown
 from envbuild.provision.jobs.survey import facts_file, login_facts, survey_jobs, write_facts
 from envbuild.provision.jobs.survey import stage as stage_on_login
 from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import all_well, first_error
 from envbuild.provision.survey.ask import current_of, decide, probe_args
 from envbuild.schedule.job import JobStep
+from envbuild.text import comment
 
 SMOKE_LIMIT = 3600
 # Without envbuild, there is nothing to test on other nodes.
 ONE_NODE = """\
 # Whatever the target says, this file asks for one node, which builds; `envbuild provision` alone tests on every node.
 """
+_OTHER = """\
+# `envbuild provision` submits another file, which is in the folder of its run while the job waits in the queue.
+"""
+# The launch of the same target, printed in the same shell, uses the environment of the same user.
+_OWN = "`{{user}}` is {0.user} and `{{home}}` {0.home}: if jobs of yours have others, set an absolute `prefix:`."
 Answers = Mapping[str, Mapping[str, ContactResult]]
 
 
@@ -95,23 +101,27 @@ def _requests(builder: NodePlan, work: Work, folder: str) -> tuple[Requests, Req
     return planned, {"ensure": None, **tested}
 
 
-def job_script(plan: Plan, target: Target, text: str, recorded: Mapping[str, NodeFacts] | None = None) -> str:
-    """The sbatch or qsub file that does with bash alone what the plan does; `text` is the script of its builder.
+def job_script(
+    plan: Plan, target: Target, text: str, recorded: Mapping[str, NodeFacts] | None = None, *, example: bool = False
+) -> tuple[str, str]:
+    """The sbatch or qsub file that does with bash alone what the plan does, and what nobody knows of its request.
 
-    `recorded`: the plan was made from these facts; then no scheduler is asked either.
+    `text` is the script of its builder. `recorded`: the plan was made from these facts; then no scheduler is asked
+    either, and the processors of an `example` are not the target's.
     """
-    site = JobSite.of(target) if recorded is None else JobSite.unasked(target, recorded.values())
-    users = ", ".join(sorted({facts.user for facts in (recorded or {}).values()}))
-    asked = (
-        ""
-        if recorded is None
-        else f"{UNASKED}# `{{user}}` and `{{home}}` of the target are those of the facts: {users}.\n"
-    )
-    notes = asked + (ONE_NODE if target.scheduler.nodes != 1 else "")
-    text = text.replace("\n", f"\n{notes}", 1)
+    facts = (recorded or {}).values()
+    if example:
+        site = JobSite.unasked(target, [node.model_copy(update={"cpus": None}) for node in facts])
+    else:
+        site = JobSite.of(target) if recorded is None else JobSite.unasked(target, facts)
     limit = limit_of(plan, target)
     job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit)
-    return site.scheduler.render_body(job.model_copy(update={"nodes": 1, "queue": site.pool.queue(1, limit)}), text)
+    job = job.model_copy(update={"nodes": 1, "queue": site.pool.queue(1, limit)})
+    unknown = cpus_unknown(site, job)
+    notes = UNASKED * (recorded is not None) + (f"{comment(unknown)}\n" if unknown else "")
+    notes += "".join({f"{comment(_OWN.format(node))}\n": None for node in facts})
+    notes += _OTHER + (ONE_NODE if target.scheduler.nodes != 1 else ""
+    return site.scheduler.render_body(job, text.replace("\n", f"\n{notes}", 1)), unknown
 
 
 def _outcome(plan: Plan, builder: NodePlan, answers: Answers, work: Work) -> tuple[Plan, Outcome]:

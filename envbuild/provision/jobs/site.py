@@ -118,6 +118,16 @@ class JobSite:
             ) from error
 
 
+def cpus_unknown(site: JobSite, job: Job) -> str:
+    """What to say of a job of PBS that asks for no processors, as nobody said how many its nodes have; else empty."""
+    if site.target.scheduler.kind != "pbs" or job.cpus_per_node:
+        return ""
+    return (
+        "The job asks for no ncpus, as nobody asked the nodes of the target, and gets the site's default, often 1. "
+        "Write `scheduler: {cpus_per_node: N}` in the target."
+    )
+
+
 @dataclass(frozen=True)
 class _UnaskedPool:
     """A pool of which nobody was asked anything."""

@@ -90,7 +90,8 @@ def plan_recorded(
             "`commit:` in the stack file"
             for name, at in folders.items()
         ]
-    if survey.errors and (modules := target.scheduler.modules) and modules.load:
+    # Facts of another prefix or host were not recorded in a job of this target.
+    if (survey.errors or warnings) and (modules := target.scheduler.modules) and modules.load:
         warnings.append(
             f"jobs of {target.name} load {', '.join(modules.load)}: facts recorded outside such a job do not show what "
             "it brings; `envbuild doctor --target TARGET --facts-out FILE` records them in one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import re
 import shlex
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack, lock_path
-from envbuild.catalog.node_facts import list_facts, load_facts
+from envbuild.catalog.node_facts import list_facts
 from envbuild.cli.run import run
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import LockedTree
@@ -186,8 +187,8 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     result = ask("provision", "--target", str(mine), "--facts", target, "--print-script")
     assert (result.exit_code, submit in result.stdout) == (0, True), result.stderr
     assert "the scheduler was not asked. Not known: " in result.stdout and "--hash=sha256:" in result.stdout
-    user = next(iter(load_facts(target).values())).user
-    assert f"\n# `{{user}}` and `{{home}}` of the target are those of the facts: {user}.\n" in result.stdout
+    user, home = ("hpcadmin", "/shared/home/hpcadmin") if target[0] == "a" else (getpass.getuser(), Path.home())
+    assert f"\n# `{{user}}` is {user} and `{{home}}` {home}: " in result.stdout, "as in a launch that is printed here"
     assert "\n  export https_proxy=http://proxy:3128\n" in result.stdout.partition("uv venv ")[0], "before downloads"
     assert "this file asks for one node, which builds" in result.stdout
     made = ask("plan", "--target", str(mine), "--facts", target).stdout
@@ -196,6 +197,28 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     made = " ".join(ask("plan", "--target", str(mine), "--facts", target).stdout.split())
     assert "account lab; no `time_limit`, so four times the estimated seconds, 30 minutes at least; how long" in made
     assert ("no build of the profile exact on a GPU is known, only of `ported-cu130` (H" in made) == (target[0] == "a")
+
+
+def test_what_another_targets_facts_say_of_user_processors_and_cuda_is_not_taken_for_this_one(
+    tmp_path: Path,
+) -> None:
+    site = "name: mine\nextends: pbs\nprefix: /p/{user}\nstack: megatron-deepspeed-alcf\nprofile: ported\n"
+    site += "scheduler: {queue: q, account: lab, time_limit: 1h, nodes: 1, modules: {load: [cuda]}%s}\n"
+    mine = write_file(tmp_path / "mine.yaml", site % "")
+    place = ("--target", str(mine), "--facts", "azure-nd96")
+    assert "jobs of mine load cuda: facts recorded outside such a job" in ask("plan", *place).stdout
+    built = ask("provision", *place, "--print-script")
+    trained = ask("launch", "--target", str(mine), "--gpus-per-node", "8", "--print-script")
+    top = f"/p/{getpass.getuser()}"
+    assert f" prefix={top}\n" in built.stdout and f". {top}/current/" in trained.stdout
+    for done in (built, trained):
+        assert "#PBS -l select=1:ngpus=8\n" in done.stdout
+        says = "The job asks for no ncpus, as nobody asked the nodes of the target"
+        assert f"\n# {says}" in done.stdout and f"warning: {says}" in done.stderr
+    write_file(mine, site % ", cpus_per_node: 32")
+    for words in (("provision", *place), ("launch", "--target", str(mine), "--gpus-per-node", "8")):
+        done = ask(*words, "--print-script")
+        assert "#PBS -l select=1:ncpus=32:ngpus=8\n" in done.stdout and "no ncpus" not in done.stdout + done.stderr
 
 
 def test_a_script_that_compiles_mpi4py_names_its_programs_and_wants_mpicc() -> None:
