@@ -120,7 +120,7 @@ def job_script(
     unknown = cpus_unknown(site, job)
     notes = UNASKED * (recorded is not None) + (f"{comment(unknown)}\n" if unknown else "")
     notes += "".join({f"{comment(_OWN.format(node))}\n": None for node in facts})
-    notes += _OTHER + (ONE_NODE if target.scheduler.nodes != 1 else ""
+    notes += _OTHER + ONE_NODE * (target.scheduler.nodes != 1)
     return site.scheduler.render_body(job, text.replace("\n", f"\n{notes}", 1)), unknown
 
 
