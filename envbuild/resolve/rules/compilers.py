@@ -13,7 +13,8 @@ from envbuild.resolve.artifacts import Numbers, dotted, flavour_cuda, minor, num
 from envbuild.resolve.compat import Compat, TorchBuild
 from envbuild.resolve.request import NOTHING, Decisions, Request, capabilities, decision
 
-ON_NODE = "on the node (a module of the site: `scheduler: {modules: {load: [MODULE]}}` in the target of a job)"
+_MODULE = "a module of the site: `scheduler: {modules: {load: [MODULE]}}` in the target of a job"
+ON_NODE = f"on the node ({_MODULE})"
 
 
 def toolkits(facts: NodeFacts, request: Request, compat: Compat) -> tuple[NvccFacts | None, Numbers, Numbers]:
@@ -21,6 +22,11 @@ def toolkits(facts: NodeFacts, request: Request, compat: Compat) -> tuple[NvccFa
     cuda = flavour_cuda(request.wanted_flavour(compat)) if request.compiled else ()
     nvcc = pick_nvcc(facts, cuda) if cuda else None
     return nvcc, minor(nvcc.version) if nvcc else (), cuda
+
+
+def _toolkit(major: int) -> str:
+    """The cure of a toolkit that is missing or of another major version."""
+    return f"a CUDA {major}.x toolkit on the node ({_MODULE}; or a folder of yours: docs/troubleshooting.md)"
 
 
 def nvcc_absent(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -34,8 +40,7 @@ def nvcc_absent(facts: NodeFacts, request: Request, compat: Compat) -> Decisions
         what = f"{nvcc.path if nvcc else ''} can compile {names}"
         return (decision("nvcc-absent", "allow", what, compared, compat.cuda.check_note),)
     what = f"{names} must be compiled and there is no nvcc"
-    instead = f"a CUDA {dotted(cuda)} toolkit {ON_NODE}, or a prebuilt wheel; torch itself needs none"
-    return (decision("nvcc-absent", "refuse", what, compared, compat.cuda.check_note, instead),)
+    return (decision("nvcc-absent", "refuse", what, compared, compat.cuda.check_note, _toolkit(cuda[0])),)
 
 
 def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -51,7 +56,7 @@ def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     same = [f for f in (release.builds if release else ()) if flavour_cuda(f)[0] == nvcc_release[0]]
     torch = f"torch {request.torch}+{max(same, key=flavour_cuda)}" if same else None
     what = f"nvcc {dotted(nvcc_release)} cannot compile for a torch built with CUDA {dotted(cuda)}"
-    return (decision("nvcc-major", "refuse", what, compared, note, f"a CUDA {cuda[0]} toolkit {ON_NODE}", torch),)
+    return (decision("nvcc-major", "refuse", what, compared, note, _toolkit(cuda[0]), torch),)
 
 
 def _minor_pair(facts: NodeFacts, request: Request, compat: Compat) -> tuple[Numbers, Numbers] | None:
