@@ -5,6 +5,7 @@ Every line ends in a consequence: what works there, what does not, and which set
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -228,7 +229,7 @@ def _room(disk: DiskFacts) -> str:
     return room + (f", quota {disk.quota_inodes:,} inodes" if disk.quota_inodes else "")
 
 
-def _temporary(_facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+def _temporary(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     folders = [DiskFacts.model_validate(row) for row in site["temporary"]]
     usable = [disk for disk in folders if disk.writable and not disk.noexec]
     states = [f"{disk.path} ({'not writable' if not disk.writable else 'noexec' if disk.noexec else _free(disk)})"
@@ -236,12 +237,26 @@ def _temporary(_facts: NodeFacts, site: Mapping[str, Any], target: Target) -> li
     noexec = [disk.path for disk in folders if disk.noexec]
     so = f"builds use {usable[0].path}" if usable else "nothing can be compiled in a temporary folder"
     if target.tmp:
-        so = f"the target says tmp: {target.tmp}"
-    elif noexec and usable:
+        lacks = _lacks(facts.tmp, site.get("tmp_in"))
+        elsewhere = "; whether the nodes can use it is not checked here" if target.connection.kind == "job" else ""
+        so = f"the target says tmp: {target.tmp}" + (f", and {lacks}{elsewhere}" if lacks else "")
+        hint = "where a node lacks it, write another `tmp:` into the target, or `tmp: null`" if lacks else ""
+        return [_line("temporary folders", "warning" if lacks else "ok", ", ".join(states), so, hint)]
+    if noexec and usable:
         so = f"programs cannot run in {', '.join(noexec)}: say tmp: {usable[0].path}"
     bad = not usable or bool(noexec)
-    hint = "" if usable or target.tmp else "`tmp:` in the target, a folder whose file system lets programs run"
-    return [_line("temporary folders", "warning" if bad and not target.tmp else "ok", ", ".join(states), so, hint)]
+    hint = "" if usable else "`tmp:` in the target, a folder whose file system lets programs run"
+    return [_line("temporary folders", "warning" if bad else "ok", ", ".join(states), so, hint)]
+
+
+def _lacks(tmp: DiskFacts | None, inside: str | None) -> str:
+    """Why this host cannot use the target's temporary folder as it is; `inside`: the nearest folder that is there."""
+    if tmp is None or inside is None:
+        return ""
+    top = posixpath.dirname(tmp.path)
+    if inside not in (tmp.path, top):
+        return f"this host has no {top}"
+    return "" if tmp.writable and not tmp.noexec else f"this host cannot use it: {tmp.reason or 'noexec'}"
 
 
 def _free(disk: DiskFacts) -> str:

@@ -48,6 +48,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         raise NodeError("probe-failed", "the facts of this host could not be read")
     if not prefix.configured_index(pip_config.NORMAL_INDEX):  # its configuration turns the index off: nothing to reach
         answers[0][1].get("reachable", {}).pop(pip_config.NORMAL_INDEX, None)
+    tmp = answers[0][1].get("tmp")
     # Whether rootless podman and buildah may map more than one user id.
     names = (protocol.user_name(), str(os.getuid()))
     site: Json = {
@@ -57,6 +58,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         "groups": _groups(),
         "proxies": _proxies(),
         "prefix_in": disks.existing_parent(answers[0][1]["prefix"]["path"]),
+        "tmp_in": disks.existing_parent(tmp["path"]) if tmp else None,
         "temporary": [disks.disk_facts(path, {}) for path in _temporary()],
         "docker_socket": os.access("/var/run/docker.sock", os.R_OK | os.W_OK),
         "subordinate_ids": any(line.split(":")[0] in names for line in read("/etc/subuid").splitlines()),

@@ -190,6 +190,23 @@ def test_a_noexec_temporary_folder_names_another_one() -> None:
     assert lines(facts(), site(temporary=folders), target(tmp="/scratch"))["temporary folders"].level == "ok"
 
 
+@pytest.mark.parametrize(
+    ("tmp", "inside", "says"),
+    [
+        ({"writable": True}, "/mnt/nvme", ""),
+        ({"writable": True}, "/mnt", "this host has no /mnt/nvme; whether the nodes can use it is not checked here"),
+        ({"writable": False, "reason": "read-only"}, "/mnt/nvme", "this host cannot use it: read-only; whether the"),
+        ({"writable": True, "noexec": True}, "/mnt/nvme/me", "this host cannot use it: noexec; whether the nodes"),
+    ],
+)
+def test_a_temporary_folder_of_the_target_that_this_host_lacks_is_not_ok(
+    tmp: dict[str, Any], inside: str, says: str
+) -> None:
+    here = facts(tmp={"path": "/mnt/nvme/me", "filesystem": "xfs"} | tmp)
+    line = lines(here, site(tmp_in=inside), target(tmp="/mnt/nvme/{user}", **JOBS))["temporary folders"]
+    assert (line.level, says in line.consequence) == ("warning" if says else "ok", True)
+
+
 def test_no_way_out_means_that_the_controller_fetches() -> None:
     line = lines(facts(reachable={"pypi": False}), site(proxies={"https": "proxy:3128"}), target(**JOBS))["network"]
     assert (line.level, line.consequence) == ("warning", "this machine fetches and sends, where it can")
