@@ -148,6 +148,15 @@ def test_a_variable_that_names_an_interface_which_the_node_does_not_have_is_a_wa
     assert "interface-absent" not in rules(decided(node_facts("b200"), target=target), "warn"), "nobody has looked"
 
 
+def test_the_variable_of_ucx_with_the_same_interface_is_named_too() -> None:
+    """`opt-175b` sets both to the interface of its document's machines."""
+    facts = node_facts("b200", more={"nics": [{"name": "ens3", "addresses": ["10.0.0.4"]}]})
+    both = {"NCCL_SOCKET_IFNAME": "eth0", "UCX_NET_DEVICES": "eth0"}
+    (got,) = (d for d in decided(facts, target={"environment": both}).decisions if d.rule == "interface-absent")
+    assert got.what.startswith("NCCL_SOCKET_IFNAME and UCX_NET_DEVICES are eth0, and the node has no such")
+    assert got.instead == "`environment: {NCCL_SOCKET_IFNAME: ens3, UCX_NET_DEVICES: ens3}` in the target"
+
+
 def test_equal_nodes_of_other_interfaces_are_told_apart() -> None:
     nodes = {name: node_facts("b200", more={"node": name, "nics": [{"name": name}]}) for name in ("eth0", "ens3")}
     found = Resolver(torch_lock(), target(environment={"NCCL_SOCKET_IFNAME": "eth0"}), compat()).fleet(nodes)

@@ -150,7 +150,11 @@ def interface_rule(variables: Mapping[str, object], facts: NodeFacts) -> Decisio
             n.startswith(begins) for n in interfaces
         ):
             continue
-        what = f"{variable} is {value}, and the node has no such network interface: NCCL and gloo fail at their start"
-        instead = f"`environment: {{{variable}: {usual}}}` in the target"
+        # UCX has a variable of its own for what is usually the same interface.
+        other = {"UCX_NET_DEVICES": "all" if usual.startswith("^") else usual}
+        both = {variable: usual} | (other if variables.get("UCX_NET_DEVICES") == value else {})
+        named = f"{' and '.join(both)} {'are' if len(both) > 1 else 'is'} {value}"
+        what = f"{named}, and the node has no such network interface: NCCL and gloo fail at their start"
+        instead = f"`environment: {{{', '.join(f'{name}: {to}' for name, to in both.items())}}}` in the target"
         decisions += (decision("interface-absent", "warn", what, (value, ", ".join(interfaces)), _NAMED, instead),)
     return decisions
