@@ -479,7 +479,8 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
         place = launch_place(prepared.stack.name, flags)
         made = launch(prepared.stack, prepared.profile, values, place)
         text = render(made, f"{place.environment}/.envbuild/activate.sh")
-    for doubt in doubts(prepared.target, reference, measured, made, None, asked_of(values, flags).deadline):
+    late = doubts(prepared.target, reference, measured, made, None, asked_of(values, flags).deadline)
+    for doubt in (*prepared.never_built, *late):
         ui.warn(doubt)
     claim = claim_for(reference, measured, made, Gpus(None, made.nodes * made.gpus_per_node))
     claimed = f"claimed: {claim.value:g} {measured.unit}, {claim.where}" if claim else "no figure is claimed for it"

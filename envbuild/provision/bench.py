@@ -292,6 +292,10 @@ def refuse_too_long(
     # Forward and backward pass: six operations for each weight and token.
     seconds = 6 * parameters(size) * (size.batch_tokens or 0) * measure.updates / peak
     least, most, real = (number(spent / 3600) for spent in (seconds, limit, seconds / _USUAL))
+    hours = math.ceil(seconds / _USUAL / 3600)
+    # A job that reaches its limit has no figure, so it needs more than its run.
+    more = ((deadline, f"`--run-timeout {hours}h`"), (job, f"`scheduler: {{time_limit: {hours + 1}h}}` in the target"))
+    cure = " and ".join(text for given, text in more if given and given < seconds / _USUAL)
     if seconds > limit:
         raise EnvbuildError(
             "launch-does-not-fit",
@@ -299,11 +303,10 @@ def refuse_too_long(
             f"({source})",
             why=f"{measure.updates} updates of {size.batch_tokens:,} tokens, with every GPU at its peak; {real} h at "
             f"{_USUAL:.0%} of it",
-            hint=f"`--run-timeout {math.ceil(seconds / _USUAL / 3600)}h`, and no shorter `time_limit` in the target; "
-            "or more GPUs, or a smaller model",
+            hint=f"give it {cure}; or more GPUs, or a smaller model",
         )
     late = f"{ran.model} has {most} h, and takes {real} h with its GPUs at {_USUAL:.0%} of their peak"
-    return f"{late}: `--run-timeout` gives more" if seconds / _USUAL > limit else ""
+    return f"{late}: give it {cure}" if seconds / _USUAL > limit else ""
 
 
 def _elsewhere(prepared: Prepared, asked: Asked) -> Way:

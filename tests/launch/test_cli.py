@@ -88,9 +88,11 @@ def test_bench_prints_its_job_and_launch_its_commands_where_no_scheduler_answers
         "#SBATCH --gres=gpu:8",
         f"cd {top}/launches/opt-175b-",
         f". {top}/current/",
+        "\n# bench-opt-175b: ",
     ):
         assert line in out
     assert "the scheduler was not asked" in err
+    assert "no build of the profile exact on a GPU is known, only of `ported-cu130` (" in err, "as `plan` says"
     assert "125m on 1 x 8 GPUs: tensor 2, data 4" in err and "cannot be compared" not in err
     assert "measures wps in words/s of the run below; claimed: 200000 words/s, one Standard_ND96amsr_A100_v4" in err
     with pytest.raises(EnvbuildError, match=r"30b on 8 GPUs takes 4\.198 h at least, and has 1 h"):

@@ -321,6 +321,7 @@ def test_a_run_on_other_gpus_or_nodes_than_the_claim_names_those_of_the_claim(
             86400.0,
             "30b on 8 GPUs takes 4.198 h at least, and has 2 h (`time_limit` of the target)",
         ),
+        ("30b", "A100-SXM4-80GB", "2h", 3600.0, "30b on 8 GPUs takes 4.198 h at least, and has 1 h (`--run-timeout`)"),
         ("30b", "A100-SXM4-80GB", None, 3600.0, "30b on 8 GPUs takes 4.198 h at least, and has 1 h (`--run-timeout`)"),
         ("30b", "A100-SXM4-80GB", None, 86400.0, ""),
         ("6.7b", "A100-SXM4-80GB", None, 3600.0, "6.7b has 1 h, and takes 1.166 h with its GPUs at 40% of their peak"),
@@ -344,4 +345,6 @@ def test_a_run_that_cannot_end_in_its_time_is_refused_before_it_begins_where_the
     with pytest.raises(EnvbuildError) as caught:
         bench.refuse_too_long(*asked)
     assert (caught.value.code, caught.value.what) == ("launch-does-not-fit", needs)
-    assert "`--run-timeout 11h`" in caught.value.hint
+    own, site = "`--run-timeout 11h`", "`scheduler: {time_limit: 12h}` in the target"
+    cure = " and ".join([own] * (deadline < 39600) + [site] * (limit is not None))
+    assert caught.value.hint.partition("; ")[0] == f"give it {cure}", "what is long enough is not asked for again"

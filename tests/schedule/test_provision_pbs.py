@@ -232,7 +232,7 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
     assert done.rc == 0, (done.out[-2000:], done.err)
     check = done.json["nodes"][0]["checks"][-1]
     assert (check["metrics"][0]["n"], check["metrics"][0]["median"]) == (8, 103.5), "the first of each is left out"
-    assert (check["comparison"]["verdict"], world.submitted()) == ("no-claim", ["launch-tiny"] * 2)
+    assert (check["comparison"]["verdict"], world.submitted()) == ("no-claim", ["bench-tiny"] * 2)
     folders = [str(world.prefix / "launches" / f"tiny-{done.json['run']}-{number}") for number in (1, 2)]
     assert sorted(map(str, (world.prefix / "launches").iterdir())) == folders
     assert check["comparison"]["gpu"] == "NVIDIA A100-SXM4-80GB", "no probe of its node was needed"

@@ -46,7 +46,7 @@ def test_two_gloo_ranks_are_provisioned_measured_and_reported_through_jobs(world
     assert (told["claim"], told["claim_gpu"], told["verdict"]) == (250.0, "A100-SXM4-80GB", "not-comparable")
     assert "no GPU here" in told["why"], "what is known of the nodes that it ran on"
     assert told["percent"] == round(100 * measured["median"] / 250, 1)
-    logs = sorted(run.glob("launch-tiny-*.log"))
+    logs = sorted(run.glob("bench-tiny-*.log"))
     assert len(logs) == 2 == len(world.submitted())
     losses = [float(found) for found in re.findall(r"^1:  iteration .*lm loss: (\S+)", logs[0].read_text(), re.M)]
     assert len(losses) == 10 and losses[-1] < losses[0] / 10, "the last rank tells the losses, after srun's prefix"

@@ -140,7 +140,8 @@ def make_jobs(
             # A node may have lost its disk's contents since; this costs nothing where all is there.
             steps.insert(0, JobStep(argv=("/bin/sh", ensure_file(top, stack.name))))
         folder = posixpath.join(top, "jobs", name)
-        return site.job(f"launch-{stack.name}"[:63], steps, folder, seconds), made
+        verb = "launch" if asked.deadline is None else "bench"  # only `bench` ends a run itself
+        return site.job(f"{verb}-{stack.name}"[:63], steps, folder, seconds), made
 
     return site, place, make
 

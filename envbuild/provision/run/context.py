@@ -120,15 +120,24 @@ class Prepared(NamedTuple):
             return ()
         return (f"the profile {self.profile} says `runs: {runs}`: `launch`, `bench` and `strategy` refuse it",)
 
+    @property
+    def never_built(self) -> tuple[str, ...]:
+        """That no build of the profile on a GPU is known, in a sentence, where one of another profile is."""
+        built = self.stack.built_on
+        known = ", ".join(f"`{name}` ({gpus})" for name, gpus in built.items() if self.profile not in built)
+        return (f"no build of the profile {self.profile} on a GPU is known, only of {known}",) if known else ()
+
     def explained(self, plan: Plan) -> Plan:
         """The plan with what its profile cannot do, and why it was taken and differs where nobody asked for it."""
         deviations = self.stack.profiles[self.profile].deviations if self.profile_why else ()
-        built = self.stack.built_on
-        known = ", ".join(f"`{name}` ({gpus})" for name, gpus in built.items() if self.profile not in built)
-        first = (f"no build of the profile {self.profile} on a GPU is known, only of {known}",) if known else ()
         nodes = max(len(plan.nodes), self.target.scheduler.nodes or 1)
         limits = (*self.limits, *mpi_on_nodes(self.stack.profiles, self.profile, nodes))
-        warnings = (*limits, *first, *(f"profile {self.profile}: {text}" for text in deviations), *plan.warnings)
+        warnings = (
+            *limits,
+            *self.never_built,
+            *(f"profile {self.profile}: {text}" for text in deviations),
+            *plan.warnings,
+        )
         return plan.model_copy(update={"profile_why": self.profile_why, "warnings": warnings})
 
 
