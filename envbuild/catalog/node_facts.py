@@ -79,8 +79,8 @@ def of_target(facts: Mapping[str, NodeFacts], target: Target) -> tuple[dict[str,
     placed = {node: _at_the_prefix(plain, target) for node, plain in facts.items()}
     moved = [node for node in facts if posixpath.normpath(facts[node].prefix.path) != placed[node].prefix.path]
     warnings = [
-        f"the facts of {fold_hosts(nodes)} are of {facts[nodes[0]].prefix.path}, the target has "
-        f"{placed[nodes[0]].prefix.path}: unknown are its environments, tools, space and permissions"
+        f"the facts of {fold_hosts(nodes)} describe another folder, {facts[nodes[0]].prefix.path}: environments, "
+        f"tools, space and permissions of {placed[nodes[0]].prefix.path} were not checked"
         for nodes in grouped(moved, lambda node: (facts[node].prefix.path, placed[node].prefix.path)).values()
     ]
     if target.connection.kind != "local" and isinstance(target.hosts, tuple) and "<" not in "".join(target.hosts):
