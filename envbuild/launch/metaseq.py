@@ -207,7 +207,7 @@ def _few_gpus(order: Order, given: MetaseqParameters, taken: tuple[Default, ...]
         ),
         notes=(
             f"goes on from a checkpoint that is in {folder}: another prefix for a new run",
-            "that the model fits these GPUs is arithmetic, not measured; 8m and 125m have run on one",
+            "that the model fits these GPUs is arithmetic, not measured; 8m and 125m were run, on at most two GPUs",
             *([few] if step.parts > 1 and batch < _FEW else []),
         ),
     )

@@ -196,7 +196,9 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     write_file(mine, mine.read_text().replace("account: lab", "account: lab, time_limit: null"))
     made = " ".join(ask("plan", "--target", str(mine), "--facts", target).stdout.split())
     assert "account lab; no `time_limit`, so four times the estimated seconds, 30 minutes at least; how long" in made
-    assert ("no build of the profile exact on a GPU is known, only of `ported-cu130` (H" in made) == (target[0] == "a")
+    assert ("no build of the profile exact on a GPU is known, only of `ported-cu130` (one" in made) == (
+        target[0] == "a"
+    )
 
 
 def test_what_another_targets_facts_say_of_user_processors_and_cuda_is_not_taken_for_this_one(
