@@ -56,7 +56,7 @@ ROOMS = {
     "images": (r"(image (build|verify)|bundle create) .*torch-smoke", "test_snippets_shipped.py"),
     "nodes": (r"--target T$", "fleet/test_containers.py"),
     "document": (r"--output opt\.html", "test_snippets_shipped.py"),
-    "opt": (r"(?<!init )my-azure\.yaml", "slurm/test_snippets.py"),
+    "opt": (r"(?<!init )my-slurm\.yaml", "slurm/test_snippets.py"),
     "gpus": (
         r"h200|nanogpt|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
         r"data megatron-deepspeed-slurm",
@@ -70,7 +70,7 @@ FILLED = {
     "KEY": "key",
     "TARGET": "lab.yaml",
     "STACK": "./my.yaml",
-    "init my-azure.yaml --extends": "init new.yaml --facts azure-nd96 --extends",  # asks nothing
+    "init my-slurm.yaml --extends": "init new.yaml --facts azure-nd96 --extends",  # asks nothing
 }
 
 

@@ -41,7 +41,7 @@ SAYS = {
     r"^envbuild image build ": r"localhost/envbuild/torch-smoke:exact-[0-9a-f]{12}\b",
     r"^envbuild image verify .*--smoke": r"smoke/sound",
     r"^envbuild image verify ": r"as locked",
-    r"^envbuild plan ": r"plan: opt-175b \(exact\) on my-azure\b",
+    r"^envbuild plan ": r"plan: opt-175b \(exact\) on my-slurm\b",
     r"^envbuild bundle create ": r"house: torch-smoke",
     r"^envbuild doctor ": r"a login node of slurm",
     r"^envbuild explain ": r"findings: [0-9]+ wrong, .*\nannotated document: opt\.html\n",

@@ -60,8 +60,11 @@ def of_facts(nodes: Mapping[str, NodeFacts]) -> Answers:
     )
 
 
-def text(name: str, answers: Answers) -> str:
-    """The file of the target `name`."""
+def text(name: str, answers: Answers, beyond: Mapping[str, object]) -> tuple[str, tuple[str, ...]]:
+    """The file of the target `name`, and the dotted keys of `beyond` that it keeps; its last comments show them.
+
+    `beyond`: what the extended target says and the template of its kind does not (`difference`).
+    """
     expects = {"gpu": answers.gpu, "gpus_per_node": answers.gpus_per_node, "driver": answers.driver}
     login = _given({"host": answers.login, "user": answers.user}) if answers.login else None
     connection = {"kind": "job", "login": login} if login or answers.here else _given({"user": answers.user})
@@ -83,7 +86,28 @@ def text(name: str, answers: Answers) -> str:
             wide = value if isinstance(value, dict) and len(line) > 80 else {}
             lines.append(f"{key}:" if wide else line)
             lines += [f"  {name}: {json.dumps(part, ensure_ascii=False)}" for name, part in wide.items()]
-    return "\n".join([*lines, ""])
+    answered = _flat({key: value for _, key, value in keys if value})
+    kept = {key: value for key, value in beyond.items() if not any(f"{key}.".startswith(f"{own}.") for own in answered)}
+    if kept:
+        lines.append(f"# Also from {answers.extends}, not asked. Another value replaces one, null removes it:")
+    for key, value in kept.items():
+        line = f"{key}: {json.dumps(value, ensure_ascii=False)}"
+        lines += textwrap.wrap(line, 80, initial_indent="#   ", subsequent_indent="#     ", break_on_hyphens=False)
+    return "\n".join([*lines, ""]), tuple(kept)
+
+
+def difference(extended: Mapping[str, object], usual: Mapping[str, object]) -> dict[str, object]:
+    """What a target says and the template of its kind does not, by dotted keys."""
+    own = {key: value for key, value in extended.items() if key not in ("name", "summary", "extends")}
+    template = _flat(usual)
+    return {key: value for key, value in _flat(own).items() if template.get(key) != value}
+
+
+def _flat(value: Mapping[str, object], before: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, part in value.items():
+        flat |= _flat(part, f"{before}{key}.") if isinstance(part, Mapping) and part else {f"{before}{key}": part}
+    return flat
 
 
 def _hosts(answers: Answers) -> list[tuple[str, str, object]]:

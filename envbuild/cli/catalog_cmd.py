@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from envbuild.catalog.target_file import Answers
     from envbuild.model.facts import NodeFacts
     from envbuild.model.patch import Patch
-    from envbuild.model.stack import CondaSpec, Profile
+    from envbuild.model.stack import CondaSpec, EnvironmentValue, Profile
     from envbuild.model.target import Target
 
 _HOSTS = {"ssh": "Its hosts, as gpu[01-04]", "slurm": "Its partition", "pbs": "Its queue"}
@@ -146,6 +146,10 @@ def _needs(profile: Profile, built_on: str) -> str:
     return "; ".join(needs) + (f"; built on {built_on}" if built_on else "")
 
 
+def _value(value: EnvironmentValue) -> str:
+    return value if isinstance(value, str) else f"{value.path} (if it exists)"
+
+
 def _profile_lines(profile: Profile, built_on: str) -> list[tuple[str, str]]:
     torch = f"{profile.torch.version} ({', '.join(profile.torch.flavours)})" if profile.torch else ""
     sources = [f"{s.name} {s.commit[:12]} ({s.install})" for s in profile.pinned_sources]
@@ -158,7 +162,7 @@ def _profile_lines(profile: Profile, built_on: str) -> list[tuple[str, str]]:
         ("bases", ", ".join(base.kind for base in profile.bases)),
         ("packages", ", ".join(profile.packages)),
         ("sources", ", ".join(sources)),
-        ("variables", ", ".join(profile.environment)),
+        ("variables", ", ".join(f"{name}={_value(value)}" for name, value in profile.environment.items())),
         ("smoke", ", ".join(item.name for item in profile.smoke_items)),
         ("runs", profile.runs),
     ]
@@ -287,7 +291,12 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     if facts and (example := of_example(facts, extended)):
         ui.note(example)
     answers = _with_profile(ui, answers, file, nodes)
-    text = target_file.text(re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-.") or "mine", answers)
+    name = re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-.") or "mine"
+    usual = load_target(answers.kind, template=True).target
+    values, template = (
+        item.model_dump(mode="json", by_alias=True, exclude_defaults=True) for item in (extended, usual)
+    )
+    text, kept = target_file.text(name, answers, target_file.difference(values, template))
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
@@ -298,6 +307,9 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     except EnvbuildError:
         file.unlink()
         raise
+    if kept:
+        keys = few([f"`{key}`" for key in dict.fromkeys(key.partition(".")[0] for key in kept)], 8)
+        ui.note(f"not asked, and as in {extended.name}: {keys}; the end of {file} shows the values")
     if made.connection.kind == "job" and not proxies(made.environment):
         ui.note("if nodes reach the internet only through a proxy, add `environment: {https_proxy: URL}` to the file")
     if is_template(made):

@@ -52,8 +52,10 @@ def test_every_shipped_stack_can_be_shown(capsys: pytest.CaptureFixture[str], na
     out = capsys.readouterr().out
     assert out.startswith(f"{name}: ")
     assert out.count("\n  needs ") == out.count("\nprofile ")
-    needs = "nvcc of CUDA 13; Python 3.12 or 3.11; no MPI of the site (MPICH of a wheel, for one node); built on H100"
+    needs = "nvcc of CUDA 13; Python 3.12 or 3.11; no MPI of the site (MPICH of a wheel, for one node); built on one"
     assert (needs in out) == (name == "megatron-deepspeed-alcf")
+    values = "NCCL_SOCKET_IFNAME=eth0, NCCL_TOPO_FILE=/opt/microsoft/ndv4-topo.xml (if it exists), "
+    assert (values in out) == (name == "opt-175b")
 
 
 def test_stack_check_names_every_refusal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

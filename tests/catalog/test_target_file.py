@@ -179,6 +179,30 @@ def test_yes_asks_nothing_and_names_what_is_still_open(tmp_path: Path) -> None:
     assert load_target(str(tmp_path / "lab.yaml"), template=True).target.scheduler.nodes == 1
 
 
+@pytest.mark.parametrize(
+    ("extends", "shown", "hidden"),
+    [
+        (
+            "azure-nd96",
+            ['tmp: "/mnt/resource_nvme/envbuild-{user}"', 'environment.NCCL_SOCKET_IFNAME: "eth0"',
+             "floors.all_reduce_8192_mib_busbw_gbps: 228", 'expects.driver: ">=470"'],
+            ["prefix:", "connection.login", "expects.gpu:", "summary:"],
+        ),
+        ("polaris", ['environment.http_proxy: "http://', 'profile: "module-2025-09-25"'], ["prefix:"]),
+        ("slurm", [], []),
+    ],
+)  # fmt: skip
+def test_what_a_site_s_target_says_unasked_stands_in_the_file(
+    tmp_path: Path, extends: str, shown: list[str], hidden: list[str]
+) -> None:
+    result = init(tmp_path, "--extends", extends, "--yes")
+    assert result.exit_code == 0, result.output
+    _, _, rest = (tmp_path / "lab.yaml").read_text().partition("# Also from ")
+    assert all(f"#   {text}" in rest for text in shown) and not any(f"#   {text}" in rest for text in hidden)
+    assert ("`tmp`" in result.output and f"as in {extends}: " in result.output) == bool(shown)
+    assert bool(rest) == bool(shown)
+
+
 def test_the_question_for_nodes_says_what_the_published_figure_is_of(tmp_path: Path) -> None:
     result = init(tmp_path, "--extends", "slurm", "--stack", "opt-175b", answers=("gpu", *[""] * 9))
     assert (

@@ -54,17 +54,16 @@ def test_the_tutorial_s_cluster_gets_opt_as_it_is_written(world: JobWorld) -> No
     machine = Machine(world, "a100")
     machine.small("opt-175b", "exact")
     page = (TOP / "docs" / "tutorials" / "reproduce-a-document.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r'```yaml title="my-azure.yaml"\n(.*?)```', page, re.DOTALL)
-    machine.site("azure-nd96", tmp=str(world.prefix / "tmp"))
+    (block,) = re.findall(r'```yaml title="my-slurm.yaml"\n(.*?)```', page, re.DOTALL)
     target = yaml.safe_load(block) | {"prefix": str(world.prefix)}
-    (world.work / "my-azure.yaml").write_text(yaml.safe_dump(target))
+    (world.work / "my-slurm.yaml").write_text(yaml.safe_dump(target))
     jobs = []
     for command, code in dict.fromkeys((command, code) for _, command, code in of("opt")):
         done = run(world, command, before=machine.before)
         assert wrong(command, code, done) == ""
         jobs += [job["name"] for job in world.submitted()]
     # What the probe of `plan` found is kept for `provision`.
-    assert jobs == ["envbuild-provision", "launch-opt-175b"]
+    assert jobs == ["envbuild-provision", "bench-opt-175b"]
 
 
 @pytest.mark.slow
