@@ -50,8 +50,11 @@ from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked
 from envbuild.report.recheck.verify import other_build, verify_report
 from envbuild.report.render import shown, template, write_new
 from envbuild.report.sections import Claim
+from envbuild.report.tables import figure, seconds
 from envbuild.report.verdict import all_checks, computed
 from envbuild.report.view import View, python_version, run_words
+from envbuild.resolve.estimate import disk_words, estimate, fetch_words
+from envbuild.resolve.variant_checks import platform_of
 from envbuild.resources import own_source
 from envbuild.text import plural
 
@@ -101,10 +104,13 @@ def readme(
     """The text; `own`: the file of a stack that envbuild does not ship, `measured`: the second report, or none."""
     view = shown(evidence)
     stack = evidence.stack if own is None else f"./{stack_name(evidence)}"
-    run, beyond = commands(evidence, stack), _beyond(evidence, lock, own=own is not None)
+    run, cost = commands(evidence, stack), _cost(measured or evidence, lock)
+    beyond = _beyond(evidence, lock, cost, own=own is not None)
     variants = lock.variants if lock else ()
     read = [*(source.name for one in variants for source in one.sources if source.install != "wheel"),
             *(tree.name for one in variants for tree in one.trees)]  # fmt: skip
+    file = (own or b"").decode(errors="replace")
+    code, starts = list(dict.fromkeys(read)), _STARTS.findall(file)[:12]
     claims = rows(view, run)
     if measured is not None:
         inside = rows(shown(measured), commands(measured, stack))
@@ -116,19 +122,62 @@ def readme(
         lock_name=lock_name(evidence),
         kick=_KICK.format("torch-smoke" if beyond else f"{stack} --profile {evidence.profile}"), beyond=beyond,
         own="" if own is None else stack_name(evidence), shipped=evidence.stack in list_stacks(),
-        trees=any(variant.trees for variant in variants), code=list(dict.fromkeys(read)),
-        starts="\n".join(map("  # ".join, _STARTS.findall((own or b"").decode(errors="replace"))[:12])),
+        trees=any(variant.trees for variant in variants), code=code,
+        gits={source.name: (source.git, source.commit) for one in variants for source in one.sources},
+        starts="\n".join(f"{_inside(view.enter, code, start)}  # {where}" for start, where in starts),
+        untried=[start for start, _ in starts], guessed=tuple(_guessed(file))[:20],
+        cost=cost, took=_took(measured or evidence),
         gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
     ).encode()  # fmt: skip
 
 
-def _beyond(evidence: Evidence, lock: Lock | None, *, own: bool) -> str:
+def _inside(enter: str, code: Sequence[str], start: str) -> str:
+    """What runs a command in the environment and in the folder of the code; the command alone where it has several."""
+    if not enter or len(code) != 1:
+        return start
+    there = shlex.quote(f'cd "$VIRTUAL_ENV/src/{code[0]}" && {start}')
+    return f"{enter.removesuffix('COMMAND')}sh -c {there}"
+
+
+def _guessed(file: str) -> Iterator[tuple[str, str]]:
+    """The values of a draft that its document does not say, each with why it is this one."""
+    for line in file.splitlines():
+        value, sign, why = line.strip()[:400].partition("not said: ")
+        value, comment, _ = value.partition("# ")
+        if sign and comment:
+            yield value.strip().removeprefix("- "), why.replace("not said: ", "")
+
+
+def _cost(evidence: Evidence, lock: Lock | None) -> str:
+    """What the environment of a node takes, by the sizes in the lock; empty where no variant is known."""
+    for node in evidence.nodes:
+        for variant in lock.variants if lock else ():
+            if node.facts and variant.digest == node.variant_digest:
+                it = estimate(variant, platform_of(variant, node.facts))
+                disk = disk_words(it.disk_bytes, it.unsized, rough=it.rough)
+                return f"{fetch_words(it.fetch_bytes, it.unsized)}, {disk} on disk"
+    return ""
+
+
+def _took(evidence: Evidence) -> str:
+    """How long the installation took on the slowest node; empty where this run installed nothing."""
+    steps = (step for node in evidence.nodes for step in node.steps if step.name == "install")
+    took = max((step.seconds for step in steps if step.status == "changed" and step.seconds), default=None)
+    return seconds(took) if took else ""
+
+
+def _beyond(evidence: Evidence, lock: Lock | None, cost: str, *, own: bool) -> str:
     """Why the stack of a kit is not for any machine without a GPU; empty where it is."""
     if lock is None or not (own or evidence.stack in list_stacks()):
         return "the stack or its lock is not in this kit"
     if any(variant.trees for variant in lock.variants):
         return "the code of this stack is a folder of the authors"
     if all(variant.uses_cuda or variant.base.kind != "none" for variant in lock.variants):
+        if all(node.root and node.facts and not node.facts.gpus for node in evidence.nodes):
+            size = f" ({cost})" if cost else ""
+            return (
+                f"the lock of this stack has a CUDA build of torch{size}. That build also runs on a CPU, as in this run"
+            )
         return "this stack is for machines with GPUs"
     return ""
 
@@ -178,6 +227,7 @@ def _smoke(evidence: Evidence, run: Mapping[str, str]) -> Iterator[Row]:
         names = dict.fromkeys(check.name.removeprefix("smoke/") for check in ran)
         does = "imports" if all(name.startswith(_IMPORTS) for name in names) else "computes"
         claim = f"it {does}: the checks {', '.join(names)} of the smoke test"
+        claim += "; training is of envbuild's own test model" if "training" in names else ""
         yield Row(claim, run["figures"], "exit code 0, no check failed", here, hours)
 
 
@@ -190,7 +240,9 @@ def _figure(evidence: Evidence, claim: Claim, run: Mapping[str, str]) -> Row:
     hours = claim.gpu_hours
     if hours == "–":
         hours = _hours(evidence, lambda check: claim.name in (check.name, *(metric.name for metric in check.metrics)))
-    what = f"{claim.name}: the figure of {claim.where}" if claim.floor == "–" else f"{claim.name}, {claim.where}"
+    label = figure(claim.name)
+    words = f": {label}" if label != claim.name else ""
+    what = f"{claim.name}: the figure of {claim.where}" if claim.floor == "–" else f"{claim.name}, {claim.where}{words}"
     return Row(what, run["figures"], expected, here, hours)
 
 

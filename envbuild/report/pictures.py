@@ -231,7 +231,8 @@ def _losses(evidence: Evidence) -> Iterator[Picture]:
             by_check.setdefault(check.name, []).append((node.node, losses))
     for name, runs in by_check.items():
         who, losses = runs[0]
-        says = f"On {who} the loss went from {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses)} steps."
+        of = " of envbuild's own test model" if name == "smoke/training" else ""
+        says = f"On {who} the loss{of} went from {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses)} steps."
         alike = grouped(runs, lambda run: run[1])
         curves = [(names([node for node, _ in same]), values) for values, same in alike.items()]
         if len(runs) > 1 and len(curves) == 1:

@@ -31,7 +31,7 @@ from envbuild.kit.make import UNKNOWN, commands, computed_run, make_kit, readme,
 from envbuild.kit.manifest import KitFile, Manifest, listed, manifest_of, parse, render
 from envbuild.kit.wheel import wheel_name
 from envbuild.lock.files import read_lock
-from envbuild.model.lock import LockedTree
+from envbuild.model.lock import LockedSource, LockedTree
 from envbuild.regular_file import MAX_BYTES
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.view import View
@@ -194,7 +194,8 @@ def test_a_kit_says_that_it_computes_only_where_a_check_did() -> None:
     ]
     assert [next(row.claim for row in each if "smoke" in row.claim) for each in found] == [
         "it imports: the checks sound of the smoke test",
-        "it computes: the checks sound, machine/all-reduce, training of the smoke test",
+        "it computes: the checks sound, machine/all-reduce, training of the smoke test; "
+        "training is of envbuild's own test model",
     ]
 
 
@@ -209,11 +210,42 @@ def test_a_kit_says_how_to_enter_the_environment_and_how_its_code_is_started(rep
     lock = read_lock(tmp_path / "kit" / LOCK)
     trees = {"trees": (LockedTree(name="mine"),)}
     lock = lock.model_copy(update={"variants": tuple(each.model_copy(update=trees) for each in lock.variants)})
-    made = readme(manifest_of(tmp_path / "kit"), samples.evidence(), lock, signed=False, own=None).decode()
+    own = stack.read_bytes()
+    made = readme(manifest_of(tmp_path / "kit"), samples.evidence(), lock, signed=False, own=own).decode()
+    there = """torch-smoke -- sh -c 'cd "$VIRTUAL_ENV/src/mine" && python train.py --steps 200'  # README.md:11\n"""
+    assert there in made, "the command needs the folder of the code"
+    assert "runs envbuild's own programs: `python train.py --steps 200`" in made.partition("## Not checked")[2]
     assert (
         "There, `$VIRTUAL_ENV/src/mine` has the code of mine. Its path is `PREFIX/current/torch-smoke/src/mine`."
         in made
     )
+
+
+def test_a_kit_says_what_the_draft_guessed_what_the_build_takes_and_from_where(made: Path) -> None:
+    lock = read_lock(made / LOCK)
+    source = LockedSource(name="app", git="https://git.example.org/app", commit="a" * 40, tree="b" * 40, install="path")
+    digest = lock.variants[0].digest
+    variants = tuple(each.model_copy(update={"sources": (source,)}) for each in lock.variants)
+    draft = b"""\
+    torch: {version: 2.7.1}  # README.md:8; not said: the newest release; not said: what the index has
+    python: ["3.10"]  # README.md:11
+      # not said: what brings `import app`
+      - "wheel"  # not said: old packages need it
+"""
+    step = {"name": "install", "status": "changed", "began": 0, "seconds": 88.8}
+    run = samples.evidence(samples.node(variant_digest=digest, steps=[step]))
+    lock = lock.model_copy(update={"variants": variants})
+    text = readme(manifest_of(made), run, lock, signed=False, own=draft).decode()
+    guessed = re.findall("^- (.*)$", text.partition("as chosen by")[2].partition("The stack")[0], re.M)
+    assert guessed == [
+        "`torch: {version: 2.7.1}`: the newest release; what the index has",
+        "what brings `import app`",
+        '`"wheel"`: old packages need it',
+    ]
+    assert re.search(
+        "at least [0-9]+ MB to fetch, about [0-9]+ MB on disk. The authors' installation took 88.8 s", text
+    )
+    assert f"\n- app: `https://git.example.org/app`, commit `{'a' * 40}`\n" in text
 
 
 def test_a_document_that_was_measured_elsewhere_is_said_to_be_so() -> None:
@@ -262,20 +294,26 @@ def own_stack(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("gpus", "change", "why"),
     [
-        ({"flavour": "cu126"}, "this stack is for machines with GPUs"),
-        ({"trees": (LockedTree(name="mine"),)}, "the code of this stack is a folder of the authors"),
+        (8, {"flavour": "cu126"}, "this stack is for machines with GPUs."),
+        (
+            0,
+            {"flavour": "cu126"},
+            "the lock of this stack has a CUDA build of torch. That build also runs on a CPU, as",
+        ),
+        (0, {"trees": (LockedTree(name="mine"),)}, "the code of this stack is a folder of the authors."),
     ],
 )
 def test_what_a_reviewer_cannot_build_without_a_gpu_is_tried_with_the_example_stack(
-    made: Path, change: dict[str, Any], why: str
+    made: Path, gpus: int, change: dict[str, Any], why: str
 ) -> None:
     lock = read_lock(made / LOCK)
     lock = lock.model_copy(update={"variants": tuple(each.model_copy(update=change) for each in lock.variants)})
-    text = readme(manifest_of(made), samples.evidence(), lock, signed=False, own=b"").decode()
+    run = samples.evidence(samples.node(gpus=gpus))
+    text = readme(manifest_of(made), run, lock, signed=False, own=b"").decode()
     assert "\ntimeout 30m envbuild provision torch-smoke --target local\n" in text
-    assert f"This command builds envbuild's example stack, because {why}." in text
+    assert f"This command builds envbuild's example stack, because {why}" in text
 
 
 def test_the_file_of_an_own_stack_is_in_its_kit_and_checked(report: Path, tmp_path: Path) -> None:
