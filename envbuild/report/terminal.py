@@ -113,13 +113,13 @@ def _next(view: View) -> list[tuple[str, str]]:
     again, place = view.commands[1], run_words(evidence)[1][2:]
     failed = "; ".join(text for texts in failed_before(evidence).values() for text in texts)
     test = again.replace(" verify", " smoke", 1)
-    if failed:
-        again = cure(failed, place, test)
+    if (mend := cure(failed, place, test)) != test:
+        again = mend
     elif add := to_add([name for name in open_modules(evidence) if "." not in name], place):  # others are its own
         again = add
     elif any(check.details.get("differed") or check.details.get("rebuild") for check in node.checks):
         again = f"{again.replace(' verify', ' provision', 1)} --repair"
-    elif code_changed(evidence):
+    elif code_changed(evidence) or failed:
         again = test
     elif evidence.verb == "verify":
         return []

@@ -148,8 +148,15 @@ def test_what_is_there_can_be_used_and_looked_at_by_lines_that_are_copied() -> N
 )
 def test_after_a_smoke_test_that_failed_the_cure_of_its_failure_comes_next(says: str, following: str) -> None:
     before = {"name": "tested", "status": "passed", "says": "s", "details": {"failed_at": "2026-03-02", "failed": says}}
-    run = evidence(node(status="unchanged", checks=[before]), stack="own", command=("envbuild", "up", "."))
-    assert f"  next    {following}" in [line for line, _ in summary_lines(run)]
+
+    def lines(*checks: object) -> list[str]:
+        run = evidence(node(status="unchanged", checks=checks), stack="own", command=("envbuild", "up", "."))
+        return [line for line, _ in summary_lines(run)]
+
+    assert f"  next    {following}" in lines(before)
+    built = {"name": "working-tree", "status": "passed", "says": "s", "details": {"code_changed": 1, "rebuild": True}}
+    known = following if says != "no x" else "envbuild provision ./own.yaml --repair"
+    assert f"  next    {known}" in lines(before, built), "code that is compiled is built before its test"
 
 
 def test_what_a_build_printed_that_failed_stands_whole_at_the_end() -> None:
