@@ -207,7 +207,8 @@ def test_what_is_not_in_use_is_told_with_the_command_that_builds_it(world: World
     error = done.node["error"]
     assert (done.rc, error["code"]) == (1, "environment-unknown")
     assert "{" not in error["what"], "a target's placeholders are no path"
-    assert "`envbuild provision ./tiny.yaml --target local`; `envbuild status --all --target local`" in error["hint"]
+    assert "`envbuild plan ./tiny.yaml --target local` says whether it can be built there, and" in error["hint"]
+    assert "`envbuild provision ./tiny.yaml --target local` builds it; `envbuild status --all" in error["hint"]
 
 
 def test_d97_verify_says_that_the_stack_file_is_newer_than_the_lock(world: World) -> None:

@@ -439,6 +439,7 @@ def current_of(prepared: Prepared, node: str, listed: list[dict[str, Any]] | Env
         return listed
     stack, engine = prepared.stack.name, prepared.choice.engine
     place = f"{prepared.reference or stack} --target {prepared.choice.target}"
+    asked = f"{place} --profile {prepared.choice.profile}" if prepared.choice.profile else place
     item = of_stack(listed, stack, engine)
     if item is not None:
         stamp = item.get("stamp") or {}
@@ -463,8 +464,7 @@ def current_of(prepared: Prepared, node: str, listed: list[dict[str, Any]] | Env
     return EnvbuildError(
         "environment-unknown",
         f"{node}: no environment of {stack} is {f'of the engine {engine}' if engine else 'in use'}",
-        hint=f"build it: `envbuild provision {place}"
-        f"{f' --profile {prepared.choice.profile}' if prepared.choice.profile else ''}`; "
+        hint=f"`envbuild plan {asked}` says whether it can be built there, and `envbuild provision {asked}` builds it; "
         f"`envbuild status --all --target {prepared.choice.target}` lists the environments",
         exit_code=ExitCode.CHECK_FAILED,
     )
