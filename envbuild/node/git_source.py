@@ -5,6 +5,7 @@ submodule recursion are switched off, because what a repository says must never 
 """
 
 import contextlib
+import glob
 import os
 import re
 from collections.abc import Sequence
@@ -54,7 +55,6 @@ _COMPILED = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 _COUNT = re.compile(r"[0-9]{1,4}\Z")
 _HEX = re.compile(r"\A[0-9a-f]{40}\Z")
 _FIELDS = {"2": 9, "u": 10}  # before the path in a row of `git status --porcelain=v2`; others have eight
-_LOCK = ".lock.toml"
 # Locks, kits as files and byte code, which envbuild and Python write beside the user's own files.
 _MADE = re.compile(
     r"\.lock\.toml\Z|(\A|/)kit(-[^/]+-[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4})?\.tar\Z|(\A|/)__pycache__/|\.py[co]\Z"
@@ -222,8 +222,9 @@ def _unreachable(done: "proc.Finished", name: str, origin: str, folder: str) -> 
 def tree_state(place: str) -> Json:
     """The state of the user's working tree `place`, which is only read, in the shape of `TreeFacts`.
 
-    `changed`: how many files differ from the commit; `untracked`: how many are not in git (a new folder counts as one),
-    but for byte code, stack files with a lock beside them, their locks, and kits. `names`: up to three of both.
+    `changed`: how many files differ from the commit; `untracked`: how many are not in git (a new folder counts as one).
+    Neither counts byte code, stack files with a lock beside them, their copies `.old`, locks, and kits. `names`: up to
+    three of both.
     `problem` says why the folder cannot be used; `unknown` why git says nothing of it.
     """
     state: Json = {"path": place, "commit": None, "branch": None, "changed": None, "untracked": None, "names": []}
@@ -321,13 +322,20 @@ def _status(place: str, rows: "list[str]") -> Json:
     branch = head.get("branch.head", "")
     named = None if branch == "(detached)" else branch
     commits = {"commit": commit if _HEX.match(commit) else None, "branch": named}
-    locks = [name[: -len(_LOCK)] for name in untracked if name.endswith(_LOCK)]
-    stacks = {part + ".yaml" for lock in locks for part in (lock, lock.rpartition(".")[0])}
     # Rows are relative to the top of the repository, of which `place` may be a folder.
-    folders = {name: os.path.join(place, os.path.basename(name.rstrip("/"))) for name in untracked}
-    kits = {name for name, folder in folders.items() if os.path.isfile(os.path.join(folder, "kit.json"))}
-    untracked = [name for name in untracked if not (name in stacks or name in kits or _MADE.search(name))]
+    top = os.path.realpath(place)
+    while top != "/" and not os.path.exists(os.path.join(top, ".git")):
+        top = os.path.dirname(top)
+    changed, untracked = ([name for name in names if not _wrote(top, name)] for names in (changed, untracked))
     return dict(commits, changed=len(changed), untracked=len(untracked), names=(changed + untracked)[:_NAMES])
+
+
+def _wrote(top: str, name: str) -> bool:
+    """Whether envbuild or Python wrote a file below `top`: it is no code of the user."""
+    stem, yaml, kept = os.path.join(top, name).partition(".yaml")
+    if yaml and kept in ("", ".old") and glob.glob(glob.escape(stem) + ".*lock.toml"):
+        return True
+    return bool(_MADE.search(name)) or os.path.isfile(os.path.join(top, name, "kit.json"))
 
 
 def state_words(state: Json) -> str:

@@ -31,13 +31,20 @@ def test_the_state_counts_what_differs_from_the_commit(tmp_path: Path) -> None:
     assert (state["changed"], state["untracked"]) == (3, 1), "a new folder counts as one"
     words = git_source.state_words(state)
     assert words.endswith(", 3 files changed, 1 not in git: a.py, b.py, renamed.py, …")
-    for own in ("my.yaml", "my.exact.lock.toml", "kit-my-20261129T021447Z-0217/kit.json", "kit/kit.json", "kit.tar",
-                "__pycache__/a.cpython-311.pyc"):  # fmt: skip
+    for own in ("my.yaml", "my.yaml.old", "my.exact.lock.toml", "kit-my-20261129T021447Z-0217/kit.json", "kit/kit.json",
+                "kit.tar", "__pycache__/a.cpython-311.pyc"):  # fmt: skip
         write_file(tmp_path / own, "")
     assert git_source.state_words(git_source.tree_state(str(tmp_path))) == words, (
         "what envbuild and Python wrote is left out"
     )
     assert git_source.tree_state(str(tmp_path / "sub"))["changed"] == 0, "only what is in the folder"
+    for own in ("sub/my.yaml", "sub/my.lock.toml"):
+        write_file(tmp_path / own, "1")
+        git(tmp_path, "add", own)
+    for edited in ("sub/my.yaml", "sub/other.yaml"):
+        write_file(tmp_path / edited, "2")
+    state = git_source.tree_state(str(tmp_path / "sub"))
+    assert state["names"] == ["sub/other.yaml"], "a draft is left out also where it is in git"
     git(tmp_path, "checkout", "--quiet", "--detach")
     assert "on no branch" in git_source.state_words(git_source.tree_state(str(tmp_path)))
 
