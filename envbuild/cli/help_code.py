@@ -34,6 +34,10 @@ _MEANS = {
 }
 
 
+# The head of the table of checks; those of other words say of each what it is.
+_COMPARES = "what it compares"
+
+
 def explanation(code: str) -> str:
     """What a code, an exit code or a word means; of an error its messages with cause and next step. Else empty."""
     parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code)]
@@ -110,9 +114,13 @@ def _rows() -> list[list[str]]:
 def _words() -> dict[str, list[str]]:
     """What each word of the glossary, of plans and of reports means, and each name of a check."""
     words: dict[str, list[str]] = {}
+    kind = ""
     for names, meaning in (row for row in _tables() if len(row) == 2):
+        if meaning in ("meaning", _COMPARES):
+            kind = "a check: " if meaning == _COMPARES else ""
+            continue
         for name in names.split(", "):
-            words.setdefault(name.lower(), []).append(meaning.replace("`", ""))
+            words.setdefault(name.lower(), []).append(kind + meaning.replace("`", ""))
     return words
 
 
@@ -124,7 +132,7 @@ def _tables() -> list[list[str]]:
     plain = (
         [cell.strip().replace("\\|", "|").replace("\\[", "[").replace("&lt;", "<") for cell in row] for row in rows
     )
-    return [[row[0].strip("`"), *row[1:]] for row in plain if row[0] not in ("code", "word", "check", "---")]
+    return [[row[0].strip("`"), *row[1:]] for row in plain if row[0] not in ("code", "---")]
 
 
 def _of_rule(code: str) -> Iterator[str]:

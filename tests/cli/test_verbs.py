@@ -100,12 +100,16 @@ def test_help_says_of_a_rule_whether_it_can_refuse() -> None:
 @pytest.mark.parametrize(
     ("words", "meaning"),
     [
-        ("stamp", "stamp: the file that marks"),
+        (
+            "stamp",
+            "stamp: the file that marks an environment as complete and tested\n\nstamp: a check: the stamp is there",
+        ),
+        ("check", "check: a comparison with a yes or no result"),
         ("exact", "exact: one variation of a stack"),
         ("Merkle root", "merkle root: one sha256"),
-        ("smoke/machine/gemm", "smoke/machine/gemm: matrix products"),
-        ("machine/gemm", "smoke/machine/gemm: matrix products"),
-        ("smoke/extensions/rope", "smoke/extensions: compiled kernels"),
+        ("smoke/machine/gemm", "smoke/machine/gemm: a check: matrix products"),
+        ("machine/gemm", "smoke/machine/gemm: a check: matrix products"),
+        ("smoke/extensions/rope", "smoke/extensions: a check: compiled kernels"),
         ("stack", "stack: a YAML file that says what to reproduce\n\nUsage: envbuild stack"),
         ("report-root-differs", "report-root-differs: exit code 5"),
     ],
