@@ -99,7 +99,7 @@ _OF_TARGETS = {
 
 def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
     """The error for a command line that click refuses."""
-    path = error.ctx.command_path if error.ctx else "envbuild"
+    path, says = error.ctx.command_path if error.ctx else "envbuild", error.format_message()
     if isinstance(error, click.NoSuchOption) and path == "envbuild":
         words = [word for word in arguments if word != error.option_name] or ["COMMAND"]
         line = shlex.join(["envbuild", *words, error.option_name])
@@ -112,7 +112,14 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
         if name in _OF_TARGETS:
             hint = f"write `{_OF_TARGETS[name]}` in the target file; `envbuild init FILE` asks for it"
             return EnvbuildError("usage", f"{name} is a matter of the target", hint=hint)
-    return EnvbuildError("usage", error.format_message(), hint=f"{_where_stacks_go(error)}see `{path} --help`")
+        from difflib import get_close_matches
+
+        # click also guesses what resembles the option only a little.
+        known = [option for param in error.ctx.command.params for option in param.opts] if error.ctx else []
+        holding = [option for option in known if name.lstrip("-") in option.split("-")]
+        near = get_close_matches(name, known, 1, cutoff=0.75) or holding
+        says = f"{error.message} Did you mean '{near[0]}'?" if near else error.message
+    return EnvbuildError("usage", says, hint=f"{_where_stacks_go(error)}see `{path} --help`")
 
 
 def _where_stacks_go(error: click.UsageError) -> str:

@@ -430,6 +430,21 @@ def test_an_option_of_an_old_name_or_another_verb_answers_with_what_to_type(
     assert f"{words[-2]} is no option of `envbuild {words[0]}`\nhint: write {new}\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "guess"),
+    [
+        (["plan", "--gpus", "4"], ""),
+        (["plan", "--tagret", "local"], " Did you mean '--target'?"),
+        (["bench", "opt-175b", "--gpus", "4"], " Did you mean '--gpus-per-node'?"),
+    ],
+)
+def test_an_option_that_is_none_is_taken_for_a_near_one_alone(
+    capsys: pytest.CaptureFixture[str], words: list[str], guess: str
+) -> None:
+    assert main(words) == 2
+    assert f"No such option '{words[-2]}'.{guess}\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("target", "says"), [("aws-p3-16xlarge", "2.6B on 8 x V100"), ("local", "--gpus is needed")])
 def test_strategy_takes_the_number_of_gpus_from_the_target(
     capsys: pytest.CaptureFixture[str], target: str, says: str
