@@ -157,7 +157,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
 
     if not settings.script:
         first = f"{example}\n" if example else ""
-        ui.result(data, lambda: first + plan_text(made, survey, prepared.selection) + _job(made, prepared))
+        ui.result(data, lambda: first + plan_text(made, survey, prepared.selection) + _after(made, prepared))
         return exit_of(survey.errors)
     if example:
         ui.warn(example)
@@ -189,13 +189,23 @@ def _of_submitter(facts: Mapping[str, NodeFacts], user: str) -> dict[str, NodeFa
     return {node: plain if plain.user == user else plain.model_copy(update=own) for node, plain in facts.items()}
 
 
-def _job(made: Plan, prepared: Prepared) -> str:
-    """The line about the job that `provision` will submit; none where it submits none."""
-    if prepared.target.connection.kind != "job" or made.nothing_to_do:
-        return ""
+def _after(made: Plan, prepared: Prepared) -> str:
+    """A line about the job that `provision` will submit, if any, and one on how long the run of a document took."""
     from envbuild.plan.job import request_text
 
-    return f"  job: {request_text(made, prepared.target)}\n"
+    jobs = prepared.target.connection.kind == "job" and not made.nothing_to_do
+    lines = [f"  job: {request_text(made, prepared.target)}\n"] if jobs else []
+    reference, choice = prepared.stack.reference, prepared.choice
+    words = f"{prepared.reference or made.stack} --target {choice.target}"
+    words += f" --profile {choice.profile}" if choice.profile else ""
+    if reference is not None and made.nodes and not prepared.limits:
+        lines += [
+            f"  bench: `envbuild bench {words}`, once it is built; {figure.name}: {figure.value:g} {figure.unit} on "
+            f"{figure.where}, says {figure.source}\n"
+            for figure in reference.figures
+            if figure.unit == "minutes"
+        ]
+    return "".join(lines)
 
 
 def carry_out(
