@@ -1,11 +1,12 @@
 """A report for others: signed, and copied whole or only the fields that the schema of evidence marks as public.
 
 A node has a label (`node-1`, by its place in the evidence) instead of its name. A text that the schema demands and does
-not mark reads `not published`.
+not mark reads `not published`, and so does a text that is none of the fixed ones that its mark names.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -90,6 +91,8 @@ def _public(value: Any, mark: Any, labels: Mapping[str, str]) -> Any:
         return None if value is None else labels.get(value, LEFT_OUT)
     if isinstance(mark, list):
         return _keys(value, mark)
+    if isinstance(mark, dict):
+        return value if re.fullmatch(mark["pattern"], value) else LEFT_OUT
     return value
 
 

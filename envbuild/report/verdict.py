@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envbuild.errors import ExitCode
+from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report.claimed import is_far_above
 from envbuild.text import few, grouped, number, plural
@@ -166,10 +167,15 @@ def _last_read(unread: list[Check]) -> str:
 
 def _taken_for_granted(evidence: Evidence) -> list[str]:
     """What a reader would think was checked and was not, as one more sentence; empty where there is nothing."""
-    unchecked = [check.says for check in all_checks(evidence) if check.level == "not-checked"]
-    elsewhere = {check.says for check in (*_unread(evidence), *of_logs(evidence))}
+    unchecked = [_shown(check) for check in all_checks(evidence) if check.level == "not-checked"]
+    elsewhere = {_shown(check) for check in (*_unread(evidence), *of_logs(evidence))}
     rest = [text for text in dict.fromkeys(unchecked) if text not in elsewhere]
     return doubts(evidence) + ([f"Not checked: {'; '.join(rest)}."] if rest else [])
+
+
+def _shown(check: Check) -> str:
+    """What a check says; its name where that is not published."""
+    return check.name if check.says == LEFT_OUT else check.says
 
 
 def doubts(evidence: Evidence) -> list[str]:

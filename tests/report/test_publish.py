@@ -124,6 +124,25 @@ def test_nodes_have_one_label_all_over_and_figures_stay() -> None:
     assert len(checks[4].details["losses"]) == 60
 
 
+@pytest.mark.parametrize(
+    ("says", "kept"),
+    [
+        ("no usable GPU here: nothing ran on CUDA, though torch is built for CUDA 12.6", True),
+        ("the rest of the smoke test, as only machine/gemm, training was asked for", True),
+        ("no usable GPU here: nothing ran on hostcanary1", False),
+        ("nothing was computed, torch was imported only (smoke: sound alone)\n", False),
+    ],
+)
+def test_why_a_check_was_skipped_is_published_if_it_is_a_fixed_text(says: str, kept: bool) -> None:
+    gap = {"name": "smoke/cuda", "status": "skipped", "says": says, "level": "not-checked"}
+    found = published(evidence(node(checks=[*gpu_checks()[:1], gap])))
+    assert found.nodes[0].checks[1].says == (says if kept else "not published")
+    page = render_markdown(found)
+    assert f"Not checked: {says if kept else 'smoke/cuda'}." in page
+    assert (f"- smoke/cuda: {says}" in page) is kept
+    assert "| not published |" not in page and "Not checked: not published" not in page
+
+
 def test_a_published_command_names_no_target() -> None:
     page = render_markdown(published(telling()))
     assert "envbuild provision torch-smoke --profile exact\n" in page

@@ -559,3 +559,9 @@ def test_a_failed_report_says_what_to_do_before_anything_else_and_whether_it_is_
     assert "What to do:</strong> <code>envbuild provision --repair</code> builds it again" in head
     assert "<dt>Signature</dt><dd>none</dd>" in head
     assert 'id="claims"' not in page
+
+
+def test_the_markdown_has_the_findings_about_the_document_too() -> None:
+    row = "| `hydra-unpinned` | wrong | hydra has a release that breaks it | pins |"
+    assert row in render_markdown(fleet())
+    assert "gets wrong" not in render_markdown(evidence())

@@ -18,6 +18,7 @@ from envbuild.node.env import stamp
 from envbuild.node.smoke import only, smoke
 from envbuild.node.smoke.programs.imports import comparable, same_version
 from envbuild.node_program import node_pyz
+from envbuild.report.publish import public_fields
 from tests.support.files import write_file, write_files
 from tests.support.patience import PATIENCE, with_deadline
 from tests.support.programs import completed
@@ -245,6 +246,16 @@ def test_a_cuda_build_without_a_gpu_says_that_nothing_ran_on_cuda() -> None:
 def test_a_torch_that_was_imported_only_is_said_to_have_computed_nothing() -> None:
     assert [gap["name"] for gap in gaps(False, ("sound",), torch="2.13.0+cpu", torch_cuda=None)] == ["smoke/training"]
     assert gaps(False, ("sound",)) == [], "without torch imports are all there is"
+
+
+def test_what_is_said_of_a_gap_may_be_published() -> None:
+    spec = smoke.Spec("/env", {}, False, only=("machine/gemm", "training"))
+    found = [
+        *gaps(False, ("sound",), torch="2"),
+        *gaps(False, ("step", "sound", "machine"), torch="2", torch_cuda="12.6"),
+    ]
+    for gap in [*found, *only.gaps(spec, [], [])]:
+        assert public_fields(Check.from_plain(gap), {})["says"] == gap["says"]
 
 
 def closure(
