@@ -112,6 +112,9 @@ def make(order: Order) -> Launch:
         why="the script stops without it (finding alcf-flash-attention)",
         hint=", or ".join([f"leave {variable} out", *has_flash]),
     )
+    one_node = "".join(mpi_on_nodes(order.profiles, order.profile_name, order.place.nodes))
+    others = [f"`--profile {name}`" for name, profile in order.profiles.items() if not profile.mpi_for_one_node]
+    require(not one_node, f"{order.place.nodes} nodes: {one_node}", hint=" or ".join(["`--nodes 1`", *others]))
     degrees = _degrees(given, model, order.place.gpus)
     require(
         given.zero_stage < 2 or degrees.pipeline == 1,
@@ -268,7 +271,6 @@ def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:
         notes.append("mpiexec --ppn is that of PALS (Cray, ALCF) or MPICH; of Open MPI, `--set LAUNCHER=mpirun`")
     if order.place.hostfile is None and given.launcher != "srun":
         notes.append(f"no host file: {given.launcher} starts on the nodes of the job that it runs in")
-    notes += mpi_on_nodes(order.profiles, order.profile_name, order.place.nodes)
     # 0.18.3 is the oldest that was read, 0.19.3 the first without it.
     if given.ppsize > 1 and order.deepspeed_since("0.18.3") and not order.deepspeed_since("0.19.3"):
         notes.append(
