@@ -250,7 +250,7 @@ _USUAL = 0.4
 def doubts(
     target: Target, reference: Reference, measure: Bench, ran: Launch, facts: NodeFacts | None, deadline: float | None
 ) -> list[str]:
-    """What to say before a run: that it will hardly end in time, or that the claim is for other GPUs or nodes.
+    """What to say before a run: that it hardly ends in time or its job ends first, or that the claim is for others.
 
     Of GPUs that are not those of the claim only the verdict speaks. Raises EnvbuildError as `refuse_too_long` does.
     """
@@ -269,7 +269,12 @@ def doubts(
                 f"the figure of {plural(ran.nodes, 'node')} with {gpus.count} GPUs {may} be compared with the claim, "
                 f"which is for {claim.gpus} GPUs{on}; `{options}` can"
             )
-    return [text for text in (late, other) if text]
+    job, asked = seconds_of(target.scheduler.time_limit or "") or 0, deadline or 0
+    hours = (
+        f"{number(asked / 3600)} h (`--run-timeout`), and its job {number(job / 3600)} h (`time_limit` of the target)"
+    )
+    ends = f"a run may take {hours}: the job ends first" if 0 < job < asked else ""
+    return [text for text in (late, ends, other) if text]
 
 
 def refuse_too_long(

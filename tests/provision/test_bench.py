@@ -306,8 +306,14 @@ def test_a_run_on_other_gpus_or_nodes_than_the_claim_names_those_of_the_claim(
     assert opt.reference and opt.reference.bench
     where = load_target("azure-nd96").target.model_copy(update={"expects": Expectation(gpu=expects)})
     ran = started("opt-175b", place(nodes, gpus, gpu="H200"), model_size="125m")
-    against = bench.doubts(where, opt.reference, opt.reference.bench, ran, None, 3600.0)
+    asked = (opt.reference, opt.reference.bench, ran, None)
+    against = bench.doubts(where, *asked, 3600.0)
     assert [text.rpartition("; ")[2] for text in against] == ([f"`{options}` can"] if options else [])
+    (longer,) = (text for text in bench.doubts(where, *asked, 18000.0) if text not in against)
+    assert (
+        longer
+        == "a run may take 5 h (`--run-timeout`), and its job 2 h (`time_limit` of the target): the job ends first"
+    )
 
 
 @pytest.mark.parametrize(
