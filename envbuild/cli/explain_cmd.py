@@ -119,7 +119,9 @@ def _decided(
         nodes, warnings = of_target(nodes, target)
         for warning in warnings:
             ui.warn(warning)
-    return decide(loaded, profile, nodes, target, compat)
+    decided = decide(loaded, profile, nodes, target, compat)
+    alone = "" if placed else "no target was given: `--target TARGET` says what jobs load and which Python is the base"
+    return decided._replace(note="; ".join(filter(None, (alone, decided.note))))
 
 
 def _checked(

@@ -96,6 +96,11 @@ def test_explain_prints_findings_and_decisions(target: str, tmp_path: Path) -> N
     assert ": refused" not in done.stdout
 
 
+def test_explain_without_a_target_says_what_it_could_not_know(tmp_path: Path) -> None:
+    done, _ = run(tmp_path, "explain", "megatron-deepspeed-alcf", "--facts", "polaris")
+    assert "decisions: no target was given: `--target TARGET` says what jobs load" in done.stdout
+
+
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_d03_every_target_plans_its_default_stack_from_its_own_facts(target: str, tmp_path: Path) -> None:
     profile = PROFILES.get(target, "exact")
