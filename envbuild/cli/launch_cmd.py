@@ -343,7 +343,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
             ui.warn(f"{error.what}; {NOT_ASKED}")
         for line in summary(made):
             ui.note(line)
-        text = site.scheduler.render(job, _by_hand(ui, site, job) + home)
+        text = site.scheduler.render(job, _by_hand(ui, site, job, stack, profile, flags) + home)
         ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
         return 0
     settings = replace(settings_of(configured(flags)), cancel_job=flags["cancel_job"])
@@ -364,17 +364,25 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     return run.exit
 
 
-def _by_hand(ui: Ui, site: JobSite, job: Job) -> str:
+def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags: dict[str, Any]) -> str:
     """How to submit a job that was printed: the scheduler opens its log before the job could make the folder.
 
-    What nobody knows of its request is a warning too.
+    And how its log becomes a report. What nobody knows of its request is a warning too.
     """
     from envbuild.provision.jobs.site import cpus_unknown
+    from envbuild.schedule.script import log_name
 
     if unknown := cpus_unknown(site, job):
         ui.warn(unknown)
-    more = f"\n{unknown}" if unknown else ""
-    return f"{more}\nSubmit it with `mkdir -p {shlex.quote(job.output)} && {site.scheduler.submits[0]} FILE`."
+    given = {"--profile": profile, "--nodes": str(job.nodes), "--gpus-per-node": str(job.gpus_per_node)}
+    words = [word for option in given.items() for word in option]
+    words += [word for text in flags["settings"] for word in ("--set", text)]
+    folder = shlex.quote(job.output)
+    lines = [unknown, f"Submit it with `mkdir -p {folder} && {site.scheduler.submits[0]} FILE`."]
+    if stack.reference is not None and stack.reference.bench is not None:
+        log = f"{folder}/{log_name(job, 'NUMBER')}"
+        lines.append(f"For a report of it: `envbuild bench {_where(flags)} {shlex.join(words)} --log {log}`.")
+    return "\n" + "\n".join(filter(None, lines))
 
 
 def _home_here(flags: dict[str, Any]) -> str:
@@ -474,7 +482,9 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
             ui.note(line)
         hours = job.gpu_hours(trials)
         many = f" {trials} trials, a job each: at most {hours}." if trials > 1 and hours else ""
-        text = site.scheduler.render(job, f"{many}{_by_hand(ui, site, job)}{_home_here(flags)}")
+        text = site.scheduler.render(
+            job, f"{many}{_by_hand(ui, site, job, prepared.stack, prepared.profile, flags)}{_home_here(flags)}"
+        )
     else:
         place = launch_place(prepared.stack.name, flags)
         made = launch(prepared.stack, prepared.profile, values, place)
