@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -139,6 +140,8 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
         hint = f"put {field} in quotes (without them 3.10 is the number 3.1)"
     elif kind == "tuple_type" and isinstance(value, str | int | float):
         hint = f'write {path[-1]}: ["{show_value(value).strip(chr(34))}"]'
+    elif kind == "string_pattern_mismatch" and isinstance(path[-1], int) and re.search(r"\w[:,]\s*\w", str(value)):
+        hint = f"write [{', '.join(re.split(r'[:,] *', show_value(value).strip(chr(34))))}]"
     elif kind == "literal_error":
         hint = did_you_mean(str(value), _literals(item))
     # What a check of ours says is a sentence of its own; what a type says begins with "must".

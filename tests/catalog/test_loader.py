@@ -188,6 +188,8 @@ def test_an_unquoted_python_version_says_to_quote_it(tmp_path: Path) -> None:
     assert "quotes" in error.hint
     error = refused(load_stack, stack_file(tmp_path, STACK.replace('["3.11"]', "3.11")))
     assert error.hint == 'write python: ["3.11"]'
+    target = target_file(tmp_path, "scheduler: {kind: pbs, filesystems: ['home:eagle']}\n")
+    assert refused(load_target, target).hint == "write [home, eagle]"
 
 
 def test_several_problems_are_reported_at_once(tmp_path: Path) -> None:
