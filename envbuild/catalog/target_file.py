@@ -20,7 +20,7 @@ class Answers:
 
     `hosts`: host lists (ssh), the partition (slurm) or the queue (pbs). `login`: where jobs are submitted, when not on
     this machine; `here`: on this machine, though the shipped target names a host. `nodes`, `time_limit`: of a job.
-    `why`: why this profile.
+    `filesystems`: of a PBS job, parted by commas. `why`: why this profile.
     """
 
     kind: str
@@ -35,6 +35,7 @@ class Answers:
     account: str = ""
     nodes: int = 0
     time_limit: str = ""
+    filesystems: str = ""
     prefix: str = ""
     gpu: str = ""
     gpus_per_node: int = 0
@@ -123,7 +124,8 @@ def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
         partition = {"slurm": answers.hosts} if answers.hosts else {}
         how += "; without `nodes` it takes all of the partition"
         return [("the partition", "hosts", partition), (how, "scheduler", _given(job))]
-    return [(how, "scheduler", _given({"queue": answers.hosts, **job}))]
+    names = re.findall(r"[^\s,:]+", answers.filesystems)
+    return [(how, "scheduler", _given({"queue": answers.hosts, **job, "filesystems": names}))]
 
 
 def _given(values: Mapping[str, object]) -> dict[str, object]:

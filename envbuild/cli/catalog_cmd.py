@@ -267,7 +267,7 @@ def target_show(ui: Ui, target: str | None) -> None:
 
 
 def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, stack: str | None, *, yes: bool) -> None:
-    """Write a first target file with comments, from eleven answers at most, or from recorded facts of its nodes.
+    """Write a first target file with comments, from twelve answers at most, or from recorded facts of its nodes.
 
     `extends`: the shipped target that is like it; `stack`: what is built there; `yes`: take defaults, ask nothing.
     """
@@ -350,6 +350,8 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         question = text if default is not None else f"{text} (required)"
         if yes:
             return "" if default is None else default
+        if default is None:
+            return click.prompt(question, "", err=True, show_default=False, value_proc=_not_empty)
         return click.prompt(question, default=default, type=kind, err=True, show_default=default not in ("", 0))
 
     try:
@@ -386,6 +388,8 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
             if job
             else ""
         )
+        text = "File systems that a job names, as home,eagle (empty: none)"
+        filesystems = ask(text, ",".join(base.scheduler.filesystems)) if kind == "pbs" else ""
         where = "{home}/envbuild" if job else "{data}/envbuild"
         usual_prefix = where if is_template(base) or base.name == "local" else base.prefix
         prefix = ask("Folder for environments", usual_prefix, _prefix)
@@ -411,10 +415,18 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         account=account,
         nodes=nodes,
         time_limit=limit,
+        filesystems=filesystems,
         prefix=prefix,
         gpu=gpu.removeprefix("NVIDIA "),
         gpus_per_node=count,
     )
+
+
+def _not_empty(text: str) -> str:
+    """An answer that the target needs. Raises click.BadParameter, and the question is asked again."""
+    if not text.strip():
+        raise click.BadParameter("may not be empty; what you do not know yet, you can correct in the file")
+    return text
 
 
 def _stack_beside(file: Path, stack: str) -> LoadedStack:

@@ -41,10 +41,10 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
              "scheduler": {"kind": "slurm", "account": "proj", "exclusive": True}, "prefix": "{home}/envbuild"},
         ),
         (
-            ("pbs", "", "", "debug", "", "proj", "0", "4", "soon", "90m", "", ""),
+            ("pbs", "", "", "debug", "", "proj", "0", "4", "soon", "90m", "home, eagle", "", ""),
             {"hosts": {"pbs": "nodefile"}, "connection": {"kind": "job"},
              "scheduler": {"kind": "pbs", "queue": "debug", "account": "proj", "exclusive": True, "nodes": 4,
-                           "time_limit": "90m"}},
+                           "time_limit": "90m", "filesystems": ["home", "eagle"]}},
         ),
         (
             ("azure-nd96", "", "", "", "", "", "", "", "", ""),
@@ -53,7 +53,7 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
         ),
         # An empty account and a relative folder are asked again, as the empty queue above.
         (
-            ("polaris", "", "debug", "", "", "proj", "", "", "envs", "/eagle/envs", "", ""),
+            ("polaris", "", "debug", "", "", "proj", "", "", "", "envs", "/eagle/envs", "", ""),
             {"scheduler": {"kind": "pbs", "queue": "debug", "account": "proj", "nodes": 2, "time_limit": "1h"},
              "prefix": "/eagle/envs"},
         ),
@@ -63,11 +63,11 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
         ),
         # Its `exact` stands on a module that jobs of this target do not load.
         (
-            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", "A100-SXM4-40GB", "4"),
+            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", "", "A100-SXM4-40GB", "4"),
             {"stack": "megatron-deepspeed-alcf", "profile": "ported"},
         ),
         (
-            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", ""),
+            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", "", ""),
             {"stack": "megatron-deepspeed-alcf", "profile": "ported", "expects": None},
         ),
     ],
@@ -147,7 +147,7 @@ def test_the_queues_of_pbs_that_take_jobs_are_offered(tmp_path: Path, monkeypatc
     qstat.chmod(0o755)
     monkeypatch.setenv("PATH", f"{qstat.parent}:/usr/bin:/bin")
     monkeypatch.setattr(begin, "scheduler_here", lambda: "PBS")
-    done = init(tmp_path, answers=("", "opt-175b", "", "", "lab", "", "", "", ""))
+    done = init(tmp_path, answers=("", "opt-175b", "", "", "lab", "", "", "", "", ""))
     assert done.exit_code == 0 and "Its queue (gpu, debug) [gpu]" in done.output, done.output
     assert load_target(str(tmp_path / "lab.yaml")).target.partition == "gpu"
 
@@ -256,6 +256,7 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     short = init(tmp_path, answers=("pbs", "", "q", "", ""))
     assert short.exit_code == 2 and "--facts" in short.output
     assert "ended at: Account that jobs are charged to (required); `--yes` takes" in short.output
+    assert short.output.count("Error: may not be empty") == 1
     early = init(tmp_path, "--extends", "slurm", "--stack", "gpu", answers=("gpu",))
     assert isinstance(early.exception, EnvbuildError) and early.exception.code == "stack-unknown"
     assert early.output == "", "a wrong name is refused before any question"
