@@ -119,7 +119,7 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
         f" GPU-hours. 3 trials, a job each: at most 24 GPU-hours.\n# Submit it with `mkdir -p {folder} && qsub" in out
     )
     read = f"megatron-deepspeed-alcf --target {mine} --profile module-2025-09-25 --nodes 2 --gpus-per-node 4"
-    log = f"{folder}/launch-megatron-deepspeed-alcf-NUMBER.log"
+    log = f"{folder}/bench-megatron-deepspeed-alcf-NUMBER.log"
     assert f"\n# For a report of it: `envbuild bench {read} --log {log}`.\n" in out
     assert f"\n# {{home}} is {Path.home()}, of this machine: " in out
     assert 'mkdir -p -- "$output"\n' in out.partition("exec >> ")[0]
