@@ -339,7 +339,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
             if error.code not in ("scheduler-missing", "node-unreachable"):
                 raise
             site, job, made = make_job(target, stack, profile, asked, prefix=prefix_here(flags))
-            home = _home_here(flags)
+            home = _filled_here(flags)
             ui.warn(f"{error.what}; {NOT_ASKED}")
         for line in summary(made):
             ui.note(line)
@@ -385,11 +385,14 @@ def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags:
     return "\n" + "\n".join(filter(None, lines))
 
 
-def _home_here(flags: dict[str, Any]) -> str:
-    """What to say where no node was asked for its home."""
-    if "{home}" not in (configured(flags).prefix or described_target(flags).prefix):
-        return ""
-    return f"\n{{home}} is {Path.home()}, of this machine: if nodes have another, set an absolute `prefix:`."
+def _filled_here(flags: dict[str, Any]) -> str:
+    """What stands in a prefix where no node was asked for its user and home."""
+    target = described_target(flags)
+    prefix = configured(flags).prefix or target.prefix
+    user = f"\n{{user}} is {submitter(target)}." if "{user}" in prefix else ""
+    if "{home}" not in prefix:
+        return user
+    return f"{user}\n{{home}} is {Path.home()}, of this machine: if nodes have another, set an absolute `prefix:`."
 
 
 def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
@@ -483,7 +486,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
         hours = job.gpu_hours(trials)
         many = f" {trials} trials, a job each: at most {hours}." if trials > 1 and hours else ""
         text = site.scheduler.render(
-            job, f"{many}{_by_hand(ui, site, job, prepared.stack, prepared.profile, flags)}{_home_here(flags)}"
+            job, f"{many}{_by_hand(ui, site, job, prepared.stack, prepared.profile, flags)}{_filled_here(flags)}"
         )
     else:
         place = launch_place(prepared.stack.name, flags)

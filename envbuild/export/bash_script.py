@@ -187,7 +187,7 @@ def _brings(variant: Variant, python: str) -> list[str]:
     for build in load_toolchain().builds:
         if build.name == variant.interpreter.name:
             lines += ["Without it, where the internet is reached:", f"curl -fL -o python.tar.gz {quote(build.url)} &&"]
-            lines.append(f"echo '{build.sha256}  python.tar.gz' | sha256sum -c && mkdir -p {top} &&")
+            lines.append(f"echo '{build.sha256} *python.tar.gz' | sha256sum -c && mkdir -p {top} &&")
             lines.append(f"tar -xzf python.tar.gz -C {top}")
     return lines
 
