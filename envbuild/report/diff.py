@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from envbuild.errors import ExitCode, gravest
+from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
+from envbuild.model.facts import NodeFacts
 from envbuild.report import equality
 from envbuild.report.equality import names, python_of
-from envbuild.report.sources import mapping
+from envbuild.report.publish import public_fields
+from envbuild.report.sources import mapping, numbers
 from envbuild.report.tables import fact_rows
 from envbuild.report.verdict import GOOD, make_verdict, reason
 from envbuild.text import number, plural, visible
@@ -21,7 +25,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Change:
-    """A difference, on `nodes` if it concerns some: `worse`, or a figure that `slipped` out of its spread."""
+    """A difference, on `nodes` if it concerns some: `worse`, or a claimed figure that `slipped` out of its spread."""
 
     kind: Kind
     topic: str
@@ -37,10 +41,12 @@ class Change:
 
 def compare(before: Evidence, after: Evidence) -> list[Change]:
     """Worse things first. Equal changes of several nodes are one."""
-    changes = [*_run(before, after)]
+    # Names of nodes, target and warnings are what a published report leaves out.
+    public = LEFT_OUT in (before.target, after.target)
+    changes = [*_run(before, after, public=public)]
     old = {node.node: node for node in before.nodes}
     new = {node.node: node for node in after.nodes}
-    changes += _names(old, new)
+    changes += _counts(old, new) if public else _names(old, new)
     same_lock = before.lock_digest == after.lock_digest
     by_change: dict[tuple[Kind, str, str, str, str], list[str]] = {}
     for one, other in _pairs(before.nodes, after.nodes):
@@ -53,19 +59,24 @@ def compare(before: Evidence, after: Evidence) -> list[Change]:
 
 
 def exit_code(changes: Sequence[Change]) -> ExitCode:
-    """1 for a new failure or drift, 6 for a figure that slipped; other changes are no failure."""
+    """1 for a new failure or drift, 6 for a figure with a claim that slipped; other changes are no failure."""
     codes = {"worse": ExitCode.CHECK_FAILED, "slipped": ExitCode.BELOW_FLOOR, "changed": ExitCode.OK}
     return gravest(codes[change.kind] for change in changes)
 
 
-def _run(before: Evidence, after: Evidence) -> Iterator[Change]:
-    for name in ("stack", "profile", "target", "lock_digest", "envbuild"):
+def _run(before: Evidence, after: Evidence, *, public: bool) -> Iterator[Change]:
+    for name in ("stack", "profile", *(() if public else ("target",)), "lock_digest", "envbuild"):
         one, other = getattr(before, name), getattr(after, name)
         if one != other:
             yield Change("changed", "run", name.replace("_", " "), one, other)
-    for text in after.warnings:
+    for text in () if public else after.warnings:
         if text not in before.warnings:
             yield Change("changed", "run", "warning", "–", text)
+
+
+def _counts(old: Mapping[str, NodeEvidence], new: Mapping[str, NodeEvidence]) -> Iterator[Change]:
+    if len(old) != len(new):
+        yield Change("changed", "nodes", "how many", str(len(old)), str(len(new)))
 
 
 def _names(old: Mapping[str, NodeEvidence], new: Mapping[str, NodeEvidence]) -> Iterator[Change]:
@@ -98,7 +109,10 @@ def _node(one: NodeEvidence, other: NodeEvidence, *, same_lock: bool) -> Iterato
         files = "".join(f", {item.get('kind')} {item.get('path')}" for item in drifted[:_SHOWN])
         yield Change("worse", "contents", "drifted files", str(one.drift_count), f"{other.drift_count}{files}")
     if one.facts and other.facts:
-        yield from _texts("machine", dict(fact_rows(one.facts)), dict(fact_rows(other.facts)))
+        facts = one.facts, other.facts
+        if any(it.hostname == LEFT_OUT for it in facts):
+            facts = _as_published(facts[0]), _as_published(facts[1])
+        yield from _texts("machine", dict(fact_rows(facts[0])), dict(fact_rows(facts[1])))
     if one.variant_digest and other.variant_digest:
         yield from _texts("contents", {"variant": one.variant_digest}, {"variant": other.variant_digest}, most=12)
     if all(node.image or node.environment for node in (one, other)):
@@ -108,6 +122,10 @@ def _node(one: NodeEvidence, other: NodeEvidence, *, same_lock: bool) -> Iterato
         yield from _texts("package", one.packages, other.packages)
         yield from _texts("source", _commits(one), _commits(other), most=12)
     yield from _checks(one, other)
+
+
+def _as_published(facts: NodeFacts) -> NodeFacts:
+    return NodeFacts.from_plain(public_fields(facts, {}))
 
 
 def _texts(topic: str, one: Mapping[str, str], other: Mapping[str, str], most: int | None = None) -> Iterator[Change]:
@@ -143,6 +161,9 @@ def _checks(one: NodeEvidence, other: NodeEvidence) -> Iterator[Change]:
             yield from _texts("launch", _launched(was), _launched(check))
             yield from _compared(was, check)
             yield from _metrics(was, check, same=_launched(was) == _launched(check))
+            old, new = _losses(was), _losses(check)
+            if old and new and old != new:
+                yield Change("changed", "loss", check.name, _course(old), _course(new))
 
 
 def _launched(check: Check) -> dict[str, str]:
@@ -153,6 +174,14 @@ def _launched(check: Check) -> dict[str, str]:
     return {key.replace("_", " "): str(value) for key, value in settings.items()}
 
 
+def _losses(check: Check) -> list[float]:
+    return numbers(check.details.get("losses"))
+
+
+def _course(losses: Sequence[float]) -> str:
+    return f"{losses[0]:.5g} to {losses[-1]:.5g} in {plural(len(losses), 'step')}"
+
+
 def _compared(was: Check, now: Check) -> Iterator[Change]:
     """What a figure says beside its claim; one that fell below it fails its check, too."""
     if was.comparison and now.comparison and was.comparison.verdict != now.comparison.verdict:
@@ -161,16 +190,25 @@ def _compared(was: Check, now: Check) -> Iterator[Change]:
 
 
 def _metrics(was: Check, now: Check, *, same: bool) -> Iterator[Change]:
-    """A median outside the other's least and greatest is a change; on the worse side of the `same` work it slipped."""
+    """A median outside the other's least and greatest is a change.
+
+    With a claim or a floor, on the worse side of the `same` work, it slipped.
+    """
     known = {metric.name: metric for metric in was.metrics}
     for metric in now.metrics:
         old = known.get(metric.name)
         if old is None or old.unit != metric.unit or old.least <= metric.median <= old.greatest:
             continue
+        claimed = metric.floor is not None or old.floor is not None or metric.unit in _claimed_units(was, now)
         lower_is_better = metric.lower_is_better or old.lower_is_better
-        kind: Kind = "slipped" if same and (metric.median > old.greatest) == lower_is_better else "changed"
+        worse = (metric.median > old.greatest) == lower_is_better
+        kind: Kind = "slipped" if same and claimed and worse else "changed"
         percent = f" ({100 * metric.median / old.median - 100:+.1f} %)" if old.median else ""
         yield Change(kind, "figure", f"{metric.name}, {metric.unit}", _spread(old), _spread(metric) + percent)
+
+
+def _claimed_units(*checks: Check) -> set[str]:
+    return {check.comparison.unit for check in checks if check.comparison and check.comparison.claim is not None}
 
 
 def _spread(metric: Metric) -> str:
@@ -181,11 +219,15 @@ _MARKS = {"worse": ("✗", "red"), "slipped": ("↓", "red"), "changed": ("·", 
 
 
 def sentence(changes: Sequence[Change]) -> str:
-    """`2 things got worse, 1 figure slipped, 3 changed`."""
-    counts = {kind: sum(change.kind == kind for change in changes) for kind in _MARKS}
-    parts = [f"{plural(counts['worse'], 'thing')} got worse"] if counts["worse"] else []
-    parts += [f"{plural(counts['slipped'], 'figure')} left the spread of the earlier run"] if counts["slipped"] else []
-    parts += [f"{plural(counts['changed'], 'thing')} changed"] if counts["changed"] else []
+    """`2 things got worse, 3 things changed`."""
+    kinds = Counter("figure" if (it.kind, it.topic) == ("changed", "figure") else it.kind for it in changes)
+    says = (
+        ("worse", "thing", "got worse"),
+        ("slipped", "figure", "with a claim or a floor left the spread of the earlier run"),
+        ("changed", "thing", "changed"),
+        ("figure", "other figure" if kinds["slipped"] else "figure", "left the spread of the earlier run"),
+    )
+    parts = [f"{plural(kinds[kind], noun)} {what}" for kind, noun, what in says if kinds[kind]]
     return ", ".join(parts) or "no difference in what both runs checked"
 
 
@@ -205,7 +247,8 @@ def _roots(before: Evidence, after: Evidence) -> str:
         return f"Merkle roots differ on {differing} of {plural(len(pairs), 'node')}"
     measured = all(node.root_level == "measured" for pair in pairs for node in pair)
     level = "measured in both runs" if measured else "from a stamp in at least one run"
-    return f"Merkle roots are equal ({', '.join(roots)}, {level})" if pairs else "no Merkle roots to compare"
+    same = ", the environment is the same, file by file" if measured else ""
+    return f"Merkle roots are equal ({', '.join(roots)}, {level}){same}" if pairs else "no Merkle roots to compare"
 
 
 def lines(before: Evidence, after: Evidence, changes: Sequence[Change]) -> list[tuple[str, str]]:
@@ -218,4 +261,15 @@ def lines(before: Evidence, after: Evidence, changes: Sequence[Change]) -> list[
         where = f" on {equality.names(change.nodes)}" if change.nodes else ""
         text = f"{change.topic} {change.what}{where}: {change.before} → {change.after}"
         out.append((f"  {mark} {visible(text)}", colour))
+    differing = {change.what for change in changes if change.topic == "loss"}
+    for name, course in _trained(before, after).items():
+        if name not in differing:
+            out.append((f"  = {visible(f'loss {name}: {course}, equal at every step')}", ""))
     return out
+
+
+def _trained(before: Evidence, after: Evidence) -> dict[str, str]:
+    """The checks whose loss both runs have, and how it went."""
+    pairs = _pairs(before.nodes, after.nodes)
+    both = [(check, {it.name for it in one.checks if _losses(it)}) for one, other in pairs for check in other.checks]
+    return {check.name: _course(_losses(check)) for check, known in both if check.name in known and _losses(check)}
