@@ -13,7 +13,17 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.indexes import distributions
 from envbuild.init.closure import SOURCE_ALONE, Closed, blocked, close
 from envbuild.init.collect import Collected, together
-from envbuild.init.draft import Draft, DraftSource, Wanted, make_draft, newest_torch, pypi_flavour, same_repository
+from envbuild.init.draft import (
+    AS_ASKED,
+    Choice,
+    Draft,
+    DraftSource,
+    Wanted,
+    default_flavour,
+    make_draft,
+    newest_torch,
+    same_repository,
+)
 from envbuild.init.findings import DraftFinding, find
 from envbuild.init.imports import Roots, roots, scan
 from envbuild.init.known import Known, exact_version
@@ -95,11 +105,15 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What `init` asks outside the input: the index about guesses, git about commits, a machine about its Pythons."""
+    """What `init` asks outside the input: the index about guesses, git about commits, a machine about its Pythons.
+
+    `flavour` of torch is what the user asks for.
+    """
 
     index: Callable[[tuple[Closed, ...], Draft], tuple[Closed, ...]] = lambda closed, _: closed
     git: Callable[[Draft], Draft] = lambda draft: draft
     pythons: Callable[[], Collection[str]] = tuple  # minor versions that are there
+    flavour: str = ""
 
 
 def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tree] = ()) -> Result:
@@ -122,6 +136,8 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
         if draft.torch is None and any(imported.module == "torch" for imported in imports):
             draft = _with_torch(draft, known)
         draft = _with_setuptools(draft)
+    if ask.flavour and draft.flavour:
+        draft = replace(draft, flavour=Choice(ask.flavour, why=f"{ask.flavour} {AS_ASKED}"))
     draft = _with_undeclared(draft, known)
     draft = ask.git(_distinct(_without_brought(draft), projects))
     compiled = _compiled(draft, known)
@@ -297,7 +313,7 @@ def _tests_want(closing: Closed, declared: Collection[str]) -> bool:
 
 def _with_torch(draft: Draft, known: Known) -> Draft:
     torch = newest_torch(known, draft.origin.day, "", ())
-    return replace(draft, torch=torch, flavour=draft.flavour or pypi_flavour(torch, known))
+    return replace(draft, torch=torch, flavour=draft.flavour or default_flavour(draft.of("cuda"), torch, known))
 
 
 def _with_setuptools(draft: Draft) -> Draft:

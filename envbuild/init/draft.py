@@ -29,6 +29,7 @@ _CUDA_OF = re.compile(r"cu([0-9]{2,3})")
 _TORCH_INDEX = re.compile(r"pytorch\.org/whl/(?:nightly/|test/)?(cu[0-9]{2,3}|cpu)\b")
 _KERNELS = re.compile(r"cuda|kernel|(?:^|[/_])ops\b|extension", re.IGNORECASE)
 _INSTALLS = frozenset(("package", "conda", "source", "local", "file"))
+AS_ASKED = "as it was asked for"
 FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -163,7 +164,7 @@ def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) ->
     flavour = _flavour(taken, torch_wanted)
     if torch is not None:
         released = replace(torch, value=_release_of(torch.value, known))
-        flavour = flavour or _of_prose(taken, torch, known) or pypi_flavour(released, known)
+        flavour = flavour or _of_prose(taken, torch, known) or default_flavour(taken, released, known)
         flavour = _nearest(flavour, torch.value, known)
     ways = [statement for statement in every if statement.get("alternative")]
     python, pythons = _python(
@@ -353,18 +354,17 @@ def _of_prose(statements: Sequence[Statement], torch: Choice, known: Known) -> C
     local = next((statement for statement in spoken if statement.get("local")), None)
     if local is not None:
         return Choice(local.get("local"), (local,))
-    for statement in statements:
-        if (
-            spoken
-            and release
-            and statement.kind == "cuda"
-            and statement.via == "prose"
-            and statement.value[:1].isdigit()
-        ):
-            flavour = "cu" + "".join(statement.value.split(".")[:2])
-            if flavour in release.builds:
-                return Choice(flavour, (statement,))
-    return None
+    said = _prose_flavours(statements) if spoken and release else ()
+    return next((choice for choice in said if release and choice.value in release.builds), None)
+
+
+def _prose_flavours(statements: Iterable[Statement]) -> list[Choice]:
+    """The flavours of the exact CUDA versions that sentences and tables name."""
+    return [
+        Choice("cu" + "".join(statement.value.split(".")[:2]), (statement,))
+        for statement in statements
+        if statement.kind == "cuda" and statement.via == "prose" and statement.value[:1].isdigit()
+    ]
 
 
 def _release_of(version: str, known: Known) -> str:
@@ -388,7 +388,20 @@ def _nearest(flavour: Choice | None, torch: str, known: Known) -> Choice | None:
     return replace(flavour, value=f"cu{same[-1]}", why=f"torch {torch} has no {flavour.value}")
 
 
-def pypi_flavour(torch: Choice, known: Known) -> Choice | None:
+def default_flavour(statements: Iterable[Statement], torch: Choice, known: Known) -> Choice | None:
+    """The default index's flavour of a release, which a command without one takes; beside the CUDA of a sentence."""
+    choice, said = _pypi_flavour(torch, known), _prose_flavours(statements)
+    if choice is None or not said:
+        return choice
+    other = next((one for one in said if one.value == choice.value), said[0])
+    if other.value == choice.value:
+        return other
+    has = other.value in known.compat.torch[torch.value].builds
+    why = f"no command asks for {other.value}" if has else f"torch {torch.value} has no {other.value}"
+    return Choice(choice.value, other.statements, why=why)
+
+
+def _pypi_flavour(torch: Choice, known: Known) -> Choice | None:
     """The default index's flavour of a release, as a default."""
     release = known.compat.torch.get(torch.value)
     if release is not None and release.pypi_flavour is None and release.builds:

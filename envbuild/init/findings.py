@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from envbuild.init.draft import Draft, DraftSource, Wanted
+from envbuild.init.draft import AS_ASKED, Draft, DraftSource, Wanted
 from envbuild.init.known import Known, exact_version
 from envbuild.init.readers.requirement import name_of, requirement
 from envbuild.init.statement import Statement
@@ -111,6 +111,7 @@ def torch_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
         yield DraftFinding(
             "torch-floating", ("torch",), torch.statements, truth, f"takes {torch.value or '?'}: {torch.why}"
         )
+        yield from _other_flavour(draft, torch.value, known)
     elif torch.value:
         yield from _known_torch(draft, torch.value, known)
 
@@ -154,11 +155,25 @@ def _known_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFi
             yield DraftFinding("flavour-by-default", (f"torch {version}",), draft.torch.statements,
                                f"no CUDA flavour is named: the default index has {flavour.value}",
                                f"takes {flavour.value}")  # fmt: skip
-    elif flavour.why or (flavour.value.startswith("cu") and flavour.value not in release.builds):
+    else:
+        yield from _other_flavour(draft, version, known)
+
+
+def _other_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFinding]:
+    """A flavour that the release does not have, or that a sentence names and no command."""
+    release, flavour = known.compat.torch.get(version), draft.flavour
+    if release is None or flavour is None or flavour.default or flavour.why.endswith(AS_ASKED):
+        return
+    label = flavour.why.rpartition(" ")[2] or flavour.value
+    if label not in release.builds and label.startswith("cu"):
         builds = ", ".join(sorted(release.builds))
-        label = flavour.why.rpartition(" ")[2] or flavour.value
         yield DraftFinding("flavour-missing", (f"torch {version}+{label}",), flavour.statements,
-                           f"torch {version} has only {builds}", f"takes {flavour.value}")  # fmt: skip
+                           f"torch {version} has only {builds}, and no {label}",
+                           f"takes {flavour.value}")  # fmt: skip
+    elif flavour.why:
+        yield DraftFinding("flavour-by-default", (f"torch {version}",), flavour.statements,
+                           f"{flavour.why}: the default index has {flavour.value}",
+                           f"takes {flavour.value}")  # fmt: skip
 
 
 def conda_rules(draft: Draft) -> Iterator[DraftFinding]:

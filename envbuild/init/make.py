@@ -19,7 +19,7 @@ from envbuild.init.input import opened
 from envbuild.init.known import load_known
 from envbuild.init.pins import pinned
 from envbuild.init.tree import Tree
-from envbuild.init.write import AS_ASKED, IMPORTS, NOT_SAID, head, text
+from envbuild.init.write import IMPORTS, NOT_SAID, head, text
 from envbuild.regular_file import read_file
 from envbuild.text import few
 
@@ -89,16 +89,14 @@ def draft(
         # The code that is installed is that of the first folder or repository.
         trees = [stack.enter_context(opened(place)) for place in (source, *also)]
         tree, *others = sorted(trees, key=lambda opened_tree: opened_tree.alone)
-        asks = replace(Ask() if offline else Ask(confirmed, pinned), pythons=_pythons if here else tuple)
+        asks = Ask() if offline else Ask(confirmed, pinned)
+        asks = replace(asks, pythons=_pythons if here else tuple, flavour=flavour or "")
         result = assemble(tree, load_known(), asks, others)
         name = _name(tree)
         path = file or Path(f"{name}.yaml")
         _refuse(path, tree, result, source)
         if ask:
             result = ask(result)
-        if flavour and result.draft.flavour:
-            choice = replace(result.draft.flavour, value=flavour, default=False, why=AS_ASKED)
-            result = replace(result, draft=replace(result.draft, flavour=choice))
         if here and tree.folder is None and result.draft.flavour and _compiles(result.draft.flavour.value):
             result = with_compiled(result, tree)
         folder = tree.folder.absolute() if tree.folder is not None else None

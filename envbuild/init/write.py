@@ -13,7 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.init.assemble import LocalProject, Result
-from envbuild.init.draft import DraftSource, Origin, Wanted
+from envbuild.init.draft import AS_ASKED, DraftSource, Origin, Wanted
 from envbuild.init.findings import DraftFinding
 from envbuild.init.statement import Statement
 from envbuild.model.common import settable
@@ -38,7 +38,6 @@ _SCRATCH = re.compile(
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _GUESS = re.compile(r'^( +)- "([A-Za-z0-9._-]+)[^"]*"  # from imports: ([^\n]*)$', re.MULTILINE)
 _REQUIREMENT = re.compile(r'^ +- "([^"]+)"  # ([^\n;]*)', re.MULTILINE)
-AS_ASKED = "as it was asked for"
 _HEAD = "# Drafted by `envbuild init` from"
 IMPORTS = "# imports:"
 NOT_SAID = "# not said: what brings"
@@ -174,8 +173,9 @@ def _torch(result: Result) -> Iterator[str]:
         return
     origin = f"# {_at(torch.statements)}" if torch.statements else "# from imports"
     open_ = [_not_said(result, "torch"), _not_said(result, "flavour")]
-    if flavour is not None and flavour.why == AS_ASKED:
-        open_[1] = f"# {flavour.value} {AS_ASKED}"
+    if flavour is not None and flavour.why and not flavour.default:
+        said = [f"{_at([statement])}: {_safe(statement.text).rstrip('.')}; " for statement in flavour.statements[:1]]
+        open_[1] = f"# {''.join(said)}{flavour.why}"
     comment = "; ".join([origin, *(text[2:] for text in open_ if text)])
     version = torch.value
     if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", version):

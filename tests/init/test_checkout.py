@@ -216,6 +216,25 @@ def test_a_draft_is_a_stack_with_the_lines_that_say_it(
 
 
 @pytest.mark.usefixtures("no_index")
+def test_a_flavour_is_said_by_the_page_or_asked_for_and_each_line_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (
+        "# own\n## Install\n\nTested with Python 3.10 and CUDA 12.1.\n\n\n```\npip install torch==2.7.1 einops\n```\n"
+    )
+    (tmp_path / "own.md").write_text(page)
+    monkeypatch.chdir(tmp_path)
+    answer = drafted(capsys, "--from", "own.md", "--offline")
+    said = "own.md:4: Tested with Python 3.10 and CUDA 12.1; torch 2.7.1 has no cu121"
+    assert f"flavours: [cu126]}}  # own.md:8; {said}\n" in (tmp_path / "own.yaml").read_text()
+    (finding,) = [each for each in answer["findings"] if each["rule"] == "flavour-missing"]
+    assert finding["truth"] == "torch 2.7.1 has only cu118, cu126, cu128, and no cu121" and not answer["missing"]
+    asked = drafted(capsys, "cpu.yaml", "--from", "own.md", "--offline", "--flavour", "cpu")
+    assert "flavours: [cpu]}  # own.md:8; cpu as it was asked for\n" in (tmp_path / "cpu.yaml").read_text()
+    assert not asked["missing"] and not [each for each in asked["findings"] if each["rule"].startswith("flavour")]
+
+
+@pytest.mark.usefixtures("no_index")
 def test_several_inputs_are_one_draft_and_their_contradictions_are_quoted(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,18 @@ def test_a_torch_that_floats_is_the_newest_of_the_day() -> None:
     assert find(draft, load_known()) == find(again, load_known())
 
 
+@pytest.mark.parametrize(
+    ("cuda", "flavour", "rule"), [("10.1", "cu102", "missing"), ("11.3", "cu102", "by-default"), ("10.2", "cu102", "")]
+)
+def test_a_cuda_of_a_sentence_that_no_command_takes_is_said(cuda: str, flavour: str, rule: str) -> None:
+    page = f"# own\n\n## Install\n\nTested with Python 3.8 and CUDA {cuda}.\n\n```\npip install 'torch>=1.8'\n```\n"
+    draft = draft_of(page)
+    assert draft.flavour is not None and (draft.flavour.value, draft.flavour.default) == (flavour, False)
+    assert [statement.place.line for statement in draft.flavour.statements] == [5]
+    flavours = {name for name in rules(draft) if name.startswith("flavour-")}
+    assert flavours == ({f"flavour-{rule}"} if rule else set())
+
+
 def test_torch_outside_the_catalog_is_never_said_not_to_exist() -> None:
     assert "torch-below-catalog" in rules(shell("pip install torch==1.6.0"))
     assert "torch-above-catalog" in rules(shell("pip install torch==9.1.0"))
