@@ -228,7 +228,7 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
     """Build, test and verify what a page or repository describes.
 
     Does `init`, `lock create` and `provision` in one, for a setup page, a folder, a repository
-    (https://HOST/OWNER/NAME@REF) or a stack. Its draft and lock are
+    or a stack. A repository is an https or ssh address, such as https://HOST/OWNER/NAME@REF. Draft and lock are
     written into this folder, or used if they exist. The plan is shown, and you confirm it once. A second `up`
     changes nothing.
     """
@@ -245,6 +245,8 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
             stack = _draft_of(ui, stack, flags["flavour"], ask=asks, here=here)
         elif folder := _folder_of(stack):
             _drafted(ui, folder)
+        if flags["flavour"]:
+            _refuse_other_flavour(stack, flags.get("profile") or config.profile, flags["flavour"])
         _lock(ui, stack, flags.get("profile") or config.profile, _asking(yes, asks))
     settings, confirm = settings_of(config), None if yes else _confirm(asks)
     while True:
@@ -273,6 +275,24 @@ def _is_stack(source: str) -> bool:
         listing = reader_of(path.as_posix()) or (isinstance(data, dict) and "dependencies" in data)
         return not listing or not isinstance(data, dict) or "profiles" in data
     return not path.exists() and "/" not in source
+
+
+def _refuse_other_flavour(stack: str, profile: str | None, flavour: str) -> None:
+    """Raise `usage` where a stack file has another flavour than the one asked for, as nothing changes the file."""
+    from envbuild.catalog.loader import load_stack, pick_profile
+
+    loaded = load_stack(stack)
+    torch = loaded.stack.profiles[pick_profile(loaded, profile)].torch
+    if torch is not None and torch.flavours != (flavour,):
+        change = (
+            f"write `flavours: [{flavour}]` into {stack} and type the command again without `--flavour`; for a new "
+            f"draft without your edits, `mv {stack} {stack}.old`, then give its page, folder or address"
+        )
+        raise EnvbuildError(
+            "usage",
+            f"`--flavour` is for a new draft, and {stack} has `flavours: [{', '.join(torch.flavours)}]`",
+            hint="leave `--flavour` out" if loaded.shipped else change,
+        )
 
 
 def _folder_of(stack: str) -> str:

@@ -14,6 +14,12 @@ from envbuild.lock.readers.git import git_reader
 
 _ADDRESS = re.compile(r"(?:git\+)?(?:https?|ssh|git)://|git@[\w.-]+:")
 
+_OTHER_ADDRESS = re.compile(r"[a-z][a-z+]*:/", re.IGNORECASE)
+_LOCAL = (
+    "clone it and give the folder, push it and give its https or ssh address, or give a local repository such an "
+    "address: `git config --global url.FOLDER/.insteadOf https://HOST/OWNER/`"
+)
+
 
 def is_address(reference: str) -> bool:
     """Whether an input is a repository elsewhere."""
@@ -32,6 +38,11 @@ def opened(reference: str) -> Iterator[Tree]:
             yield of_commit(url, ref, reader)
         return
     path = Path(reference).expanduser()
+    if _OTHER_ADDRESS.match(reference) and not path.exists():
+        scheme = reference.partition(":")[0]
+        raise EnvbuildError("init-source", f"{scheme} addresses are not taken, https and ssh are", hint=_LOCAL)
+    if (path / "HEAD").is_file() and (path / "objects").is_dir():
+        raise EnvbuildError("init-source", f"{path} is a bare repository, which is no folder of code", hint=_LOCAL)
     if path.is_dir():
         yield of_folder(path)
     elif path.exists():

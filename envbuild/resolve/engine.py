@@ -378,7 +378,7 @@ def _gpu_use(
         what = (
             f"{amount} for a CUDA build on a node without a usable GPU{f' ({why})' if why else ''}; it runs on the CPU"
         )
-        instead = "a CPU variant (`--flavour cpu` of `init` and `up`), if its files can be fetched"
+        instead = "a CPU variant (`flavours: [cpu]` in the stack file), if its files can be fetched"
         decisions.append(decision("cuda-without-gpu", "warn", what, compared, OURS, instead))
     return tuple(decisions)
 

@@ -53,6 +53,20 @@ def test_a_folder_is_drafted_locked_built_and_verified_and_a_second_time_nothing
     assert "requirements.txt changed after ./own.yaml was drafted: `mv ./own.yaml ./own.yaml.old`" in changed.err
 
 
+def test_a_flavour_changes_no_draft_that_is_there(code: World) -> None:
+    with (code.work / "own" / "requirements.txt").open("a") as stream:
+        stream.write("torch==2.7.1\n")
+    code.good("init", "--from", "./own", "--yes")
+    done = code.run("up", "./own", "-t", "local", "--flavour", "cpu", "--yes")
+    assert done.code == "usage" and "./own.yaml has `flavours: [cu126]`" in done.err, done.err
+    assert "write `flavours: [cpu]` into ./own.yaml" in done.err and not (code.work / "own.lock.toml").exists()
+    (code.work / "own.yaml").unlink()
+    code.run("up", "./own", "-t", "local", "--flavour", "cpu")
+    assert "flavours: [cpu]" in (code.work / "own.yaml").read_text()
+    again = code.run("up", "./own", "-t", "local", "--flavour", "cpu")
+    assert again.code != "usage" and "drafted before" in again.err, again.err
+
+
 def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(code: World) -> None:
     (code.work / "own" / "own" / "__init__.py").write_text("import alpha, nowhere\n")
     done = code.run("up", "./own", "-t", "local", "--yes")

@@ -175,6 +175,18 @@ def test_an_option_is_no_address(tmp_path: Path) -> None:
             pass
 
 
+def test_a_repository_on_this_machine_is_refused_with_what_to_give_instead(tmp_path: Path) -> None:
+    write_files(tmp_path / "own.git", {"HEAD": "ref: refs/heads/main\n", "objects/info/x": ""})
+    for reference, what in (
+        ("file:///srv/lab.git", "file addresses are not taken, https and ssh are"),
+        ("git+file:///srv/lab.git@v1", "git+file addresses are not taken, https and ssh are"),
+        (str(tmp_path / "own.git"), f"{tmp_path}/own.git is a bare repository, which is no folder of code"),
+    ):
+        with fails("init-source") as caught, opened(reference):
+            pass
+        assert caught.value.what == what and "url.FOLDER/.insteadOf" in caught.value.hint
+
+
 def test_a_commit_is_written_with_all_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "resolve_ref", lambda url, ref: None)
     for ref, hint in (("e8b7bfb21d0c", "write all 40 digits of a commit"), ("v1", "")):
