@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,8 +66,7 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> Non
         written, left = copy_report(path, output, publish=publish)
         for file in written:
             ui.note(f"written: {file}")
-        for note in left:
-            ui.warn(note)
+        _tell_left(ui, left)
     pages: dict[str, Callable[[], str | list[tuple[str, str]]]] = {
         "summary": lambda: terminal.summary_lines(evidence, verbose=ui.verbose),
         "html": lambda: render.render_html(evidence, text, signature),
@@ -200,11 +199,18 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
     files, left = make_kit(path, output, publish=publish, stack=stack and own_file(stack), key=key, measured=measured)
     if publish and key is not None:
         ui.warn("the public key goes with the signature, and may tell whose kit it is")
-    for text in left:
-        ui.warn(text)
+    _tell_left(ui, left)
     size = sum(map(len, files.values()))
     data = {"kit": str(output), "files": len(files), "bytes": size, "left": left}
     ui.result(data, lambda: f"written: {output} ({len(files)} files, {size / 1e6:.2f} MB)")
+
+
+def _tell_left(ui: Ui, left: Iterable[str]) -> None:
+    """What a copy of a report lacks: a warning, unless it was to be left out."""
+    from envbuild.report.publish import NOT_PUBLIC
+
+    for text in left:
+        (ui.note if text.endswith(NOT_PUBLIC) else ui.warn)(text)
 
 
 def _place(ui: Ui, run: str) -> Path:

@@ -26,6 +26,8 @@ from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_json, report_files, write_whole
 from envbuild.report.signature import check, sign
 
+NOT_PUBLIC = "is left out: it is not public"
+
 
 def require_holding(path: Path, *, remade: tuple[str, ...] = ("page",)) -> Opened:
     """The report, where it holds but for what the caller makes anew: findings about the topics `remade`.
@@ -128,7 +130,7 @@ def copy_report(
         text, signature = render_json(evidence).encode(), None
     private = [item for item in report.evidence.attachments if publish and not item.is_public]
     held = [item.path for item in private if item.kind not in beside]
-    left = [f"{path} is left out: it is not public" for path in held]
+    left = [f"{path} {NOT_PUBLIC}" for path in held]
     files = report_files(evidence, text, signature)
     files |= {name: render(evidence).encode() for name, render in FORMATS.values()}
     for item in evidence.attachments:

@@ -163,6 +163,14 @@ def test_a_published_copy_still_holds_and_has_nothing_with_names(tmp_path: Path)
     assert [each.code for each in verify_report(tmp_path / "out")[1] if each.kind == "problem"] == []
 
 
+def test_what_is_to_be_left_out_is_no_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(Sealed(tmp_path / "private").folder)
+    report.main(["show", folder, "--publish", "--output", str(tmp_path / "out")], standalone_mode=False)
+    report.main(["kit", folder, "-o", str(tmp_path / "kit")], standalone_mode=False)
+    said = capsys.readouterr().err
+    assert said.count("plan.json is left out: it is not public") == 2 and "warning: plan.json" not in said, said
+
+
 def test_the_command_publishes_each_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "evidence.json").write_text(json.dumps(telling().to_json_dict()))
     for form in ("summary", "md", "html", "junit", "cyclonedx"):
