@@ -354,8 +354,8 @@ def _of_prose(statements: Sequence[Statement], torch: Choice, known: Known) -> C
     local = next((statement for statement in spoken if statement.get("local")), None)
     if local is not None:
         return Choice(local.get("local"), (local,))
-    said = _prose_flavours(statements) if spoken and release else ()
-    return next((choice for choice in said if release and choice.value in release.builds), None)
+    flavours = _prose_flavours(statements) if spoken and release else ()
+    return next((choice for choice in flavours if release and choice.value in release.builds), None)
 
 
 def _prose_flavours(statements: Iterable[Statement]) -> list[Choice]:
@@ -390,10 +390,10 @@ def _nearest(flavour: Choice | None, torch: str, known: Known) -> Choice | None:
 
 def default_flavour(statements: Iterable[Statement], torch: Choice, known: Known) -> Choice | None:
     """The default index's flavour of a release, which a command without one takes; beside the CUDA of a sentence."""
-    choice, said = _pypi_flavour(torch, known), _prose_flavours(statements)
-    if choice is None or not said:
+    choice, flavours = _pypi_flavour(torch, known), _prose_flavours(statements)
+    if choice is None or not flavours:
         return choice
-    other = next((one for one in said if one.value == choice.value), said[0])
+    other = next((one for one in flavours if one.value == choice.value), flavours[0])
     if other.value == choice.value:
         return other
     has = other.value in known.compat.torch[torch.value].builds

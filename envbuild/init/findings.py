@@ -13,7 +13,7 @@ from envbuild.init.draft import AS_ASKED, Draft, DraftSource, Wanted
 from envbuild.init.known import Known, exact_version
 from envbuild.init.readers.requirement import name_of, requirement
 from envbuild.init.statement import Statement
-from envbuild.text import plural
+from envbuild.text import grouped, plural
 
 _SHORT = re.compile(r"[0-9a-f]{7,39}")
 _MOVING = frozenset(("main", "master", "develop", "dev", "devel", "latest", "nightly", "stable", "HEAD", "trunk"))
@@ -223,7 +223,13 @@ def _as_of(draft: Draft) -> str:
     return f"takes what the index had on {draft.origin.day}" if draft.origin.day else "takes what the lock resolves to"
 
 
-_PINS = "pins the commit of the day; if its repository cannot be reached, write the commit into the draft"
+def _places_of(rule: str, sources: Iterable[DraftSource], truth: str) -> Iterator[DraftFinding]:
+    """Apart those that are installed and those that are only cloned, which the draft does not pin."""
+    pins = "pins the commit of the day; if its repository cannot be reached, write the commit into the draft"
+    groups = grouped(sources, lambda source: bool(source.install) and not source.optional)
+    for installed, group in groups.items():
+        does = pins if installed else "clones and pins nothing: only a comment of the draft names it"
+        yield DraftFinding(rule, _names(group), _first(group), truth, does)
 
 
 def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
@@ -231,15 +237,11 @@ def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     ways = [source for source in draft.sources if source.optional and source.statements[0].get("alternative")]
     sources = [source for source in (*_active(draft), *ways) if _cloned(source)]
     bare = [source for source in sources if not source.ref]
-    if bare:
-        truth = "git clones whatever the default branch has that day"
-        yield DraftFinding("git-unpinned", _names(bare), _first(bare), truth, _PINS)
+    yield from _places_of("git-unpinned", bare, "git clones whatever the default branch has that day")
     moving = [
         source for source in sources if source.ref and (source.ref in _MOVING or not _LIKE_A_TAG.search(source.ref))
     ]
-    if moving:
-        yield DraftFinding("git-branch", _names(moving), _first(moving), "these look like branches, and a branch moves",
-                           _PINS)  # fmt: skip
+    yield from _places_of("git-branch", moving, "these look like branches, and a branch moves")
     short = [source for source in sources if _SHORT.fullmatch(source.ref) and not source.ref.isdigit()]
     if short:
         yield DraftFinding("short-sha", _names(short), _first(short), "a short hash can mean several commits",

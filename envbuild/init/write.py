@@ -174,8 +174,8 @@ def _torch(result: Result) -> Iterator[str]:
     origin = f"# {_at(torch.statements)}" if torch.statements else "# from imports"
     open_ = [_not_said(result, "torch"), _not_said(result, "flavour")]
     if flavour is not None and flavour.why and not flavour.default:
-        said = [f"{_at([statement])}: {_safe(statement.text).rstrip('.')}; " for statement in flavour.statements[:1]]
-        open_[1] = f"# {''.join(said)}{flavour.why}"
+        quotes = [f"{_at([statement])}: {_safe(statement.text).rstrip('.')}; " for statement in flavour.statements[:1]]
+        open_[1] = f"# {''.join(quotes)}{flavour.why}"
     comment = "; ".join([origin, *(text[2:] for text in open_ if text)])
     version = torch.value
     if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", version):

@@ -110,6 +110,14 @@ def test_sources_with_their_refs_flags_and_places() -> None:
     assert found["pip-global-option"] == ("apex",) and "apex" in found["needs-nvcc"]
 
 
+def test_a_repository_that_is_only_cloned_is_not_said_to_be_pinned() -> None:
+    lines = ("git clone https://git.example.org/lab/a", "pip install git+https://git.example.org/lab/b")
+    found = [each for each in find(shell(*lines), load_known()) if each.rule == "git-unpinned"]
+    does = {each.about: each.does.partition(" ")[0] for each in found}
+    assert does == {("a",): "clones", ("b",): "pins"}
+    assert found[0].does == "clones and pins nothing: only a comment of the draft names it"
+
+
 def test_a_devel_image_brings_the_compiler() -> None:
     text = "FROM nvidia/cuda:11.8.0-devel-ubuntu22.04\nRUN pip install git+https://github.com/NVIDIA/apex@v1\n"
     draft = draft_of(text, "Dockerfile")
