@@ -39,6 +39,7 @@ _LACKS = re.compile(
     r"No module named '(?P<parent>[\w.]+)\.(?P<child>\w+)')",
     re.DOTALL,  # transformers says in a second line why
 )
+_STARTS = re.compile(r"^ +# starts: (.+)$", re.MULTILINE)  # as `write` has them
 _flavour = click.option(
     "--flavour", metavar="FLAVOUR", help="Use this build of torch instead: cpu, or cu121 for CUDA 12.1."
 )
@@ -182,10 +183,11 @@ def _learned(result: Result, reference: str) -> str:
         for closing in result.closed
         if closing.how == "open" and closing.imported.firmness == "required"
     ]
+    (profile,) = load_stack(reference).stack.profiles.values()
     lines = [
         f"wrote {reference} from {plural(every, 'statement')} of {few(list(result.collected.used))}{lost}",
-        f"  decided   Python {draft.python.value}, {torch}, {plural(len(draft.packages), 'package')}, "
-        f"{plural(len(draft.sources) + len(result.projects), 'source')}",
+        f"  decided   Python {draft.python.value}, {torch}, {plural(len(profile.packages), 'package')}, "
+        f"{plural(len(profile.sources), 'source')}",
     ]
     if added:
         lines.append(
@@ -201,7 +203,7 @@ def _learned(result: Result, reference: str) -> str:
             "  not said  "
             + "; ".join(f"{question.what}: {question.default or 'open'}" for question in result.missing[:5])
         )
-    if any(profile.working_trees for profile in load_stack(reference).stack.profiles.values()):
+    if profile.working_trees:
         origin = draft.origin
         way = f"envbuild up {origin.url or 'ADDRESS'}@{origin.commit or 'COMMIT'}"
         lines.append(
@@ -254,7 +256,10 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
         evidence, run = carry_out(ui, prepared, settings, confirm)
         error = next((node.error for node in evidence.nodes if node.error), None)
         if stack is None or error is None or not _mended(ui, stack, error, prepared.lock, _asking(yes, asks)):
-            return show_built(ui, settings, evidence, run)
+            code = show_built(ui, settings, evidence, run)
+            if stack is not None and not code:
+                _tell_starts(ui, stack)
+            return code
         _lock(ui, stack, prepared.profile, _asking(yes, asks))
 
 
@@ -275,6 +280,17 @@ def _is_stack(source: str) -> bool:
         listing = reader_of(path.as_posix()) or (isinstance(data, dict) and "dependencies" in data)
         return not listing or not isinstance(data, dict) or "profiles" in data
     return not path.exists() and "/" not in source
+
+
+def _tell_starts(ui: Ui, stack: str) -> None:
+    """The commands of the page that a draft has as comments: a smoke test runs none of them."""
+    from envbuild.catalog.loader import load_stack
+    from envbuild.regular_file import read_file
+
+    loaded = load_stack(stack)
+    if starts := _STARTS.findall(read_file(loaded.path).decode()):
+        way = f"`envbuild env run {loaded.stack.name} -- COMMAND` in a checkout (docs/use-an-environment.md)"
+        ui.note(f"  not run {few(starts, 2, between='; ')}: {way}")
 
 
 def _refuse_other_flavour(stack: str, profile: str | None, flavour: str) -> None:

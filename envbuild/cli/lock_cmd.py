@@ -194,6 +194,7 @@ def ensure_lock(ui: Ui, loaded: LoadedStack, name: str, allow: Callable[[Sequenc
     `allow` is asked about packages whose setup code would have to run for that. Raises EnvbuildError as `create_lock`.
     """
     from envbuild.catalog.loader import lock_path, manifest_digest
+    from envbuild.lock.diff import diff_locks
     from envbuild.lock.record import write_lock
 
     path = lock_path(loaded, name)
@@ -211,6 +212,8 @@ def ensure_lock(ui: Ui, loaded: LoadedStack, name: str, allow: Callable[[Sequenc
             allowed += more
         else:
             write_lock(path, made)
+            if previous and (diff := diff_locks(previous, made)).changes:
+                ui.note(f"changed {path}\n{diff.text()}")
             return path
 
 

@@ -48,6 +48,11 @@ def test_a_folder_is_drafted_locked_built_and_verified_and_a_second_time_nothing
     assert "envbuild verify ./own.yaml --target local" in done.out
     page = ("explain", "./own.yaml", "--document", "own/README.md", "--other-text", "--output", "page.html")
     assert code.run(*page).rc == 0 and "pip install" in (code.work / "page.html").read_text()
+    code.wheel(version="2.0")
+    stack = code.work / "own.yaml"
+    stack.write_text(stack.read_text().replace("alpha==1.0", "alpha==2.0"))
+    changed = code.run("up", "./own", "-t", "local")
+    assert "  ~ package alpha 1.0 -> 2.0\n" in changed.err, changed.err
     (code.work / "own" / "requirements.txt").write_text("alpha==1.0\nbeta\n")
     changed = code.run("up", "./own", "-t", "local")
     assert "requirements.txt changed after ./own.yaml was drafted: `mv ./own.yaml ./own.yaml.old`" in changed.err
@@ -131,7 +136,13 @@ def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) 
     assert not code.current.parent.exists() and not list((code.prefix / "envs").glob("*"))
     done = code.run("report", "kit")
     assert done.code == "evidence-missing" and "no run has one yet: `envbuild provision` makes one" in done.err
-    assert code.run("up", "own.yaml", "-t", "local", "--yes", "--json").json["stack"] == "own"
+    starts = "\n    # starts: python train.py --steps 20  (README.md:9)\n"
+    stack = code.work / "own.yaml"
+    stack.write_text(stack.read_text().replace("\n", starts, 1))
+    built = code.run("up", "own.yaml", "-t", "local", "--yes", "--json")
+    assert built.json["stack"] == "own"
+    said = " ".join(built.err.split())
+    assert "not run python train.py --steps 20 (README.md:9): `envbuild env run own -- COMMAND` in a checkout" in said
     second = code.run("up", "./own.yaml", "-t", "local", "--prefix", str(code.top / "other"))
     assert second.code == "plan-unconfirmed"
     assert "not confirmed" in code.good("run", "list").out.splitlines()[1]
