@@ -105,7 +105,6 @@ def test_help_says_of_a_rule_whether_it_can_refuse() -> None:
             "stamp: the file that marks an environment as complete and tested\n\nstamp: a check: the stamp is there",
         ),
         ("check", "check: a comparison with a yes or no result"),
-        ("stamp", "stamp: the file that marks"),
         ("unverified", "unverified: mark of a finding"),
         ("exact", "exact: one variation of a stack"),
         ("Merkle root", "merkle root: one sha256"),
