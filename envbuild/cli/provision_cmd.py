@@ -199,12 +199,10 @@ def _after(made: Plan, prepared: Prepared) -> str:
     words = f"{prepared.reference or made.stack} --target {choice.target}"
     words += f" --profile {choice.profile}" if choice.profile else ""
     if reference is not None and made.nodes and not prepared.limits:
-        lines += [
-            f"  bench: `envbuild bench {words}`, once it is built; {figure.name}: {figure.value:g} {figure.unit} on "
-            f"{figure.where}, says {figure.source}\n"
-            for figure in reference.figures
-            if figure.unit == "minutes"
-        ]
+        claims = [claim for claim in reference.figures if claim.model or claim.unit == "minutes"]
+        says = ", ".join(f"{'at least ' if claim.least else ''}{claim.value:g} {claim.unit}" for claim in claims)
+        where = f" ({says} on {claims[0].where}, says {claims[0].source})" if claims else ""
+        lines.append(f"  bench: `envbuild bench {words}`, once it is built{where}\n")
     return "".join(lines)
 
 
