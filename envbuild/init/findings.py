@@ -172,7 +172,7 @@ def _other_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFi
                            f"takes {flavour.value}")  # fmt: skip
     elif flavour.why:
         yield DraftFinding("flavour-by-default", (f"torch {version}",), flavour.statements,
-                           f"{flavour.why}: the default index has {flavour.value}",
+                           f"{flavour.why}, and the default index has torch {version} for {flavour.value}",
                            f"takes {flavour.value}")  # fmt: skip
 
 

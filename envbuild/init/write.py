@@ -172,11 +172,12 @@ def _torch(result: Result) -> Iterator[str]:
     if torch is None:
         return
     origin = f"# {_at(torch.statements)}" if torch.statements else "# from imports"
-    open_ = [_not_said(result, "torch"), _not_said(result, "flavour")]
-    if flavour is not None and flavour.why and not flavour.default:
-        quotes = [f"{_at([statement])}: {_safe(statement.text).rstrip('.')}; " for statement in flavour.statements[:1]]
-        open_[1] = f"# {''.join(quotes)}{flavour.why}"
-    comment = "; ".join([origin, *(text[2:] for text in open_ if text)])
+    notes = [_not_said(result, what)[2:] for what in ("torch", "flavour")]
+    if flavour is not None and not flavour.default:
+        apart = [statement for statement in flavour.statements[:1] if flavour.why or statement.via == "prose"]
+        notes += [f"{_at([statement])}: {_safe(statement.text).rstrip('.')}" for statement in apart]
+        notes.append(flavour.why)
+    comment = "; ".join(filter(None, (origin, *notes)))
     version = torch.value
     if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", version):
         version = result.draft.torch_release

@@ -241,6 +241,11 @@ def test_a_flavour_is_said_by_the_page_or_asked_for_and_each_line_agrees(
     assert f"flavours: [cu126]}}  # own.md:8; {said}\n" in (tmp_path / "own.yaml").read_text()
     (finding,) = [each for each in answer["findings"] if each["rule"] == "flavour-missing"]
     assert finding["truth"] == "torch 2.7.1 has only cu118, cu126, cu128, and no cu121" and not answer["missing"]
+    (tmp_path / "same.md").write_text(page.replace("12.1", "12.6"))
+    same = drafted(capsys, "--from", "same.md", "--offline")
+    line = "flavours: [cu126]}  # same.md:8; same.md:4: Tested with Python 3.10 and CUDA 12.6\n"
+    assert line in (tmp_path / "same.yaml").read_text()
+    assert not [each for each in same["findings"] if each["rule"].startswith("flavour")]
     asked = drafted(capsys, "cpu.yaml", "--from", "own.md", "--offline", "--flavour", "cpu")
     assert "flavours: [cpu]}  # own.md:8; cpu as it was asked for\n" in (tmp_path / "cpu.yaml").read_text()
     assert not asked["missing"] and not [each for each in asked["findings"] if each["rule"].startswith("flavour")]
