@@ -49,7 +49,7 @@ from envbuild.report.publish import copy_report, published, require_holding, sig
 from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked, open_report, problem, read_attachment
 from envbuild.report.recheck.verify import other_build, verify_report
 from envbuild.report.render import shown, template, write_new
-from envbuild.report.sections import Claim
+from envbuild.report.sections import Claim, not_started
 from envbuild.report.tables import figure, seconds
 from envbuild.report.verdict import all_checks, computed
 from envbuild.report.view import View, python_version, run_words
@@ -125,8 +125,8 @@ def readme(
         trees=any(variant.trees for variant in variants), code=code,
         gits={source.name: (source.git, source.commit) for one in variants for source in one.sources},
         starts="\n".join(f"{_inside(view.enter, code, start)}  # {where}" for start, where in starts),
-        untried=[start for start, _ in starts], guessed=tuple(_guessed(file))[:20],
-        cost=cost, took=_took(measured or evidence),
+        untried=[start for start, _ in starts if any(map(not_started, evidence.nodes))],
+        guessed=tuple(_guessed(file))[:20], cost=cost, took=_took(measured or evidence),
         gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
     ).encode()  # fmt: skip
 

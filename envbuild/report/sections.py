@@ -328,7 +328,7 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
                     and not any(check.name.startswith("smoke/") for check in node.checks))  # fmt: skip
     if evidence.verb in ("verify", "provision", "bench", "strategy") and untried:
         out.append(Gap("smoke", "no smoke test ran in this run; `envbuild smoke` runs it", untried))
-    out += _not_started(evidence)
+    out += _unstarted(evidence)
     if evidence.verb != "verify" and not any(claim.claimed != "–" for claim in claims):
         out.append(Gap("claims", _uncompared(evidence, claims), every))
     if open_ := [figure(claim.name) for claim in claims if not claim.compared]:
@@ -343,16 +343,17 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
     return tuple(out)
 
 
-def _not_started(evidence: Evidence) -> Iterator[Gap]:
-    """The nodes with code where a smoke test ran, and none of the code's own programs did."""
-    nodes = list[str]()
-    for node in evidence.nodes:
-        ran = {check.name for check in node.checks if check.status in ("passed", "failed") and computed(check)}
-        if ran and node.sources and all(name.startswith("smoke/") and name != "smoke/step" for name in ran):
-            nodes.append(node.node)
-    if nodes:
+def not_started(node: NodeEvidence) -> bool:
+    """Whether a smoke test ran, and none of the code's own programs did."""
+    ran = {check.name for check in node.checks if check.status in ("passed", "failed") and computed(check)}
+    return bool(ran) and all(name.startswith("smoke/") and name != "smoke/step" for name in ran)
+
+
+def _unstarted(evidence: Evidence) -> Iterator[Gap]:
+    coded = (node for node in evidence.nodes if node.sources or (node.facts and node.facts.trees))
+    if nodes := tuple(node.node for node in coded if not_started(node)):
         why = "none of the code's commands ran: the smoke test imports modules and runs envbuild's own programs"
-        yield Gap("own commands", why, tuple(nodes))
+        yield Gap("own commands", why, nodes)
 
 
 def _of_images(evidence: Evidence) -> Iterator[Gap]:

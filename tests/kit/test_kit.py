@@ -214,7 +214,10 @@ def test_a_kit_says_how_to_enter_the_environment_and_how_its_code_is_started(rep
     made = readme(manifest_of(tmp_path / "kit"), samples.evidence(), lock, signed=False, own=own).decode()
     there = """torch-smoke -- sh -c 'cd "$VIRTUAL_ENV/src/mine" && python train.py --steps 200'  # README.md:11\n"""
     assert there in made, "the command needs the folder of the code"
-    assert "runs envbuild's own programs: `python train.py --steps 200`" in made.partition("## Not checked")[2]
+    assert (
+        "- own commands: the run started none of `python train.py --steps 200`; the smoke"
+        in made.partition("## Not checked")[2]
+    )
     assert (
         "There, `$VIRTUAL_ENV/src/mine` has the code of mine. Its path is `PREFIX/current/torch-smoke/src/mine`."
         in made
