@@ -27,10 +27,12 @@ from tests.test_snippets import of, run
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(1200)]
 PREFIX = "/opt/envbuild"
 LONG = 400.0
-# What an administrator of such a node has set: its kernel has cgroups of version 1, and nobody may raise limits.
+# What an administrator of such a node has set: its kernel has cgroups of version 1, and nobody may raise limits. The
+# variables are podman's own, and one thread as in conftest.py.
 _CONTAINERS = """\
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+env = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TERM=xterm", "OMP_NUM_THREADS=1"]
 [engine]
 runtime = "runc"
 cgroup_manager = "cgroupfs"
