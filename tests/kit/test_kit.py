@@ -29,7 +29,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.kit import manifest
 from envbuild.kit.make import UNKNOWN, commands, computed_run, make_kit, readme, rows, verify_kit
 from envbuild.kit.manifest import KitFile, Manifest, listed, manifest_of, parse, render
-from envbuild.kit.wheel import wheel_name
+from envbuild.kit.wheel import own_wheel, wheel_name
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import LockedSource, LockedTree
 from envbuild.regular_file import MAX_BYTES
@@ -56,7 +56,9 @@ def source() -> Iterator[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("envbuild.resources.own_source", lambda: source)
         patch.setattr("envbuild.kit.make.own_source", lambda: source)
+        own_wheel.cache_clear()  # another test of this process may have made it, with the source it has
         yield source
+    own_wheel.cache_clear()
 
 
 @pytest.fixture(scope="module")
