@@ -317,7 +317,9 @@ def refuse_too_long(
 def _elsewhere(prepared: Prepared, asked: Asked) -> Way:
     """The logs of other runs, and the launch that they are compared by."""
     assert asked.place is not None  # noqa: S101 - logs are of no job
-    made = launch(prepared.stack, prepared.profile, asked.run.values, asked.place)
+    # Nothing starts, so nodes need no real address.
+    place = asked.place.model_copy(update={"master": asked.place.master or "first"})
+    made = launch(prepared.stack, prepared.profile, asked.run.values, place)
     return Way([Trial(made, partial(_read, path)) for path in asked.logs])
 
 

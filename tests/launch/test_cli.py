@@ -121,6 +121,10 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
     read = f"megatron-deepspeed-alcf --target {mine} --profile module-2025-09-25 --nodes 2 --gpus-per-node 4"
     log = f"{folder}/bench-megatron-deepspeed-alcf-NUMBER.log"
     assert f"\n# For a report of it: `envbuild bench {read} --log {log}`.\n" in out
+    finished = tmp_path / "NUMBER.log"
+    finished.write_text("nothing\n")
+    assert bench.main(args=[*read.split(), "--log", str(finished)], standalone_mode=False) == 1, "it is only read"
+    assert "nothing ran here, a log was read; " in capsys.readouterr().err
     assert f"\n# {{home}} is {Path.home()}, of this machine: " in out
     assert 'mkdir -p -- "$output"\n' in out.partition("exec >> ")[0]
     mine.write_text(mine.read_text().replace("}}", "}, prefix: /p}"))
