@@ -36,12 +36,19 @@ def of_example(ref: str, target: Target) -> str:
     """That facts are of a shipped example, and which modules it saw that jobs of `target` do not load; else empty."""
     if ref not in list_facts():
         return ""
-    shipped = load_target(ref, template=True).target  # an example is of the shipped target with its name
-    ours, theirs = (set(modules.load) if (modules := item.scheduler.modules) else set() for item in (target, shipped))
-    lacking = ", ".join(sorted(theirs - ours))
+    modules = target.scheduler.modules
+    lacking = ", ".join(sorted(modules_seen(ref).difference(modules.load if modules else ())))
     seen = f", seen with the module {lacking} loaded, as jobs of `extends: {ref}` load it" if lacking else ""
     user = next(iter(load_facts(ref).values())).user
     return f"example facts of {ref}: its nodes and its user `{user}`, not yours{seen}"
+
+
+def modules_seen(ref: str) -> frozenset[str]:
+    """The modules that were loaded where a shipped example was seen; of other facts nobody knows."""
+    if ref not in list_facts():
+        return frozenset()
+    modules = load_target(ref, template=True).target.scheduler.modules  # of the shipped target with its name
+    return frozenset(modules.load if modules else ())
 
 
 def load_facts(ref: str) -> dict[str, NodeFacts]:

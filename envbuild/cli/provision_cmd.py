@@ -137,7 +137,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         with RunProgress(ui) as progress:
             made, survey = dry_run(prepared, settings, progress)
     else:
-        from envbuild.catalog.node_facts import load_facts, of_example
+        from envbuild.catalog.node_facts import load_facts, modules_seen, of_example
         from envbuild.provision.survey.plan_run import plan_recorded
 
         if settings.bundle is not None:
@@ -148,7 +148,9 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         recorded = load_facts(facts)
         if settings.script and prepared.target.connection.kind == "job":
             recorded = _of_submitter(recorded, submitter(prepared.target))
-        made, survey = plan_recorded(prepared, recorded, toolchain_file=toolchain, repair=repair, bundle=bundle)
+        made, survey = plan_recorded(
+            prepared, recorded, toolchain_file=toolchain, repair=repair, bundle=bundle, seen=modules_seen(facts)
+        )
         example = of_example(facts, prepared.target)
 
     def data() -> dict[str, Any]:

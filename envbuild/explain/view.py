@@ -18,13 +18,13 @@ from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.patch import Patch, Recipe
 from envbuild.model.plan import Decision, Resolution
 from envbuild.model.stack import LockedConda, Profile, Source, Stack
+from envbuild.model.target import Modules, Target
 from envbuild.resolve.artifacts import dotted
 from envbuild.text import grouped, plural
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
     from envbuild.lock.readers.git import GitReader
-    from envbuild.model.target import Target
     from envbuild.resolve.compat import Compat, Gpu
 
 
@@ -380,6 +380,27 @@ def offered(stack: Stack, name: str) -> str:
     limits = [f"it says `runs: {profile.runs}`"] * (profile.runs != "benchmark")
     limits += ["its MPI serves one node"] * profile.mpi_for_one_node
     return f"`--profile {name}` fits" + (f" ({'; '.join(limits)})" if limits else "")
+
+
+def offered_with_module(
+    loaded: LoadedStack,
+    facts: Mapping[str, NodeFacts],
+    target: Target,
+    compat: Compat,
+    interpreter: str | None = None,
+) -> str:
+    """A profile that fits these nodes once jobs of the target load its module, and how they do; empty if none does."""
+    if target.connection.kind != "job":
+        return ""
+    loads = target.scheduler.modules or Modules()
+    for name, profile in loaded.stack.profiles.items():
+        for module in (base.module for base in profile.bases if base.module and base.module not in loads.load):
+            more = loads.model_copy(update={"load": (*loads.load, module)})
+            loading = target.model_copy(update={"scheduler": target.scheduler.model_copy(update={"modules": more})})
+            if _other(name, _resolve(loaded, name, facts, loading, compat, interpreter)).fits:
+                line = f"`scheduler: {{modules: {{load: [{', '.join(more.load)}]}}}}` in the target"
+                return f"{offered(loaded.stack, name)} with the module {module}, which the facts show: {line}"
+    return ""
 
 
 def _bare(gpu: Gpu | None) -> NodeFacts:

@@ -261,7 +261,7 @@ def _not_loaded(variant: Variant, target: Target) -> Decision:
     if target.connection.kind == "job":
         says = f"jobs of {target.name} load {', '.join(loaded.load) if loaded and loaded.load else 'no module'}"
         # It may be gone from the site, or be of another, so that no line to paste names it.
-        instead = f"that module in the target's `scheduler: modules:`, if the site has it; or {instead}"
+        instead = f"the missing module in the target's `scheduler: modules:`, if the site has it; or {instead}"
     return decision("base-module", "refuse", f"the base is the module {module}, and {says}", compared, LOCKED, instead)
 
 

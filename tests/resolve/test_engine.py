@@ -292,7 +292,7 @@ def test_the_interpreter_of_a_module_that_jobs_load_is_the_first_in_their_path()
     assert decided(facts, make_lock(row), target=named).interpreter == "/usr/bin/python3.11"
     other = decided(facts, make_lock(row), target={**jobs, "scheduler": {"kind": "slurm"}})
     (why,) = (item for item in other.decisions if item.rule == "base-module")
-    assert (why.instead or "").startswith("that module in the target's `scheduler: modules:`, if the site has it; or ")
+    assert (why.instead or "").startswith("the missing module in the target's `scheduler: modules:`, if the site has")
 
 
 def test_the_newest_patch_release_is_taken() -> None:

@@ -38,8 +38,14 @@ _OF_THE_PREFIX = frozenset({"prefix-usable", "disk-space", "disk-inodes"})
 def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
     """Nothing fits a node: the error carries the rules that were against it. `fits`: what was tried, in words."""
     against = [decision for decision in resolution.decisions if decision.verdict == "refuse"]
+
+    def is_named(decision: Decision) -> bool:
+        """Whether what fits is the module that is missing."""
+        return decision.rule == "base-module" and (decision.compared or ("?",))[0] in fits
+
     # Each of them has to go: what to do about one alone would lead to the next.
-    instead = "; and ".join(dict.fromkeys(decision.instead for decision in against[:4] if decision.instead))
+    cures = [item.instead for item in against[:4] if item.instead and not is_named(item)]
+    instead = "; and ".join(dict.fromkeys(cures))
     what = f"{resolution.node}: no variant of {resolution.stack} fits this node"
     why = "; ".join(map(_in_words, against[:4]))
     if against and {decision.rule for decision in against} <= _OF_THE_PREFIX:
@@ -279,7 +285,7 @@ def note_refusals(prepared: Prepared, survey: Survey) -> None:
 def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
     """The variant of the lock or the profile that fits all of these nodes, as an option; else that none does."""
     from envbuild.catalog.loader import load_stack
-    from envbuild.explain.view import fitting, offered, other_profiles
+    from envbuild.explain.view import fitting, offered, offered_with_module, other_profiles
     from envbuild.resolve.engine import Resolver
 
     interpreter = prepared.choice.interpreter or prepared.target.interpreter
@@ -295,6 +301,8 @@ def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
     able = fitting(loaded, {profile.name: profile for profile in others})
     if able:
         return offered(loaded.stack, able)
+    if shown := offered_with_module(loaded, facts, prepared.target, rules(), interpreter):
+        return shown
     nodes = "it" if len(facts) == 1 else "all of them"
     return f"no other profile of {loaded.stack.name} fits {nodes}" if others else ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,12 +56,14 @@ def plan_recorded(
     toolchain_file: Path | None = None,
     repair: bool = False,
     bundle: str = "",
+    seen: Container[str] = (),
 ) -> tuple[Plan, Survey]:
     """What would be built on nodes with these facts, and what stands against it node by node.
 
     No node is asked and nothing is fetched. The prefix is the target's; facts of another one warn. `repair`: also what
-    they say is there already. `bundle`: what the user brings, as the plan names it. Raises EnvbuildError
-    `facts-unknown` (exit 2) when a host was asked for that has no facts.
+    they say is there already. `bundle`: what the user brings, as the plan names it. `seen`: modules that were loaded
+    where the facts were recorded. Raises EnvbuildError `facts-unknown` (exit 2) when a host was asked for that has no
+    facts.
     """
     named = expand_hosts(prepared.choice.hosts) if prepared.choice.hosts else list(facts)
     wanted, _ = narrow(named, prepared.choice.narrowing, "the recorded facts")
@@ -91,9 +93,11 @@ def plan_recorded(
             for name, at in folders.items()
         ]
     # Facts of another prefix or host were not recorded in a job of this target.
-    if (survey.errors or warnings) and (modules := target.scheduler.modules) and modules.load:
+    loaded = target.scheduler.modules.load if target.scheduler.modules else ()
+    unseen = [module for module in loaded if module not in seen]
+    if (survey.errors or warnings) and unseen:
         warnings.append(
-            f"jobs of {target.name} load {', '.join(modules.load)}: facts recorded outside such a job do not show what "
+            f"jobs of {target.name} load {', '.join(unseen)}: facts recorded outside such a job do not show what "
             "it brings; `envbuild doctor --target TARGET --facts-out FILE` records them in one"
         )
     if cannot := unsupported(target):

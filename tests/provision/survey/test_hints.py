@@ -68,6 +68,29 @@ def test_d79_where_a_refusal_names_a_profile_that_profile_plans(stack: str, targ
             assert named is None or results[named[1]].exit_code == 0
 
 
+@pytest.mark.parametrize("profile", ["ported", "module-2025-09-25"])
+def test_a_profile_of_a_module_that_the_facts_show_is_named_with_what_the_target_lacks(
+    profile: str, tmp_path: Path
+) -> None:
+    site = "name: mine\nextends: pbs\nprefix: /p/{user}\nstack: megatron-deepspeed-alcf\n"
+    site += "scheduler: {queue: q, account: lab, time_limit: 1h, nodes: 2%s}\n"
+    mine = write_file(tmp_path / "mine.yaml", site % "")
+    place = ("plan", "--target", str(mine), "--facts", "polaris", "--json")
+    (error,) = errors(ask(*place, "--profile", profile))
+    lacks = "scheduler: {modules: {load: [conda/2025-09-25]}}"
+    assert error["hint"].startswith(
+        f"`--profile module-2025-09-25` fits with the module conda/2025-09-25, which the facts show: `{lacks}`"
+    )
+    assert "no other profile" not in error["hint"] and "if the site has it" not in error["hint"]
+    write_file(mine, site % f", {lacks.removeprefix('scheduler: {').removesuffix('}')}")
+    fits = ask(*place[:-1], "--profile", "module-2025-09-25")
+    assert fits.exit_code == 0, fits.stdout
+    assert "describe another folder" in fits.stdout
+    assert "outside such a job" not in fits.stdout, "they were seen with this module loaded"
+    document = "--set MODEL_SIZE_KEY=GPT25B --set SEQ_LEN=4096 --set USE_FLASH_ATTN_V2=1"
+    assert f" --profile module-2025-09-25 {document}`, once it is built" in fits.stdout
+
+
 def test_d79_another_variant_of_the_lock_is_named_before_another_profile() -> None:
     place = ("plan", "--stack", "torch-smoke", "--target", "h200", "--facts", "h200", "--json")
     refused = 0
