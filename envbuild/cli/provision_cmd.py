@@ -201,9 +201,21 @@ def _after(made: Plan, prepared: Prepared) -> str:
     words = f"{prepared.reference or made.stack} --target {choice.target}"
     words += f" --profile {choice.profile}" if choice.profile else ""
     if reference is not None and made.nodes and not prepared.limits:
+        from envbuild.launch.recipes import document_values
+        from envbuild.launch.request import Place
+
         claims = [claim for claim in reference.figures if claim.model or claim.unit == "minutes"]
         says = ", ".join(f"{'at least ' if claim.least else ''}{claim.value:g} {claim.unit}" for claim in claims)
         where = f" ({says} on {claims[0].where}, says {claims[0].source})" if claims else ""
+        place = Place(
+            nodes=prepared.target.scheduler.nodes or 1,
+            gpus_per_node=prepared.target.expects.gpus_per_node or 1,
+            environment="/",
+            output="/",
+            master="first",
+        )
+        for name, value in document_values(prepared.stack, prepared.profile, place).items():
+            words += f" --set {name}={value}"
         lines.append(f"  bench: `envbuild bench {words}`, once it is built{where}\n")
     return "".join(lines)
 

@@ -48,7 +48,7 @@ _DEVIATIONS = (
     ("alcf-data-path", "DATA_DIR and DATA_TYPE instead of a folder chosen by host name"),
     ("alcf-setup-scripts", "LAUNCHER instead of the host name's first letters"),
     ("alcf-wandb", "WANDB_MODE=disabled unless you say otherwise"),
-    ("alcf-master-address", "MASTER_ADDR is the first node, not 127.0.0.1, on every node"),
+    ("alcf-master-address", "of several nodes, MASTER_ADDR is the first on every node, not 127.0.0.1"),
 )
 
 
@@ -175,11 +175,11 @@ def _flash(given: AlcfParameters) -> str | None:
 
 def _lacks_flash(profile: Profile) -> bool:
     """Whether the profile has no flash-attn, and stands on nothing of the site that may have it."""
-    return (
-        "flash_attn" not in profile.imports
-        and "flash-attn" not in map(package_name, profile.packages)
-        and all(base.kind in ("none", "system") for base in profile.bases)
-    )
+    return not _asks_for_flash(profile) and all(base.kind in ("none", "system") for base in profile.bases)
+
+
+def _asks_for_flash(profile: Profile) -> bool:
+    return "flash_attn" in profile.imports or "flash-attn" in map(package_name, profile.packages)
 
 
 def _degrees(given: AlcfParameters, model: ModelSize, gpus: int) -> _Degrees:
@@ -267,6 +267,8 @@ def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:
             f"DATA_DIR={given.data_dir} is the folder of a workshop of 2023; expect that it cannot be read: "
             f"`envbuild data {order.stack}` makes small data for `--set DATA_DIR=DIR`"
         )
+    if _flash(given) is not None and not _asks_for_flash(order.profile):
+        notes.append("flash-attn is the module's own, if it has one; nothing here asks for it")
     if given.launcher == "mpiexec" and "LAUNCHER" not in order.values:
         notes.append("mpiexec --ppn is that of PALS (Cray, ALCF) or MPICH; of Open MPI, `--set LAUNCHER=mpirun`")
     if order.place.hostfile is None and given.launcher != "srun":

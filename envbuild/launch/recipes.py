@@ -79,6 +79,19 @@ def launch(stack: Stack, profile: str, values: Mapping[str, str], place: Place) 
     return made.model_copy(update={"notes": (*made.notes, *note)})
 
 
+def document_values(stack: Stack, profile: str, place: Place) -> dict[str, str]:
+    """The document's values that are not the defaults; empty where the profile or the place does not run them."""
+    if stack.reference is None or stack.reference.launch is None:
+        return {}
+    data = stack.reference.launch
+    values = {name: value for name, value in data.document.items() if data.defaults.get(name) != value}
+    try:
+        launch(stack, profile, values, place)
+    except EnvbuildError:
+        return {}
+    return values
+
+
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """`files`: what each synthetic file is, by its name, and what stands in for modules, in a folder of its own.

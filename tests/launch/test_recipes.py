@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.catalog.loader import list_stacks
+from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.launch.recipes import RECIPES, launch, launch_data
+from envbuild.launch.recipes import RECIPES, document_values, launch, launch_data
 from envbuild.launch.request import Place
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
@@ -612,6 +612,17 @@ def test_the_values_of_the_document_need_no_note_and_a_wheel_s_mpi_is_refused_on
         notes = started(ALCF, place(nodes, 4), profile, **values).notes
         named = [note for note in notes if note.startswith("not the document's")]
         assert len(named) == len(words) and all(map(str.startswith, named, words)), named
+    stack, sets = load_stack("megatron-deepspeed-alcf").stack, {"USE_FLASH_ATTN_V2": "1"}
+    (unasked,) = (
+        text.rstrip(".") for text in stack.profiles["module-2025-09-25"].deviations if text.startswith("flash-attn ")
+    )
+    noted = {name: unasked in started(ALCF, place(1, 4), name, **sets).notes for name in ("exact", "module-2025-09-25")}
+    assert noted == {"exact": False, "module-2025-09-25": True}
+    assert unasked not in started(ALCF, place(1, 4), "module-2025-09-25").notes
+    document = {"MODEL_SIZE_KEY": "GPT25B", "SEQ_LEN": "4096", **sets}
+    assert document_values(stack, "module-2025-09-25", place(2, 4)) == document
+    assert document_values(stack, "ported-cu130", place(1, 4)) == {}, "it is refused: no flash-attn"
+    assert document_values(load_stack("opt-175b").stack, "exact", place(1, 8)) == {}
     with fails("launch-does-not-fit", match="2 nodes: MPI of the profile ported-cu130 is MPICH of a wheel, for one"):
         started(ALCF, place(2, 4), "ported-cu130", **lacks)
     with pytest.raises(EnvbuildError) as caught:
