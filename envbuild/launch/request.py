@@ -50,7 +50,7 @@ class Place(StrictModel):
     model of the GPUs, where the target says it.
     """
 
-    nodes: Annotated[int, Field(ge=1, le=16384)]
+    nodes: Annotated[int, Field(ge=1, le=20000)]
     gpus_per_node: Annotated[int, Field(ge=1, le=64)]
     environment: AbsPath
     output: AbsPath

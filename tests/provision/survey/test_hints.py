@@ -89,6 +89,8 @@ def test_a_profile_of_a_module_that_the_facts_show_is_named_with_what_the_target
     assert "outside such a job" not in fits.stdout, "they were seen with this module loaded"
     document = "--set MODEL_SIZE_KEY=GPT25B --set SEQ_LEN=4096 --set USE_FLASH_ATTN_V2=1"
     assert f" --profile module-2025-09-25 {document}`, once it is built" in fits.stdout
+    write_file(mine, mine.read_text().replace("nodes: 2", "nodes: 20000"))
+    assert ask(*place[:-1], "--profile", "module-2025-09-25").exit_code == 0, "as many as a target may have"
 
 
 def test_d79_another_variant_of_the_lock_is_named_before_another_profile() -> None:
