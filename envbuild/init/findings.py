@@ -165,7 +165,8 @@ def _other_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFi
     if release is None or flavour is None or flavour.default or flavour.why.endswith(AS_ASKED):
         return
     label = flavour.why.rpartition(" ")[2] or flavour.value
-    if label not in release.builds and label.startswith("cu"):
+    newest = draft.torch is not None and draft.torch.default  # the page names no release, so it says nothing wrong
+    if label not in release.builds and label.startswith("cu") and not newest:
         builds = ", ".join(sorted(release.builds))
         yield DraftFinding("flavour-missing", (f"torch {version}+{label}",), flavour.statements,
                            f"torch {version} has only {builds}, and no {label}",

@@ -173,7 +173,7 @@ def _beyond(evidence: Evidence, lock: Lock | None, cost: str, *, own: bool) -> s
     if any(variant.trees for variant in lock.variants):
         return "the code of this stack is a folder of the authors"
     if all(variant.uses_cuda or variant.base.kind != "none" for variant in lock.variants):
-        if all(node.root and node.facts and not node.facts.gpus for node in evidence.nodes):
+        if all(node.facts and not node.facts.gpus for node in evidence.nodes):
             size = f" ({cost})" if cost else ""
             return (
                 f"the lock of this stack has a CUDA build of torch{size}. That build also runs on a CPU, as in this run"

@@ -246,6 +246,9 @@ def test_a_flavour_is_said_by_the_page_or_asked_for_and_each_line_agrees(
     line = "flavours: [cu126]}  # same.md:8; same.md:4: Tested with Python 3.10 and CUDA 12.6\n"
     assert line in (tmp_path / "same.yaml").read_text()
     assert not [each for each in same["findings"] if each["rule"].startswith("flavour")]
+    (tmp_path / "newest.md").write_text(page.replace("==2.7.1", ">=2.1"))  # an older release may have it
+    newest = drafted(capsys, "--from", "newest.md", "--offline")
+    assert [one["rule"] for one in newest["findings"] if "flavour" in one["rule"]] == ["flavour-by-default"]
     asked = drafted(capsys, "cpu.yaml", "--from", "own.md", "--offline", "--flavour", "cpu")
     assert "flavours: [cpu]}  # own.md:8; cpu as it was asked for\n" in (tmp_path / "cpu.yaml").read_text()
     assert not asked["missing"] and not [each for each in asked["findings"] if each["rule"].startswith("flavour")]

@@ -546,7 +546,7 @@ def test_a_manifest_of_a_newer_schema_says_so(kit: Path) -> None:
 def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise(kit: Path) -> None:
     other_version(kit)
     swap(kit / "README.md", f"Install envbuild {__version__} (".encode(), b"Install envbuild 9.9 (")
-    for _ in ("uv", "pip"):
+    for _ in ("uv", "pip", "files"):
         swap(kit / "README.md", wheel_name(__version__).encode(), wheel_name("9.9").encode())
     relist(kit)
     assert problems(kit) == []
