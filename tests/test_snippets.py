@@ -193,8 +193,11 @@ def run(world: World, command: str, *, before: Sequence[object] = (), **filled: 
 
 def run_all(world: World, room: str, *, before: Sequence[object] = (), **filled: str) -> None:
     """Every command of a room; all that end otherwise than their page says fail together."""
-    failed = []
+    failed, last = [], ""
     for page, command, code in of(room):
+        if page != last:  # each page has a reader of its own
+            shutil.rmtree(world.work / "kit", ignore_errors=True)
+            last = page
         try:
             done = run(world, command, before=before, **filled)
         except subprocess.TimeoutExpired as late:

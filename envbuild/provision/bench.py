@@ -273,7 +273,8 @@ def doubts(
     hours = (
         f"{number(asked / 3600)} h (`--run-timeout`), and its job {number(job / 3600)} h (`time_limit` of the target)"
     )
-    ends = f"a run may take {hours}: the job ends first" if 0 < job < asked else ""
+    # An hour is the default, for which nobody asked.
+    ends = f"a run may take {hours}: the job ends first" if 0 < job < asked and asked > 3600 else ""
     return [text for text in (late, ends, other) if text]
 
 
