@@ -51,7 +51,8 @@ def test_a_torch_that_floats_is_the_newest_of_the_day() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda", "flavour", "rule"), [("10.1", "cu102", "missing"), ("11.3", "cu102", "by-default"), ("10.2", "cu102", "")]
+    ("cuda", "flavour", "rule"),
+    [("10.1", "cu102", "by-default"), ("11.3", "cu102", "by-default"), ("10.2", "cu102", "")],
 )
 def test_a_cuda_of_a_sentence_that_no_command_takes_is_said(cuda: str, flavour: str, rule: str) -> None:
     page = f"# own\n\n## Install\n\nTested with Python 3.8 and CUDA {cuda}.\n\n```\npip install 'torch>=1.8'\n```\n"
