@@ -120,7 +120,7 @@ def diff(ui: Ui, before: str, after: str) -> int:
 
     Compares two runs, two sites, or before and after an update. `last` (the default) is the newest run with a report,
     also a `verify` or one that failed; `envbuild run list` has the ids of others. Exit 1 if something newly fails or
-    drifted, 6 if a figure with a claim or a floor is worse than the worst of BEFORE, else 0.
+    drifted, 6 if a figure is worse than the worst of BEFORE, else 0.
     """
     from envbuild.report.diff import compare, exit_code, lines
     from envbuild.report.recheck.opened import open_report

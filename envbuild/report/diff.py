@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -25,7 +24,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Change:
-    """A difference, on `nodes` if it concerns some: `worse`, or a claimed figure that `slipped` out of its spread."""
+    """A difference, on `nodes` if it concerns some: `worse`, or a figure that `slipped` out of its spread."""
 
     kind: Kind
     topic: str
@@ -59,7 +58,7 @@ def compare(before: Evidence, after: Evidence) -> list[Change]:
 
 
 def exit_code(changes: Sequence[Change]) -> ExitCode:
-    """1 for a new failure or drift, 6 for a figure with a claim that slipped; other changes are no failure."""
+    """1 for a new failure or drift, 6 for a figure that slipped; other changes are no failure."""
     codes = {"worse": ExitCode.CHECK_FAILED, "slipped": ExitCode.BELOW_FLOOR, "changed": ExitCode.OK}
     return gravest(codes[change.kind] for change in changes)
 
@@ -190,25 +189,16 @@ def _compared(was: Check, now: Check) -> Iterator[Change]:
 
 
 def _metrics(was: Check, now: Check, *, same: bool) -> Iterator[Change]:
-    """A median outside the other's least and greatest is a change.
-
-    With a claim or a floor, on the worse side of the `same` work, it slipped.
-    """
+    """A median outside the other's least and greatest is a change; on the worse side of the `same` work it slipped."""
     known = {metric.name: metric for metric in was.metrics}
     for metric in now.metrics:
         old = known.get(metric.name)
         if old is None or old.unit != metric.unit or old.least <= metric.median <= old.greatest:
             continue
-        claimed = metric.floor is not None or old.floor is not None or metric.unit in _claimed_units(was, now)
         lower_is_better = metric.lower_is_better or old.lower_is_better
-        worse = (metric.median > old.greatest) == lower_is_better
-        kind: Kind = "slipped" if same and claimed and worse else "changed"
+        kind: Kind = "slipped" if same and (metric.median > old.greatest) == lower_is_better else "changed"
         percent = f" ({100 * metric.median / old.median - 100:+.1f} %)" if old.median else ""
         yield Change(kind, "figure", f"{metric.name}, {metric.unit}", _spread(old), _spread(metric) + percent)
-
-
-def _claimed_units(*checks: Check) -> set[str]:
-    return {check.comparison.unit for check in checks if check.comparison and check.comparison.claim is not None}
 
 
 def _spread(metric: Metric) -> str:
@@ -219,15 +209,11 @@ _MARKS = {"worse": ("✗", "red"), "slipped": ("↓", "red"), "changed": ("·", 
 
 
 def sentence(changes: Sequence[Change]) -> str:
-    """`2 things got worse, 3 things changed`."""
-    kinds = Counter("figure" if (it.kind, it.topic) == ("changed", "figure") else it.kind for it in changes)
-    says = (
-        ("worse", "thing", "got worse"),
-        ("slipped", "figure", "with a claim or a floor left the spread of the earlier run"),
-        ("changed", "thing", "changed"),
-        ("figure", "other figure" if kinds["slipped"] else "figure", "left the spread of the earlier run"),
-    )
-    parts = [f"{plural(kinds[kind], noun)} {what}" for kind, noun, what in says if kinds[kind]]
+    """`2 things got worse, 1 figure left the spread of the earlier run, 3 things changed`."""
+    counts = {kind: sum(change.kind == kind for change in changes) for kind in _MARKS}
+    parts = [f"{plural(counts['worse'], 'thing')} got worse"] if counts["worse"] else []
+    parts += [f"{plural(counts['slipped'], 'figure')} left the spread of the earlier run"] if counts["slipped"] else []
+    parts += [f"{plural(counts['changed'], 'thing')} changed"] if counts["changed"] else []
     return ", ".join(parts) or "no difference in what both runs checked"
 
 
