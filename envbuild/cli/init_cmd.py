@@ -39,7 +39,6 @@ _LACKS = re.compile(
     r"No module named '(?P<parent>[\w.]+)\.(?P<child>\w+)')",
     re.DOTALL,  # transformers says in a second line why
 )
-_STARTS = re.compile(r"^ +# starts: (.+)$", re.MULTILINE)  # as `write` has them
 _flavour = click.option(
     "--flavour", metavar="FLAVOUR", help="Use this build of torch instead: cpu, or cu121 for CUDA 12.1."
 )
@@ -285,12 +284,14 @@ def _is_stack(source: str) -> bool:
 def _tell_starts(ui: Ui, stack: str) -> None:
     """The commands of the page that a draft has as comments: a smoke test runs none of them."""
     from envbuild.catalog.loader import load_stack
+    from envbuild.kit.make import STARTS
     from envbuild.regular_file import read_file
 
     loaded = load_stack(stack)
-    if starts := _STARTS.findall(read_file(loaded.path).decode()):
+    if starts := STARTS.findall(read_file(loaded.path).decode()):
         way = f"`envbuild env run {loaded.stack.name} -- COMMAND` in a checkout (docs/use-an-environment.md)"
-        ui.note(f"  not run {few(starts, 2, between='; ')}: {way}")
+        texts = [f"{start}  ({where})" for start, where in starts]
+        ui.note(f"  not run {few(texts, 2, between='; ')}: {way}")
 
 
 def _refuse_other_flavour(stack: str, profile: str | None, flavour: str) -> None:

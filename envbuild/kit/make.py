@@ -62,7 +62,7 @@ README = "README.md"
 UNKNOWN = "not measured"
 CONTENTS = "the environment holds what the lock says"
 # How a draft names commands and where it read them. The bounds stop a hostile file.
-_STARTS = re.compile(r"^ *# starts: (.{1,400})  \((.{1,200})\)$", re.M)
+STARTS = re.compile(r"^ *# starts: (.{1,400})  \((.{1,200})\)$", re.M)
 # Checks that compute nothing.
 _IMPORTS = ("sound", "extensions/imports")
 # What each command of a kit calls.
@@ -110,7 +110,7 @@ def readme(
     read = [*(source.name for one in variants for source in one.sources if source.install != "wheel"),
             *(tree.name for one in variants for tree in one.trees)]  # fmt: skip
     file = (own or b"").decode(errors="replace")
-    code, starts = list(dict.fromkeys(read)), _STARTS.findall(file)[:12]
+    code, starts = list(dict.fromkeys(read)), STARTS.findall(file)[:12]
     claims = rows(view, run)
     if measured is not None:
         inside = rows(shown(measured), commands(measured, stack))
