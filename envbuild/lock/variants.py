@@ -117,6 +117,8 @@ def _venv_plans(profile: Profile, standalone: Mapping[str, LockedInterpreter]) -
         for python in profile.python:
             for flavour in flavours:
                 for kind in profile.interpreters:
+                    if kind == "standalone" and base.kind != "none":  # what a base provides is in its own interpreter
+                        continue
                     name = _label(python, flavour) + label
                     interpreter = LockedInterpreter()
                     if kind == "standalone":

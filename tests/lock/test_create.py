@@ -128,9 +128,7 @@ def test_one_variant_for_each_python_flavour_base_and_interpreter(tmp_path: Path
         "cp312-linux_x86_64-cu130",
         "cp312-linux_x86_64-cu130-standalone",
         "cp311-linux_x86_64-system",
-        "cp311-linux_x86_64-system-standalone",
         "cp312-linux_x86_64-system",
-        "cp312-linux_x86_64-system-standalone",
     ]
     by_id = {variant.id: variant for variant in lock.variants}
     cpu, gpu = by_id["cp311-linux_x86_64-cpu"], by_id["cp311-linux_x86_64-cu130"]
