@@ -379,15 +379,9 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         account = (ask(text, None) if needed else ask(f"{text} (empty: none)")) if job else ""
         text = f"Nodes of a job{_published(loaded)}"
         nodes = ask(text, base.scheduler.nodes or 1, click.IntRange(1, 20000)) if job else 0
-        limit = (
-            ask(
-                "Longest time of a job, as 2h (empty: 30 minutes or more, estimated)",
-                base.scheduler.time_limit or "",
-                _limit,
-            )
-            if job
-            else ""
-        )
+        usual_limit = base.scheduler.time_limit or ""
+        text = "Longest time of a job, as 2h" + ("" if usual_limit else " (empty: 30 minutes or more, estimated)")
+        limit = ask(text, usual_limit, _limit) if job else ""
         text = "File systems that a job names, as home,eagle (empty: none)"
         filesystems = ask(text, ",".join(base.scheduler.filesystems)) if kind == "pbs" else ""
         where = "{home}/envbuild" if job else "{data}/envbuild"
@@ -395,7 +389,8 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         prefix = ask("Folder for environments", usual_prefix, _prefix)
         model, count = there.get(hosts, ("", 0)) if job else _gpus_here() if kind == "local" else ("", 0)
         usual_gpu = model or base.expects.gpu or ""
-        gpu = ask("GPU model, as nvidia-smi has it (empty: any)", usual_gpu, lambda text: _model(text, usual_gpu))
+        text = "GPU model, as nvidia-smi has it" + ("" if usual_gpu else " (empty: any)")
+        gpu = ask(text, usual_gpu, lambda text: _model(text, usual_gpu))
         usual_count = count or base.expects.gpus_per_node or 0
         count = ask("GPUs of a node (empty: not said)", usual_count, click.IntRange(0, 64)) if gpu else count
     except click.Abort:

@@ -207,8 +207,11 @@ def _after(made: Plan, prepared: Prepared) -> str:
         claims = [claim for claim in reference.figures if claim.model or claim.unit == "minutes"]
         says = ", ".join(f"{'at least ' if claim.least else ''}{claim.value:g} {claim.unit}" for claim in claims)
         where = f" ({says} on {claims[0].where}, says {claims[0].source})" if claims else ""
+        nodes = prepared.target.scheduler.nodes or 1
+        hosts = claims[0].hosts if claims else None
+        words += f" --nodes {hosts}" if hosts not in (None, nodes) else ""
         place = Place(
-            nodes=prepared.target.scheduler.nodes or 1,
+            nodes=hosts or nodes,
             gpus_per_node=prepared.target.expects.gpus_per_node or 1,
             environment="/",
             output="/",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,8 @@ from envbuild.text import few, visible
 # An environment with torch is some 6 GB and 60,000 files.
 LEAST_BYTES = 10e9
 LEAST_INODES = 100_000
+# Where file systems are mounted: a folder that is missing there may be a mount that is missing.
+_MOUNTS_IN = ("/", "/mnt", "/media")
 NAMES = ("docker", "podman", "apptainer", "singularity", "enroot", "buildah")
 _SHOWN = 6
 _PROGRAMS = {"slurm": "sinfo or sbatch", "pbs": "qstat", "none": "scheduler"}
@@ -206,9 +209,10 @@ def _prefix(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[D
     if disk.noexec:
         return [_line("prefix", "missing", f"{state}, noexec", "no program of an environment could run",
                       "choose another: `--prefix`")]  # fmt: skip
-    if site.get("prefix_in") == "/" != disk.path:
-        top = "/" + disk.path.split("/")[1]
-        return [_line("prefix", "warning", f"{state}; there is no {top}", f"{top} would be a new folder below /",
+    parent = site.get("prefix_in")
+    if parent in _MOUNTS_IN and disk.path != parent:
+        top = posixpath.join(parent, PurePosixPath(disk.path).relative_to(parent).parts[0])
+        return [_line("prefix", "warning", f"{state}; there is no {top}", f"{top} would be a new folder below {parent}",
                       f"if {top} is a mount, mount it; else choose another: `--prefix`")]  # fmt: skip
     short = [word for word, value, least in (("space", disk.free_bytes, LEAST_BYTES),
                                              ("inodes", disk.free_inodes, LEAST_INODES))

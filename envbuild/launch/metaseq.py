@@ -345,7 +345,7 @@ def _notes(given: MetaseqParameters, submit: str) -> tuple[str, ...]:
     if submit != "local" and given.cpus_per_gpu is None:
         notes.append(
             f"it asks Slurm for {_OWN_CPUS[given.where]} processors a GPU and binds ranks as on the nodes of "
-            f"{given.where}: nodes with others refuse that, so say cpus_per_gpu=N"
+            f"{given.where}: nodes with others refuse that, so give `--set cpus_per_gpu=N`"
         )
     if submit != "local":
         notes.append("a run whose log is there already is skipped without an error: then set another prefix")

@@ -252,13 +252,15 @@ def doubts(
 ) -> list[str]:
     """What to say before a run: that it hardly ends in time or its job ends first, or that the claim is for others.
 
-    Of GPUs that are not those of the claim only the verdict speaks. Raises EnvbuildError as `refuse_too_long` does.
+    Raises EnvbuildError as `refuse_too_long` does.
     """
     late = refuse_too_long(target, reference, measure, ran, facts, deadline)
     gpus = gpus_of(facts, ran.nodes * ran.gpus_per_node, rules())
     expected = {row.model for row in rows_like(target.expects.gpu, rules())} if facts is None else {gpus.model}
     claim, other = claim_for(reference, measure, ran, gpus), ""
-    if claim and claim.gpus and (not expected or claim.gpu in expected):
+    if claim and claim.gpu and expected and claim.gpu not in expected:
+        other = f"the claim is for {claim.gpu}: on other GPUs the verdict is *not comparable*"
+    elif claim and claim.gpus:
         nodes = claim.hosts or max(claim.gpus // ran.gpus_per_node, 1)
         rows = (("--nodes", nodes, ran.nodes), ("--gpus-per-node", claim.gpus // nodes, ran.gpus_per_node))
         options = " ".join(f"{option} {wanted}" for option, wanted, given in rows if wanted != given)

@@ -93,6 +93,11 @@ def test_another_scheduler_than_the_targets_and_a_prefix_whose_mount_is_missing_
     prefix = lines(facts(), site(prefix_in="/"), target())["prefix"]
     assert (prefix.level, "there is no /p" in prefix.found) == ("warning", True)
     assert prefix.hint == "if /p is a mount, mount it; else choose another: `--prefix`"
+    shared = facts(
+        prefix={"path": "/mnt/lustre/me/envbuild", "free_bytes": 9e11, "free_inodes": 10**7, "writable": True}
+    )
+    assert "there is no /mnt/lustre" in lines(shared, site(prefix_in="/mnt"), target())["prefix"].found
+    assert lines(shared, site(prefix_in="/mnt/lustre"), target())["prefix"].level == "ok"
 
 
 def test_a_partition_without_gres_is_a_warning_that_whole_nodes_are_asked_for() -> None:

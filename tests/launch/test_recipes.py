@@ -342,7 +342,7 @@ def test_through_slurm_opt_asks_for_the_processors_that_are_said_or_a_note_tells
     for where, own in (("azure", 12), ("fair", 10)):
         untold = started(OPT, place(2, job="9"), where=where)
         assert asking not in untold.commands[0].argv
-        (note,) = [each for each in untold.notes if "cpus_per_gpu=N" in each]
+        (note,) = [each for each in untold.notes if "--set cpus_per_gpu=N" in each]
         assert f"asks Slurm for {own} processors a GPU and binds ranks as on the nodes of {where}" in note
     told = started(OPT, place(2, job="9"), cpus_per_gpu="6")
     argv = told.commands[0].argv

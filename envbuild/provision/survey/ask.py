@@ -7,7 +7,7 @@ something has to be chosen there after all is it asked again, with the questions
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -43,9 +43,8 @@ def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
         """Whether what fits is the module that is missing."""
         return decision.rule == "base-module" and (decision.compared or ("?",))[0] in fits
 
-    # Each of them has to go: what to do about one alone would lead to the next.
-    cures = [item.instead for item in against[:4] if item.instead and not is_named(item)]
-    instead = "; and ".join(dict.fromkeys(cures))
+    fitting = fits.startswith("`")
+    instead = _cure([item for item in against[:4] if not is_named(item)], profiles=fitting)
     what = f"{resolution.node}: no variant of {resolution.stack} fits this node"
     why = "; ".join(map(_in_words, against[:4]))
     if against and {decision.rule for decision in against} <= _OF_THE_PREFIX:
@@ -53,7 +52,7 @@ def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
         why = "; ".join(
             [*map(_in_words, against[1:4]), f"{resolution.nearest} of {resolution.stack} would fit otherwise"]
         )
-    between = "; or " if fits.startswith("`") else "; instead: "
+    between = "; or " if fitting else "; instead: "
     return EnvbuildError(
         against[0].rule if against else "nothing-fits",
         what,
@@ -62,6 +61,22 @@ def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
         exit_code=ExitCode.REFUSED,
         details={"node": resolution.node},
     )
+
+
+def _cure(against: Sequence[Decision], *, profiles: bool) -> str:
+    """What makes all refusals go: what to do about one alone would lead to the next. Empty if nothing is known.
+
+    `profiles`: another profile fits, so nobody has to write one for another build of torch.
+    """
+    builds = {item.torch for item in against if item.torch}
+    if profiles or len(builds) != 1:
+        return "; and ".join(dict.fromkeys(item.instead for item in against if item.instead))
+    kept = [item.instead for item in against if item.instead and not item.torch]
+    changes = [item.instead or "" for item in against if item.torch]
+    own = f"{builds.pop()} in a profile of your own (docs/stacks.md)"
+    # Where no change of the node helps, only another build of torch does.
+    ways = ["; and ".join(dict.fromkeys(changes)), own] if all(changes) else [own]
+    return "; and ".join(dict.fromkeys([*kept, "; or ".join(ways)]))
 
 
 def python_broken(node: str, path: str) -> EnvbuildError:

@@ -12,6 +12,7 @@ from envbuild.resolve.arch import pick_nvcc
 from envbuild.resolve.artifacts import Numbers, dotted, flavour_cuda, minor, numbers
 from envbuild.resolve.compat import Compat, TorchBuild
 from envbuild.resolve.request import NOTHING, Decisions, Request, capabilities, decision
+from envbuild.resolve.rules.gpu import other_flavour
 
 _MODULE = "a module of the site: `scheduler: {modules: {load: [MODULE]}}` in the target of a job"
 ON_NODE = f"on the node ({_MODULE})"
@@ -52,9 +53,7 @@ def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     note = compat.cuda.check_note
     if nvcc_release[0] == cuda[0]:
         return (decision("nvcc-major", "allow", "nvcc and torch have the same CUDA major version", compared, note),)
-    release = request.release(compat)
-    same = [f for f in (release.builds if release else ()) if flavour_cuda(f)[0] == nvcc_release[0]]
-    torch = f"torch {request.torch}+{max(same, key=flavour_cuda)}" if same else None
+    torch = other_flavour(facts, request, compat, lambda other: other[0] == nvcc_release[0])
     what = f"nvcc {dotted(nvcc_release)} cannot compile for a torch built with CUDA {dotted(cuda)}"
     return (decision("nvcc-major", "refuse", what, compared, note, _toolkit(cuda[0]), torch),)
 

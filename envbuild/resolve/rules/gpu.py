@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from envbuild.model.facts import NodeFacts
@@ -42,7 +43,8 @@ def _gpu_arch(name: str, capability: Numbers, build: TorchBuild, request: Reques
     if needs_ptx(build, capability):
         what = f"{label} runs on {dotted(capability)} through PTX only, which the driver compiles when it loads"
         return decision("gpu-arch", "allow" if build.ptx_note.firm else "warn", what, compared, build.ptx_note)
-    what = f"{label} has no code for compute capability {dotted(capability)}"
+    has = "has no" if build.archs else "is not known to have"
+    what = f"{label} {has} code for compute capability {dotted(capability)}"
     cannot = _cannot_compile(build, capability, compat)
     note = build.note if build.note.firm or not cannot else compat.cuda.arch_note
     what = f"{what}; {cannot}" if cannot else what
@@ -216,17 +218,28 @@ def driver_floor(facts: NodeFacts, request: Request, compat: Compat) -> Decision
     if _bridged(facts, cuda, compat):
         return NOTHING
     what = f"CUDA {dotted(cuda)} needs driver {shown(floor)} or newer"
-    return (decision("driver-floor", "refuse", what, compared, note, UPDATE, _for_driver(request, driver, compat)),)
+    return (decision("driver-floor", "refuse", what, compared, note, UPDATE, _for_driver(facts, request, compat)),)
 
 
-def _for_driver(request: Request, driver: Numbers, compat: Compat) -> str | None:
+def _for_driver(facts: NodeFacts, request: Request, compat: Compat) -> str | None:
     """The same torch in a flavour whose floor the driver meets."""
-    release = request.release(compat)
-    fitting = []
-    for flavour in release.builds if release else ():
-        floor = _floor(flavour_cuda(flavour), compat)
-        if floor is not None and driver >= floor:
-            fitting.append(flavour)
+    driver = numbers(facts.driver.version)
+
+    def runs(cuda: Numbers) -> bool:
+        floor = _floor(cuda, compat)
+        return floor is not None and driver >= floor
+
+    return other_flavour(facts, request, compat, runs)
+
+
+def other_flavour(facts: NodeFacts, request: Request, compat: Compat, fits: Callable[[Numbers], bool]) -> str | None:
+    """The same torch in the newest flavour whose CUDA fits and whose build is known to have code for the GPUs."""
+    release, asked = request.release(compat), [capability for _, capability in capabilities(facts)]
+    fitting = [
+        flavour
+        for flavour, build in (release.builds.items() if release else ())
+        if fits(flavour_cuda(flavour)) and all(native_code(build, capability) for capability in asked)
+    ]
     return f"torch {request.torch}+{max(fitting, key=flavour_cuda)}" if fitting else None
 
 
@@ -251,7 +264,10 @@ def driver_cuda_compat(facts: NodeFacts, request: Request, compat: Compat) -> De
         return NOTHING
     note = compat.cuda.compat_note
     kinds = " and ".join(sorted({compat.gpu_kind(gpu.name) for gpu in facts.gpus}))
-    compared = (f"driver branch {driver[0]}, {kinds} GPU", f"not {sorted(compat.cuda.excluded_branches)}")
+    compared = (
+        f"driver branch {driver[0]}, {kinds} GPU",
+        f"no compat package for {', '.join(map(str, sorted(compat.cuda.excluded_branches)))}",
+    )
     if driver >= floor:
         return (decision("driver-cuda-compat", "allow", "no compat package is needed", compared, note),)
     if not _bridged(facts, cuda, compat):
@@ -271,7 +287,7 @@ def driver_cuda_compat(facts: NodeFacts, request: Request, compat: Compat) -> De
         f"{package} on the node, and `environment: {{LD_LIBRARY_PATH: /usr/local/cuda-{dotted(cuda)}/compat}}` in the "
         f"target; or {UPDATE}"
     )
-    torch = _for_driver(request, driver, compat)
+    torch = _for_driver(facts, request, compat)
     return (decision("driver-cuda-compat", "refuse", what, compared, note, instead, torch),)
 
 
