@@ -372,8 +372,8 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         offered = f" ({few(list(there), 8)})" if len(there) > 1 else ""
         hosts = ask(f"{_HOSTS[kind]}{offered}", first) if kind in _HOSTS else ""
         job = kind in ("slurm", "pbs")
-        login = ask("Host to submit jobs from (empty: this machine)") if job else ""
-        user = ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else ""
+        user, _, login = ask("Host to submit jobs from (empty: this machine)").rpartition("@") if job else ("", "", "")
+        user = user or (ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else "")
         text = "Account that jobs are charged to"
         needed = "scheduler.account" in required
         account = (ask(text, None) if needed else ask(f"{text} (empty: none)")) if job else ""
