@@ -302,8 +302,9 @@ def refuse_too_long(
     least, most, real = (number(spent / 3600) for spent in (seconds, limit, seconds / _USUAL))
     hours = math.ceil(seconds / _USUAL / 3600)
     # A job that reaches its limit has no figure, so it needs more than its run.
-    more = ((deadline, f"`--run-timeout {hours}h`"), (job, f"`scheduler: {{time_limit: {hours + 1}h}}` in the target"))
-    cure = " and ".join(text for given, text in more if given and given < seconds / _USUAL)
+    cures = {f"`--run-timeout {hours}h`": deadline and deadline < seconds / _USUAL,
+             f"`scheduler: {{time_limit: {hours + 1}h}}` in the target": job and job <= hours * 3600}  # fmt: skip
+    cure = " and ".join(text for text, helps in cures.items() if helps)
     if seconds > limit:
         raise EnvbuildError(
             "launch-does-not-fit",
