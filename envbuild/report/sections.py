@@ -77,6 +77,9 @@ class Badge:
     says: tuple[str, ...]
 
 
+UNSTARTED = "none of the code's commands ran"
+
+
 def badges(evidence: Evidence, rows: tuple[Claim, ...], pins: tuple[Pin, ...]) -> tuple[Badge, ...]:
     """Available, Functional, Reproduced."""
     return _available(evidence, pins), _functional(evidence), _reproduced(rows)
@@ -115,8 +118,9 @@ def _functional(evidence: Evidence) -> Badge:
     # Green says that the code works, so something must have run, and all that it imports be there.
     ran = sum(check.status == "passed" and computed(check) for check in checks)
     says.append(f"{ran} passed by running the environment" if ran else "no smoke test and no benchmark ran")
-    says += doubts(evidence)
-    green = ran and not doubts(evidence)
+    unstarted = [UNSTARTED] if any(_unstarted(evidence)) else []
+    says += [*doubts(evidence), *unstarted]
+    green = ran and not doubts(evidence) and not unstarted
     return Badge("Functional", "red" if bad else "green" if green else "amber", tuple(says))
 
 
@@ -352,8 +356,9 @@ def not_started(node: NodeEvidence) -> bool:
 def _unstarted(evidence: Evidence) -> Iterator[Gap]:
     coded = (node for node in evidence.nodes if node.sources or (node.facts and node.facts.trees))
     if nodes := tuple(node.node for node in coded if not_started(node)):
-        why = "none of the code's commands ran: the smoke test imports modules and runs envbuild's own programs"
-        yield Gap("own commands", why, nodes)
+        yield Gap(
+            "own commands", f"{UNSTARTED}: the smoke test imports modules and runs envbuild's own programs", nodes
+        )
 
 
 def _of_images(evidence: Evidence) -> Iterator[Gap]:

@@ -409,7 +409,8 @@ def test_a_figure_below_its_floor_never_reads_as_the_floor() -> None:
     ("checks", "tone", "says"),
     [
         ([{"name": "stamp"}], "amber", "no smoke test and no benchmark ran"),
-        ([{"name": "stamp"}, {"name": "smoke/sound"}], "green", "1 passed by running the environment"),
+        ([{"name": "smoke/sound"}, {"name": "smoke/step"}], "green", "2 passed by running the environment"),
+        ([{"name": "stamp"}, {"name": "smoke/sound"}], "amber", "none of the code's commands ran"),
         ([{"name": "smoke/sound", "details": {"open": {"x": "a.py:1"}}}], "amber", "Missing: 1 module that its code"),
         ([{"name": "smoke/sound", "details": {"code_changed": 2}}], "amber", ".; The smoke test did not run again"),
         (
