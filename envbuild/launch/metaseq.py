@@ -345,7 +345,7 @@ def _notes(given: MetaseqParameters, submit: str, job: str | None) -> tuple[str,
     if submit != "local" and given.cpus_per_gpu is None:
         notes.append(
             f"it asks Slurm for {_OWN_CPUS[given.where]} processors a GPU and binds ranks as on the nodes of "
-            f"{given.where}: nodes with others refuse that, so give `--set cpus_per_gpu=N`"
+            f"{given.where}: for other nodes give `--set cpus_per_gpu=N`, a node's processors by its GPUs"
         )
     if submit != "local" and (given.prefix or not job):
         notes.append("it skips a run whose log is there already, without an error: give `--set prefix=NAME`")

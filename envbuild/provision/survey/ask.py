@@ -73,9 +73,9 @@ def _cure(against: Sequence[Decision], *, profiles: bool) -> str:
         return "; and ".join(dict.fromkeys(item.instead for item in against if item.instead))
     kept = [item.instead for item in against if item.instead and not item.torch]
     changes = [item.instead or "" for item in against if item.torch]
-    own = f"{builds.pop()} in a profile of your own (docs/stacks.md)"
+    own = f"{builds.pop()} in a profile of your own (docs/troubleshooting.md)"
     # Where no change of the node helps, only another build of torch does.
-    ways = ["; and ".join(dict.fromkeys(changes)), own] if all(changes) else [own]
+    ways = [own, "; and ".join(dict.fromkeys(changes))] if all(changes) else [own]
     return "; and ".join(dict.fromkeys([*kept, "; or ".join(ways)]))
 
 
