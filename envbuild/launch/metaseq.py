@@ -275,7 +275,7 @@ def _refusal(step: _Step) -> tuple[str, str] | None:
     if not step.parts or (step.nodes > 1 and step.parts > 1):
         heads = model.heads // step.parallel
         times = step.sequences * heads * (model.sequence or 1) ** 2 / _SCORES
-        many = f"these are {times:.1f} times the scores that it counts in 32 bits"
+        many = f"these are {times:.2f} times the scores that it counts in 32 bits"
         odd = f"it wants a multiple of {_BLOCK} of sequences x {heads} heads"
         taken = (
             "no part of which is one that the softmax takes" if step.nodes == 1 else "which the softmax does not take"

@@ -300,7 +300,7 @@ def test_d86_one_rule_says_how_many_nodes_175b_needs() -> None:
     for nodes in range(1, 24):
         found = refusal(OPT, place(nodes), model_size="175b")
         assert (found.exit_code, found.hint[:12]) == (ExitCode.REFUSED, "`--nodes 24`")
-    assert "3.0 times the scores" in refusal(OPT, place(8), model_size="175b").why
+    assert "3.00 times the scores" in refusal(OPT, place(8), model_size="175b").why
     assert started(OPT, place(24), model_size="175b").degrees["data"] == 24
     assert "softmax" in refusal(OPT, place(3), model_size="175b", gpu_gb="141").what
 
@@ -405,7 +405,7 @@ def test_the_preset_that_is_commented_out_runs_on_eight_nodes() -> None:
 @pytest.mark.parametrize(
     ("where", "model", "words"),
     [
-        (place(2, 2), "125m", "1.5 times the scores that it counts"),
+        (place(2, 2), "125m", "1.50 times the scores that it counts"),
         (place(3, 8), "125m", "a multiple of 4 of sequences x 6 heads"),
         (place(2, 8), "125m", ""),
     ],

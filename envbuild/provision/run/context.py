@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -122,8 +123,11 @@ class Prepared(NamedTuple):
 
     @property
     def never_built(self) -> tuple[str, ...]:
-        """That no build of the profile on a GPU is known, in a sentence, where one of another profile is."""
-        built = self.stack.built_on
+        """That no build of the profile on such a GPU is known, in a sentence, where another build is."""
+        built, gpu = self.stack.built_on, self.target.expects.gpu
+        here = built.get(self.profile, "")
+        if here and gpu and not any(word in gpu for word in re.findall(r"[A-Z]+[0-9]+", here)):
+            return (f"no build of the profile {self.profile} on {gpu} is known, only on {here}",)
         known = ", ".join(f"`{name}` ({gpus})" for name, gpus in built.items() if self.profile not in built)
         return (f"no build of the profile {self.profile} on a GPU is known, only of {known}",) if known else ()
 

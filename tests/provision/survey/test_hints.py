@@ -228,6 +228,14 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     )
 
 
+@pytest.mark.parametrize(("gpu", "says"), [("A100-SXM4-80GB", True), ("H100 80GB HBM3", False), ("H200", False)])
+def test_a_profile_says_where_it_was_built_if_the_target_has_other_gpus(gpu: str, says: bool, tmp_path: Path) -> None:
+    text = f"name: mine\nextends: h200\nstack: opt-175b\nexpects: {{gpu: {gpu}, gpus_per_node: 1}}\n"
+    mine = write_file(tmp_path / "mine.yaml", text)
+    made = " ".join(ask("plan", "--target", str(mine), "--facts", "h200", "--profile", "ported-cu130").stdout.split())
+    assert (f"no build of the profile ported-cu130 on {gpu} is known, only on one or two H100" in made) == says
+
+
 def test_what_another_targets_facts_say_of_user_processors_and_cuda_is_not_taken_for_this_one(
     tmp_path: Path,
 ) -> None:
