@@ -107,13 +107,13 @@ def answer(world: World, text: bytes, *words: str) -> tuple[int, str]:
 
 
 def test_d63_on_a_terminal_the_answer_is_asked_once_and_again_when_the_target_changes(world: World, ran: Path) -> None:
-    rc, shown = answer(world, b"n\n", *FACTS, "--node-timeout", "1s")
+    rc, shown = answer(world, b"n\n", *FACTS, "--node-timeout", "5s")
     assert (rc, ran.exists()) == (7, False)
     assert "id > " in " ".join(shown.split())
-    answer(world, b"y\n", *FACTS, "--node-timeout", "1s")
+    answer(world, b"y\n", *FACTS, "--node-timeout", "5s")
     assert ran.exists()
     ran.unlink()
-    assert world.run(*FACTS, "--node-timeout", "1s").code != "target-untrusted", "the answer was remembered"
+    assert world.run(*FACTS, "--node-timeout", "5s").code != "target-untrusted", "the answer was remembered"
     assert ran.exists()
     ran.unlink()
     target = world.work / "evil.yaml"
