@@ -19,7 +19,8 @@ from envbuild.model.patch import Patch, Recipe
 from envbuild.model.plan import Decision, Resolution
 from envbuild.model.stack import LockedConda, Profile, Source, Stack
 from envbuild.model.target import Modules, Target
-from envbuild.resolve.artifacts import dotted
+from envbuild.resolve.artifacts import dotted, flavour_cuda
+from envbuild.resolve.request import capabilities
 from envbuild.text import grouped, plural
 
 if TYPE_CHECKING:
@@ -400,6 +401,36 @@ def offered_with_module(
             if _other(name, _resolve(loaded, name, facts, loading, compat, interpreter)).fits:
                 line = f"`scheduler: {{modules: {{load: [{', '.join(more.load)}]}}}}` in the target"
                 return f"{offered(loaded.stack, name)} with the module {module}, which the facts show: {line}"
+    return ""
+
+
+def offered_with_torch(
+    loaded: LoadedStack,
+    name: str,
+    facts: Mapping[str, NodeFacts],
+    target: Target,
+    compat: Compat,
+    interpreter: str | None = None,
+) -> str:
+    """The profile with its torch in another flavour, the newest with which no rule refuses these nodes; empty if none.
+
+    Nobody has locked or built it.
+    """
+    from envbuild.resolve.engine import Resolver
+    from envbuild.resolve.rules.gpu import holds_code
+
+    profile = loaded.stack.profiles[name]
+    release = compat.torch.get(profile.torch.version) if profile.torch else None
+    if profile.torch is None or release is None or profile.conda:
+        return ""
+    asked = {capability for node in facts.values() for _, capability in capabilities(node)}
+    known = {flavour for flavour, build in release.builds.items() if asked and all(holds_code(build, c) for c in asked)}
+    for flavour in sorted(known - set(profile.torch.flavours), key=flavour_cuda, reverse=True):
+        torch = profile.torch.model_copy(update={"flavours": (flavour,)})
+        made = {**loaded.stack.profiles, name: profile.model_copy(update={"torch": torch})}
+        lock = outline(loaded.stack.model_copy(update={"profiles": made}), name)
+        if _other(name, tuple(Resolver(lock, target, compat, interpreter=interpreter).fleet(facts).values())).fits:
+            return f"torch {torch.version}+{flavour} in a profile of your own would (docs/troubleshooting.md)"
     return ""
 
 

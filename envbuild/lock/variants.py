@@ -117,7 +117,8 @@ def _venv_plans(profile: Profile, standalone: Mapping[str, LockedInterpreter]) -
         for python in profile.python:
             for flavour in flavours:
                 for kind in profile.interpreters:
-                    if kind == "standalone" and base.kind != "none":  # what a base provides is in its own interpreter
+                    # What a base provides is in its own interpreter.
+                    if kind == "standalone" and base.kind != "none" and "present" in profile.interpreters:
                         continue
                     name = _label(python, flavour) + label
                     interpreter = LockedInterpreter()

@@ -242,6 +242,7 @@ class Resolver:
             int(variant.base.kind != "none"),
             _flavour_rank(variant, usable=state.usable),
             self._flavours[variant.flavour],
+            int(variant.interpreter.kind != "present"),
             self._pythons[variant.python],
             place,
         )

@@ -126,8 +126,13 @@ class Prepared(NamedTuple):
         """That no build of the profile on such a GPU is known, in a sentence, where another build is."""
         built, gpu = self.stack.built_on, self.target.expects.gpu
         here = built.get(self.profile, "")
-        if here and gpu and not any(word in gpu for word in re.findall(r"[A-Z]+[0-9]+", here)):
-            return (f"no build of the profile {self.profile} on {gpu} is known, only on {here}",)
+        if here and gpu:
+            from envbuild.provision.survey.ask import rules
+            from envbuild.resolve.rules.node import rows_like
+
+            models = {word for row in rows_like(gpu, rules()) for word in re.split(r"[ -]", row.model)}
+            if models and models.isdisjoint(re.split(r"[ ,-]+", here)):
+                return (f"no build of the profile {self.profile} on {gpu} is known, only on {here}",)
         known = ", ".join(f"`{name}` ({gpus})" for name, gpus in built.items() if self.profile not in built)
         return (f"no build of the profile {self.profile} on a GPU is known, only of {known}",) if known else ()
 

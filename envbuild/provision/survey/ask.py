@@ -7,7 +7,7 @@ something has to be chosen there after all is it asked again, with the questions
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -43,8 +43,9 @@ def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
         """Whether what fits is the module that is missing."""
         return decision.rule == "base-module" and (decision.compared or ("?",))[0] in fits
 
-    fitting = fits.startswith("`")
-    instead = _cure([item for item in against[:4] if not is_named(item)], profiles=fitting)
+    # Each of them has to go: what to do about one alone would lead to the next.
+    cures = [item.instead for item in against[:4] if item.instead and not is_named(item)]
+    instead = "; and ".join(dict.fromkeys(cures))
     what = f"{resolution.node}: no variant of {resolution.stack} fits this node"
     why = "; ".join(map(_in_words, against[:4]))
     if against and {decision.rule for decision in against} <= _OF_THE_PREFIX:
@@ -52,7 +53,7 @@ def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
         why = "; ".join(
             [*map(_in_words, against[1:4]), f"{resolution.nearest} of {resolution.stack} would fit otherwise"]
         )
-    between = "; or " if fitting else "; instead: "
+    between = "; or " if fits.startswith("`") else "; instead: "
     return EnvbuildError(
         against[0].rule if against else "nothing-fits",
         what,
@@ -61,22 +62,6 @@ def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
         exit_code=ExitCode.REFUSED,
         details={"node": resolution.node},
     )
-
-
-def _cure(against: Sequence[Decision], *, profiles: bool) -> str:
-    """What makes all refusals go: what to do about one alone would lead to the next. Empty if nothing is known.
-
-    `profiles`: another profile fits, so nobody has to write one for another build of torch.
-    """
-    builds = {item.torch for item in against if item.torch}
-    if profiles or len(builds) != 1:
-        return "; and ".join(dict.fromkeys(item.instead for item in against if item.instead))
-    kept = [item.instead for item in against if item.instead and not item.torch]
-    changes = [item.instead or "" for item in against if item.torch]
-    own = f"{builds.pop()} in a profile of your own (docs/troubleshooting.md)"
-    # Where no change of the node helps, only another build of torch does.
-    ways = [own, "; and ".join(dict.fromkeys(changes))] if all(changes) else [own]
-    return "; and ".join(dict.fromkeys([*kept, "; or ".join(ways)]))
 
 
 def python_broken(node: str, path: str) -> EnvbuildError:
@@ -300,7 +285,7 @@ def note_refusals(prepared: Prepared, survey: Survey) -> None:
 def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
     """The variant of the lock or the profile that fits all of these nodes, as an option; else that none does."""
     from envbuild.catalog.loader import load_stack
-    from envbuild.explain.view import fitting, offered, offered_with_module, other_profiles
+    from envbuild.explain.view import fitting, offered, offered_with_module, offered_with_torch, other_profiles
     from envbuild.resolve.engine import Resolver
 
     interpreter = prepared.choice.interpreter or prepared.target.interpreter
@@ -319,7 +304,9 @@ def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
     if shown := offered_with_module(loaded, facts, prepared.target, rules(), interpreter):
         return shown
     nodes = "it" if len(facts) == 1 else "all of them"
-    return f"no other profile of {loaded.stack.name} fits {nodes}" if others else ""
+    none = f"no other profile of {loaded.stack.name} fits {nodes}" if others else ""
+    own = offered_with_torch(loaded, prepared.profile, facts, prepared.target, rules(), interpreter)
+    return "; ".join(filter(None, (none, own)))
 
 
 @cache

@@ -17,6 +17,12 @@ def native_code(build: TorchBuild, capability: Numbers) -> Numbers | None:
     return max((a for a in build.archs if a[0] == capability[0] and a[1] <= capability[1]), default=None)
 
 
+def holds_code(build: TorchBuild, capability: Numbers) -> bool:
+    """Whether a build is known to hold machine code for a GPU, by data that are verified and not disputed."""
+    code = native_code(build, capability)
+    return code is not None and code not in build.disputed and build.note.firm
+
+
 def needs_ptx(build: TorchBuild, capability: Numbers) -> bool:
     """True when the GPU runs only what the driver compiles from PTX."""
     return native_code(build, capability) is None and any(ptx <= capability for ptx in build.ptx)
@@ -76,8 +82,7 @@ def nearest_build(request: Request, capability: Numbers, compat: Compat) -> str 
     for place, (version, release) in enumerate(compat.torch.items()):
         same_python = not request.python or tag in release.tags.get(request.machine, ())
         for flavour, build in release.builds.items():
-            code = native_code(build, capability)
-            if code is not None and code not in build.disputed and build.note.firm:
+            if holds_code(build, capability):
                 cuda = tuple(-part for part in flavour_cuda(flavour))
                 usual = flavour == release.pypi_flavour
                 builds.append(
@@ -238,7 +243,7 @@ def other_flavour(facts: NodeFacts, request: Request, compat: Compat, fits: Call
     fitting = [
         flavour
         for flavour, build in (release.builds.items() if release else ())
-        if fits(flavour_cuda(flavour)) and all(native_code(build, capability) for capability in asked)
+        if fits(flavour_cuda(flavour)) and all(holds_code(build, capability) for capability in asked)
     ]
     return f"torch {request.torch}+{max(fitting, key=flavour_cuda)}" if fitting else None
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from envbuild import resources
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack, lock_path
 from envbuild.catalog.node_facts import list_facts
 from envbuild.cli.run import run
@@ -64,7 +65,7 @@ def test_d79_where_a_refusal_names_a_profile_that_profile_plans(stack: str, targ
         for error in errors(result) if result.exit_code else ():
             named = re.search(r"`--profile (\S+)` fits", error["hint"])
             assert named or "no other profile of" in error["hint"] or len(profiles) == 1, error["hint"]
-            to_write = r"torch \S+ in a profile of your own"
+            to_write = r"torch \S+ in a profile of your own would"
             rest = error["hint"] if named else re.sub(to_write, "", error["hint"])
             assert not re.search(r"torch [0-9]", rest), "no build of torch that no profile has"
             assert named is None or results[named[1]].exit_code == 0
@@ -228,12 +229,53 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     )
 
 
-@pytest.mark.parametrize(("gpu", "says"), [("A100-SXM4-80GB", True), ("H100 80GB HBM3", False), ("H200", False)])
+@pytest.mark.parametrize(
+    ("driver", "nvcc", "gpu", "torch"),
+    [
+        ("550.54", "12.4", "NVIDIA H100 80GB HBM3", "torch 2.11.0+cu128"),
+        ("550.54", None, "NVIDIA H100 80GB HBM3", None),  # no toolkit: another torch alone would not help
+        ("535.10", "11.8", "NVIDIA H100 80GB HBM3", None),
+        ("570.10", "12.8", "NVIDIA GeForce RTX 4090", "torch 2.11.0+cu128"),
+        ("550.54", "12.4", None, None),  # which code is needed is not known
+    ],
+)
+def test_a_torch_that_no_profile_has_is_named_if_no_rule_refuses_the_node_with_it(
+    driver: str, nvcc: str | None, gpu: str | None, torch: str | None, tmp_path: Path
+) -> None:
+    node = json.loads((resources.catalog() / "facts" / "azure-nd96.json").read_text())
+    kind = {"name": gpu, "compute_capability": "8.9" if "4090" in (gpu or "") else "9.0"}
+    gpus = [{**row, **(kind if gpu else {"compute_capability": None})} for row in node["gpus"]]
+    node |= {"gpus": gpus, "driver": {"version": driver, "cuda_ceiling": "12.4", "problem": None}}
+    node["nvcc"] = [{"path": "/usr/local/cuda/bin/nvcc", "version": nvcc}] if nvcc else []
+    mine = write_file(tmp_path / "mine.yaml", "name: mine\nextends: slurm\nstack: opt-175b\nhosts: {slurm: p}\n")
+    seen = write_file(tmp_path / "seen.json", json.dumps(node))
+    result = ask("plan", "--target", str(mine), "--facts", str(seen), "--profile", "ported-cu130", "--json")
+    named = [re.findall(r"torch \S+", error["hint"]) for error in errors(result)]
+    assert [build for builds in named for build in builds] == ([torch] if torch else [])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "says"),
+    [("h100", False), ("H100 80GB HBM3", False), ("H200", False), ("RTX 4090", True), ("A100-SXM4-80GB", True)],
+)
 def test_a_profile_says_where_it_was_built_if_the_target_has_other_gpus(gpu: str, says: bool, tmp_path: Path) -> None:
     text = f"name: mine\nextends: h200\nstack: opt-175b\nexpects: {{gpu: {gpu}, gpus_per_node: 1}}\n"
     mine = write_file(tmp_path / "mine.yaml", text)
     made = " ".join(ask("plan", "--target", str(mine), "--facts", "h200", "--profile", "ported-cu130").stdout.split())
     assert (f"no build of the profile ported-cu130 on {gpu} is known, only on one or two H100" in made) == says
+
+
+def test_a_python_that_is_there_comes_before_a_newer_one_that_envbuild_brings(tmp_path: Path) -> None:
+    node = json.loads((resources.catalog() / "facts" / "h200.json").read_text())
+    node["pythons"] = [{"path": "/usr/bin/python3.11", "version": "3.11.9", "implementation": "cpython"}]
+    mine = write_file(tmp_path / "mine.yaml", "name: mine\nextends: slurm\nstack: opt-175b\nhosts: {slurm: p}\n")
+    for pythons, variant in (
+        (node["pythons"], "cp311-linux_x86_64-cu130"),
+        ([], "cp312-linux_x86_64-cu130-standalone"),
+    ):
+        seen = write_file(tmp_path / "seen.json", json.dumps({**node, "pythons": pythons}))
+        made = ask("plan", "--target", str(mine), "--facts", str(seen), "--profile", "ported-cu130")
+        assert f"variant {variant} of the lock" in made.stdout, made.stderr
 
 
 def test_what_another_targets_facts_say_of_user_processors_and_cuda_is_not_taken_for_this_one(
