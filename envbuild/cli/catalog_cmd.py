@@ -372,7 +372,8 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         offered = f" ({few(list(there), 8)})" if len(there) > 1 else ""
         hosts = ask(f"{_HOSTS[kind]}{offered}", first) if kind in _HOSTS else ""
         job = kind in ("slurm", "pbs")
-        user, _, login = ask("Host to submit jobs from (empty: this machine)").rpartition("@") if job else ("", "", "")
+        text = "Host to submit jobs from (empty: this machine)"
+        user, _, login = ask(text, "", _login).rpartition("@") if job else ("", "", "")
         user = user or (ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else "")
         text = "Account that jobs are charged to"
         needed = "scheduler.account" in required
@@ -445,6 +446,14 @@ def _limit(text: str) -> str:
 
     if text and not re.match(DURATION, text.strip()):
         raise click.BadParameter(f"{text!r} is not a time: write 90m or 2h")
+    return text.strip()
+
+
+def _login(text: str) -> str:
+    """An answer that is a host, `user@host` or empty. Raises click.BadParameter, and the question is asked again."""
+    user, at, host = text.strip().rpartition("@")
+    if text and (not host or (at and not user) or re.search(r"[\s:@/]", user + host)):
+        raise click.BadParameter(f"{text!r} is no host, as login1 or me@login1; a port belongs into ~/.ssh/config")
     return text.strip()
 
 

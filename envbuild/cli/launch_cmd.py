@@ -471,10 +471,9 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
     """What a trial of `bench` runs: the file of its job, or its commands."""
     from envbuild.launch.recipes import launch
     from envbuild.launch.shell import render, summary
-    from envbuild.provision.bench import doubts
+    from envbuild.provision.bench import claim_expected, doubts
     from envbuild.provision.jobs.launch import make_job
     from envbuild.provision.own_run import measured_by
-    from envbuild.report.claimed import Gpus, claim_for
 
     (reference, measured), values = measured_by(prepared.stack), launch_settings(flags["settings"])
     if prepared.target.connection.kind == "job":
@@ -495,7 +494,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
     late = doubts(prepared.target, reference, measured, made, None, asked_of(values, flags).deadline)
     for doubt in (*prepared.never_built, *late):
         ui.warn(doubt)
-    claim = claim_for(reference, measured, made, Gpus(None, made.nodes * made.gpus_per_node))
+    claim = claim_expected(prepared.target, reference, measured, made, None)
     claimed = f"claimed: {claim.value:g} {measured.unit}, {claim.where}" if claim else "no figure is claimed for it"
     ui.note(f"it measures {measured.metric} in {measured.unit} of the run below; {claimed}")
     data: dict[str, Any] = {"launch": made.to_json_dict(), "script": text}

@@ -147,7 +147,7 @@ def make(order: Order) -> Launch:
         commands=(command,),
         defaults=taken,
         deviations=order.deviations(*_DEVIATIONS),
-        notes=_notes(given, submit, place.job),
+        notes=_notes(given, submit),
     )
 
 
@@ -338,7 +338,7 @@ def _gpu_gb(order: Order, gpu_gb: int | None) -> float:
     return gpu_gb or min((row.memory_gb for row in rows), default=usual)
 
 
-def _notes(given: MetaseqParameters, submit: str, job: str | None) -> tuple[str, ...]:
+def _notes(given: MetaseqParameters, submit: str) -> tuple[str, ...]:
     notes = [f"its exit code is 0 even after a crash: success is the line with {END!r} in the log"]
     if submit == "sbatch":
         notes.append("opt-baselines submits a job of its own and returns at once")
@@ -347,6 +347,9 @@ def _notes(given: MetaseqParameters, submit: str, job: str | None) -> tuple[str,
             f"it asks Slurm for {_OWN_CPUS[given.where]} processors a GPU and binds ranks as on the nodes of "
             f"{given.where}: for other nodes give `--set cpus_per_gpu=N`, a node's processors by its GPUs"
         )
-    if submit != "local" and (given.prefix or not job):
-        notes.append("it skips a run whose log is there already, without an error: give `--set prefix=NAME`")
+    if submit != "local":
+        notes.append(
+            "it skips a run whose log is there already, without an error: another run in one job needs "
+            "another `--set prefix=NAME`"
+        )
     return tuple(notes)

@@ -240,12 +240,11 @@ class Scheduler(StrictModel):
     """The scheduler of the nodes, and what a job requests.
 
     `nodes`: how many (default: all that `hosts` names). `cpus_per_node`: processors on each node (default: all of whole
-    nodes, else the share of its GPUs). `start_deadline`: how long a job may wait, in the queue and
-    for nodes that start; then envbuild cancels it. `time_limit`: how long
-    it may run (`40m`, `2h`). `constraints`: features of nodes (Slurm's `--constraint`), or resources that PBS selects
-    by. `filesystems`: for PBS sites that require them. `resources`: further resources of a PBS job
-    (`singularity_fakeroot=true`). `queues`: of a PBS site, if `queue` is not set: a job goes to the first that accepts
-    it. `modules`: every job loads them.
+    nodes, else the share of its GPUs). `start_deadline`: how long a job may wait, in the queue and for nodes that
+    start, before envbuild cancels it. `time_limit`: how long it may run (`40m`, `2h`). `constraints`: features of nodes
+    (Slurm's `--constraint`), or resources that PBS selects by. `filesystems`: for PBS sites that require them.
+    `resources`: further resources of a PBS job (`singularity_fakeroot=true`). `queues`: of a PBS site, if `queue` is
+    not set: a job goes to the first that accepts it. `modules`: every job loads them.
     """
 
     kind: Literal["none", "slurm", "pbs"] = "none"

@@ -51,13 +51,15 @@ def run(request: Json) -> "tuple[bool, Json]":
     tmp = answers[0][1].get("tmp")
     # Whether rootless podman and buildah may map more than one user id.
     names = (protocol.user_name(), str(os.getuid()))
+    parent = disks.existing_parent(answers[0][1]["prefix"]["path"])
     site: Json = {
         "programs": answers[1] or {},
         "user_namespaces": answers[2] or {"works": False, "why": "not found out"},
         "accounts": answers[3],
         "groups": _groups(),
         "proxies": _proxies(),
-        "prefix_in": disks.existing_parent(answers[0][1]["prefix"]["path"]),
+        # A mount has folders of its own; below another folder a mount may be missing.
+        "prefix_in": "" if parent != "/" and os.path.ismount(parent) else parent,
         "tmp_in": disks.existing_parent(tmp["path"]) if tmp else None,
         "temporary": [disks.disk_facts(path, {}) for path in _temporary()],
         "docker_socket": os.access("/var/run/docker.sock", os.R_OK | os.W_OK),

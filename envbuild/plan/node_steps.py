@@ -215,7 +215,7 @@ class NodeSteps(NamedTuple):
         packages, sources = len(self.variant.packages) + len(self.variant.archives), len(self.variant.sources)
         store = store_folder(self.facts.stage_prefix, self.variant)
         both = f"{plural(packages, 'file')} and {plural(sources, 'source')}"
-        what = f"fetch {both} on the machine where you type this, and bring them in a bundle to {store}"
+        what = f"fetch {both} on this machine, where you type this, and bring them in a bundle to {store}"
         given = self.inputs.bundle
         step = Step(
             kind="deliver",

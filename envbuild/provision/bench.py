@@ -8,7 +8,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +48,7 @@ from envbuild.provision.run.journal import Watch
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
 from envbuild.regular_file import read_text
-from envbuild.report.claimed import Gpus, claim_for, compare, gpus_of, in_words, metric, named
+from envbuild.report.claimed import Claim, Gpus, claim_for, compare, gpus_of, in_words, metric, named
 from envbuild.resolve.rules.node import rows_like
 from envbuild.schedule.job import Job
 from envbuild.strategy.search import estimated
@@ -247,6 +247,23 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
 _USUAL = 0.4
 
 
+def claim_expected(
+    target: Target, reference: Reference, measure: Bench, ran: Launch, facts: NodeFacts | None
+) -> Claim | None:
+    """The claim that a run will be compared with: on the GPUs of its nodes, or on those that the target expects."""
+    gpus, models = gpus_of(facts, ran.nodes * ran.gpus_per_node, rules()), _models(target, facts)
+    claims = (claim_for(reference, measure, ran, replace(gpus, model=model)) for model in models)
+    own = (claim for claim in claims if claim and claim.gpu in models)
+    return next(own, claim_for(reference, measure, ran, gpus))
+
+
+def _models(target: Target, facts: NodeFacts | None) -> tuple[str | None, ...]:
+    """The models of GPU that a run may meet; empty if nobody says any."""
+    if facts is not None:
+        return (gpus_of(facts, 1, rules()).model,)
+    return tuple(row.model for row in rows_like(target.expects.gpu, rules()))
+
+
 def doubts(
     target: Target, reference: Reference, measure: Bench, ran: Launch, facts: NodeFacts | None, deadline: float | None
 ) -> list[str]:
@@ -256,8 +273,8 @@ def doubts(
     """
     late = refuse_too_long(target, reference, measure, ran, facts, deadline)
     gpus = gpus_of(facts, ran.nodes * ran.gpus_per_node, rules())
-    expected = {row.model for row in rows_like(target.expects.gpu, rules())} if facts is None else {gpus.model}
-    claim, other = claim_for(reference, measure, ran, gpus), ""
+    claim, other = claim_expected(target, reference, measure, ran, facts), ""
+    expected = _models(target, facts)
     if claim and claim.gpu and expected and claim.gpu not in expected:
         other = f"the claim is for {claim.gpu}: on other GPUs the verdict is *not comparable*"
     elif claim and claim.gpus:

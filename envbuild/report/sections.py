@@ -118,7 +118,11 @@ def _functional(evidence: Evidence) -> Badge:
     # Green says that the code works, so something must have run, and all that it imports be there.
     ran = sum(check.status == "passed" and computed(check) for check in checks)
     says.append(f"{ran} passed by running the environment" if ran else "no smoke test and no benchmark ran")
-    unstarted = [UNSTARTED] if any(_unstarted(evidence)) else []
+    total = len(evidence.nodes)
+    unstarted = [
+        UNSTARTED + ("" if len(gap.nodes) == total else f" on {_share(len(gap.nodes), total, 'node')}")
+        for gap in _unstarted(evidence)
+    ]
     says += [*doubts(evidence), *unstarted]
     green = ran and not doubts(evidence) and not unstarted
     return Badge("Functional", "red" if bad else "green" if green else "amber", tuple(says))

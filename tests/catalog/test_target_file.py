@@ -251,6 +251,11 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     assert relative.exit_code == 2 and "Error: must be absolute" in relative.output
     bad = init(tmp_path, answers=("ssh", "", "-x", "", "", ""))
     assert isinstance(bad.exception, EnvbuildError) and bad.exception.code == "manifest-invalid"
+    asked = init(tmp_path, answers=("slurm", "", "hpc", "me@", "a@b@login1", "me@login1", "", "1", "1h", "/p", "", ""))
+    assert asked.exit_code == 0 and asked.output.count("is no host, as login1 or me@login1") == 2
+    login = load_target(str(tmp_path / "lab.yaml")).target.connection.login
+    assert login is not None and (login.user, login.host) == ("me", "login1")
+    (tmp_path / "lab.yaml").unlink()
     unknown = init(tmp_path, answers=("local", "opt-176b", "", ""))
     assert isinstance(unknown.exception, EnvbuildError) and unknown.exception.code == "stack-unknown"
     short = init(tmp_path, answers=("pbs", "", "q", "", ""))

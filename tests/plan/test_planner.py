@@ -214,7 +214,7 @@ def test_delivery_by_the_controller_makes_the_install_offline() -> None:
     store = f"/data/envbuild/store/{only(plan).variant_digest[:12]}"
     assert artifacts["bundle"] == {"file": f"{store}/bundle.tar"}
     assert artifacts["sources"] == {"lib": f"sources/lib-{'1' * 40}-{'2' * 12}.bundle"}
-    what = f"fetch 1 file and 1 source on the machine where you type this, and bring them in a bundle to {store}"
+    what = f"fetch 1 file and 1 source on this machine, where you type this, and bring them in a bundle to {store}"
     assert only(plan).steps[1].what == what
     deliver, install = only(plan).steps[1:3]
     assert (deliver.fetch_bytes, install.fetch_bytes) == (5, 0)
@@ -260,7 +260,7 @@ def test_d06_the_plan_says_which_sources_are_delivered_and_why() -> None:
     assert kinds(plan) == ["toolchain", "deliver", "install", "smoke", "activate"]
     deliver, install = only(plan).steps[1:3]
     assert deliver.what.startswith(
-        "fetch 0 files and 1 source on the machine where you type this, and bring them in a bundle to "
+        "fetch 0 files and 1 source on this machine, where you type this, and bring them in a bundle to "
     )
     assert deliver.why == "the node does not reach example.org; this machine has or reaches it"
     assert install.request is not None and install.request["args"]["artifacts"]["bundle"]["file"].endswith(

@@ -318,6 +318,17 @@ def test_a_run_on_other_gpus_or_nodes_than_the_claim_names_those_of_the_claim(
     )
 
 
+def test_the_claim_of_a_run_is_that_for_the_gpus_which_the_target_expects() -> None:
+    alpa = stack("megatron-alpa")
+    assert alpa.reference and alpa.reference.bench
+    ran = started("megatron-alpa", place(1, 8), profile="ported", model="2.6B")
+    for gpu, value in (("H200", 271.0), ("V100-SXM2-16GB", 50.44), (None, 50.44)):
+        where = load_target("slurm", template=True).target.model_copy(update={"expects": Expectation(gpu=gpu)})
+        claim = bench.claim_expected(where, alpa.reference, alpa.reference.bench, ran, None)
+        assert claim is not None and claim.value == value
+        assert not bench.doubts(where, alpa.reference, alpa.reference.bench, ran, None, 3600.0)
+
+
 @pytest.mark.parametrize(
     ("model", "expects", "limit", "deadline", "needs"),
     [

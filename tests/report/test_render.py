@@ -428,6 +428,13 @@ def test_functional_is_what_ran_whole(checks: list[dict[str, Any]], tone: str, s
     assert View(published(run)).badges[1].tone == tone, "a published report hides no doubt"
 
 
+def test_functional_says_on_how_many_nodes_no_own_command_ran() -> None:
+    step = [{"name": name, "status": "passed", "says": "well"} for name in ("smoke/sound", "smoke/step")]
+    run = evidence(node(checks=step), node(name="gpu02", checks=step[:1]))
+    badge = View(run).badges[1]
+    assert (badge.tone, badge.says[-1]) == ("amber", "none of the code's commands ran on 1 of 2 nodes")
+
+
 def test_a_log_that_was_read_is_no_run_in_badges_gaps_and_claims() -> None:
     told = View(evidence(node(checks=[LOG], facts=None), verb="bench"))
     [functional] = [badge for badge in told.badges if badge.name == "Functional"]
