@@ -66,12 +66,6 @@ def is_path(ref: str) -> bool:
     return "/" in ref or ref.endswith((".yaml", ".yml"))
 
 
-def stack_of(target: LoadedTarget) -> str | None:
-    """The stack that a target names; a path is relative to the target's file."""
-    named = target.target.stack
-    return named if named is None or not is_path(named) else str(target.path.parent / Path(named).expanduser())
-
-
 def load_stack(ref: str) -> LoadedStack:
     """A stack by shipped name or by path; an `environment.yml` of conda stands for one.
 
@@ -99,7 +93,8 @@ def _parsed(content: bytes, path: Path) -> Stack:
 def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, template: bool = False) -> LoadedTarget:
     """A target by shipped name or by path, its `extends:` resolved and `overrides` (plain data) merged on top.
 
-    Mappings merge deeply, lists and single values replace, null takes an inherited value away. `template`: also accept
+    Mappings merge deeply, lists and single values replace, null takes an inherited value away. The path of a `stack`
+    is relative to the target's file. `template`: also accept
     a target that is there only to be extended.
     Raises EnvbuildError, exit 2: `target-unknown`, `target-extends`, `target-template`, `manifest-*`.
     """
@@ -126,6 +121,8 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
         # What the files alone do not have is a mistake of the options, and is not looked for in a file.
         validated(Target, data, *documents)
         target = validated(Target, _merged(data, overrides or {}))
+    if target.stack is not None and is_path(target.stack):
+        target = target.model_copy(update={"stack": str(path.parent / Path(target.stack).expanduser())})
     loaded = LoadedTarget(ref, target, path, shipped=not is_path(ref), documents=tuple(documents))
     if not template:
         refuse_template(loaded)

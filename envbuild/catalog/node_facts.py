@@ -40,7 +40,7 @@ def of_example(ref: str, target: Target) -> str:
     lacking = ", ".join(sorted(modules_seen(ref).difference(modules.load if modules else ())))
     seen = f", seen with the module {lacking} loaded, as jobs of `extends: {ref}` load it" if lacking else ""
     user = next(iter(load_facts(ref).values())).user
-    return f"example facts of {ref}: its nodes and its user `{user}`, not yours{seen}"
+    return f"example facts of {ref}: its nodes, drivers and user `{user}`, not yours{seen}"
 
 
 def modules_seen(ref: str) -> frozenset[str]:

@@ -90,9 +90,9 @@ def configured_stack(target: str | None, config: Config) -> str | None:
 
 def usual_stack(target: str | None, config: Config) -> str | None:
     """The stack of the configuration, else the one that the target names."""
-    from envbuild.catalog.loader import load_target, stack_of
+    from envbuild.catalog.loader import load_target
 
-    return configured_stack(target, config) or stack_of(load_target(target or config.target, template=True))
+    return configured_stack(target, config) or load_target(target or config.target, template=True).target.stack
 
 
 def _stack_to_run(flags: dict[str, Any]) -> str:

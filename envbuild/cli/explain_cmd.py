@@ -59,7 +59,7 @@ def explain(
 
     Without STACK, it is that of --target. Decisions for nodes need their --facts.
     """
-    from envbuild.catalog.loader import load_stack, load_target, lock_path, stack_of
+    from envbuild.catalog.loader import load_stack, load_target, lock_path
     from envbuild.explain.text import render_summary, render_text
     from envbuild.explain.view import explain as join
     from envbuild.lock.agreement import choose_profile
@@ -70,7 +70,7 @@ def explain(
     if other_text and document is None:
         raise click.UsageError("--other-text needs --document")
     target, engine, facts = flags["target"], flags["engine"], flags["facts"]
-    stack = stack or (stack_of(load_target(target, template=True)) if target else None)
+    stack = stack or (load_target(target, template=True).target.stack if target else None)
     if stack is None:
         raise missing_stack()
     loaded = load_stack(stack)

@@ -203,10 +203,15 @@ def _after(made: Plan, prepared: Prepared) -> str:
     if reference is not None and made.nodes and not prepared.limits:
         from envbuild.launch.recipes import document_values
         from envbuild.launch.request import Place
+        from envbuild.provision.survey.ask import rules
+        from envbuild.resolve.rules.node import rows_like
 
         claims = [claim for claim in reference.figures if claim.model or claim.unit == "minutes"]
         says = ", ".join(f"{'at least ' if claim.least else ''}{claim.value:g} {claim.unit}" for claim in claims)
-        where = f" ({says} on {claims[0].where}, says {claims[0].source})" if claims else ""
+        where = f"{says} on {claims[0].where}, says {claims[0].source}" if claims else ""
+        models = [row.model for row in rows_like(prepared.target.expects.gpu, rules())]
+        other = bool(claims and claims[0].gpu and models) and claims[0].gpu not in models
+        where = f" ({where}{'; not comparable on other GPUs, as yours' if other else ''})" if claims else ""
         nodes = prepared.target.scheduler.nodes or 1
         hosts = claims[0].hosts if claims else None
         words += f" --nodes {hosts}" if hosts not in (None, nodes) else ""

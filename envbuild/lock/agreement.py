@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
-from envbuild.catalog.loader import LoadedStack, pick_profile
+from envbuild.catalog.loader import LoadedStack, is_path, pick_profile
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.variants import (
     PLATFORM,
@@ -37,10 +38,16 @@ class ChosenProfile(NamedTuple):
 
 def choose_profile(loaded: LoadedStack, asked: str | None, target: Target | None) -> ChosenProfile:
     """The profile of a stack for a target. Raises EnvbuildError `profile-unknown` (exit 2)."""
-    named = target.profile if target is not None and target.stack in (loaded.ref, loaded.stack.name) else None
-    if asked is None and target is not None and named is not None:
-        return ChosenProfile(pick_profile(loaded, named), f"the target {target.name} names it")
+    if asked is None and target is not None and target.profile is not None and _names(target, loaded):
+        return ChosenProfile(pick_profile(loaded, target.profile), f"the target {target.name} names it")
     return ChosenProfile(pick_profile(loaded, asked))
+
+
+def _names(target: Target, loaded: LoadedStack) -> bool:
+    """Whether a target names this stack; its path may be written in another way than the one that was typed."""
+    if target.stack is None or target.stack in (loaded.ref, loaded.stack.name):
+        return target.stack is not None
+    return is_path(target.stack) and Path(target.stack).resolve() == loaded.path.resolve()
 
 
 def profile_in_use(stack: Stack, environment: str) -> str | None:

@@ -468,7 +468,9 @@ def test_an_option_that_a_target_stands_for_names_the_line_of_its_file(
 def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("example facts of azure-nd96: its nodes and its user `hpcadmin`, not yours\nplan: opt-175b")
+    assert out.startswith(
+        "example facts of azure-nd96: its nodes, drivers and user `hpcadmin`, not yours\nplan: opt-175b"
+    )
     assert "stack: opt-175b, from the target azure-nd96" in err
     bench = "  bench: `envbuild bench opt-175b --target azure-nd96`, once it is built"
     where = "on one Standard_ND96amsr_A100_v4 (8 x A100 80 GB), says the document"
@@ -478,7 +480,7 @@ def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(capsys: pyte
     assert main(["plan", "opt-175b", "-t", "pbs", "--facts", "polaris"]) == 7
     seen = ", seen with the module conda/2025-09-25 loaded, as jobs of `extends: polaris` load it"
     assert capsys.readouterr().out.startswith(
-        f"example facts of polaris: its nodes and its user `user`, not yours{seen}\n"
+        f"example facts of polaris: its nodes, drivers and user `user`, not yours{seen}\n"
     )
 
 

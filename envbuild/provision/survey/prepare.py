@@ -46,7 +46,7 @@ def prepare(
 
         settled = settle_hosts(given, choice.narrowing)
         log_in_ahead(expand_hosts(settled[0].hosts), settled[0].connection)
-    reference = choice.stack or loader.stack_of(given)
+    reference = choice.stack or given.target.stack
     if reference is None:
         raise EnvbuildError(
             "target-without-stack",

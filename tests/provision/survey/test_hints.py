@@ -190,7 +190,7 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
     result = ask(*place, "--print-script")
     assert (result.exit_code, result.stderr) == (
         0,
-        "warning: example facts of h200: its nodes and its user `root`, not yours\n",
+        "warning: example facts of h200: its nodes, drivers and user `root`, not yours\n",
     )
     assert result.stdout.startswith("#!/usr/bin/env bash\n") and "--hash=sha256:" in result.stdout
     assert ask(*place).exit_code == 2
@@ -263,6 +263,11 @@ def test_a_profile_says_where_it_was_built_if_the_target_has_other_gpus(gpu: str
     mine = write_file(tmp_path / "mine.yaml", text)
     made = " ".join(ask("plan", "--target", str(mine), "--facts", "h200", "--profile", "ported-cu130").stdout.split())
     assert (f"no build of the profile ported-cu130 on {gpu} is known, only on one or two H100" in made) == says
+    assert ("says the document; not comparable on other GPUs, as yours)" in made) == (gpu[:4] != "A100")
+    write_file(mine, f"{text}scheduler: {{nodes: 4}}\n")
+    assert " --profile ported-cu130 --nodes 1`, once it is built" in " ".join(
+        ask("plan", "--target", str(mine), "--facts", "h200", "--profile", "ported-cu130").stdout.split()
+    )
 
 
 def test_a_python_that_is_there_comes_before_a_newer_one_that_envbuild_brings(tmp_path: Path) -> None:
@@ -276,6 +281,22 @@ def test_a_python_that_is_there_comes_before_a_newer_one_that_envbuild_brings(tm
         seen = write_file(tmp_path / "seen.json", json.dumps({**node, "pythons": pythons}))
         made = ask("plan", "--target", str(mine), "--facts", str(seen), "--profile", "ported-cu130")
         assert f"variant {variant} of the lock" in made.stdout, made.stderr
+
+
+@pytest.mark.parametrize("named", ["./own/own.yaml", "own/own.yaml", "own/../own/own.yaml"])
+def test_the_profile_of_a_target_is_taken_however_the_path_of_its_stack_is_written(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    text = load_stack("opt-175b").path.read_text().replace("name: opt-175b", "name: own")
+    write_file(tmp_path / "own" / "own.yaml", text.replace("  ported-cu130:", "  mine:"))
+    site = f"name: mine\nextends: slurm\nstack: {named}\nprofile: mine\nhosts: {{slurm: p}}\n"
+    write_file(tmp_path / "mine.yaml", site)
+    for folder, file, typed in ((".", "./mine.yaml", "own/own.yaml"), ("own", "../mine.yaml", "./own.yaml")):
+        monkeypatch.chdir(tmp_path / folder)
+        for stack in ((), (typed,)):
+            missing = ask("plan", *stack, "--target", file, "--facts", "h200")
+            assert "no lock for the profile mine" in missing.stderr, missing.stderr
 
 
 def test_what_another_targets_facts_say_of_user_processors_and_cuda_is_not_taken_for_this_one(
