@@ -127,10 +127,10 @@ class Prepared(NamedTuple):
         built, gpu = self.stack.built_on, self.target.expects.gpu
         here = built.get(self.profile, "")
         if here and gpu:
-            from envbuild.provision.survey.ask import rules
+            from envbuild.resolve.compat_read import load_compat
             from envbuild.resolve.rules.node import rows_like
 
-            models = {word for row in rows_like(gpu, rules()) for word in re.split(r"[ -]", row.model)}
+            models = {word for row in rows_like(gpu, load_compat()) for word in re.split(r"[ -]", row.model)}
             if models and models.isdisjoint(re.split(r"[ ,-]+", here)):
                 return (f"no build of the profile {self.profile} on {gpu} is known, only on {here}",)
         known = ", ".join(f"`{name}` ({gpus})" for name, gpus in built.items() if self.profile not in built)
