@@ -19,7 +19,8 @@ class Answers:
     """What somebody says of a target; an empty text leaves it to the shipped target `extends`, of the kind `kind`.
 
     `hosts`: host lists (ssh), the partition (slurm) or the queue (pbs). `login`: where jobs are submitted, when not on
-    this machine; `here`: on this machine, though the shipped target names a host. `nodes`, `time_limit`: of a job.
+    this machine; `here`: on this machine, though the shipped target names a host. `user`: None is as ssh says, though
+    the shipped target names one. `nodes`, `time_limit`: of a job.
     `filesystems`: of a PBS job, parted by commas. `why`: why this profile.
     """
 
@@ -29,7 +30,7 @@ class Answers:
     profile: str = ""
     why: str = ""
     hosts: str = ""
-    user: str = ""
+    user: str | None = ""
     login: str = ""
     here: bool = False
     account: str = ""
@@ -67,8 +68,9 @@ def text(name: str, answers: Answers, beyond: Mapping[str, object]) -> tuple[str
     `beyond`: what the extended target says and the template of its kind does not (`difference`).
     """
     expects = {"gpu": answers.gpu, "gpus_per_node": answers.gpus_per_node, "driver": answers.driver}
-    login = _given({"host": answers.login, "user": answers.user}) if answers.login else None
-    connection = {"kind": "job", "login": login} if login or answers.here else _given({"user": answers.user})
+    user = {"user": answers.user} if answers.user != "" else {}
+    login = {"host": answers.login, **user} if answers.login else None
+    connection = {"kind": "job", "login": login} if login or answers.here else user
     keys: list[tuple[str, str, object]] = [
         ("", "name", name),
         ("what is not said here is as in this shipped target", "extends", answers.extends or answers.kind),

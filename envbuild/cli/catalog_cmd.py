@@ -405,7 +405,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         extends=base.name,
         stack=stack,
         hosts=hosts,
-        user=user,
+        user=user or (None if _user_of(base) and (kind == "ssh" or login) else ""),
         login=login,
         here=not login and base.connection.login is not None,
         account=account,
@@ -416,6 +416,11 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         gpu=gpu.removeprefix("NVIDIA "),
         gpus_per_node=count,
     )
+
+
+def _user_of(base: Target) -> str | None:
+    """The login name that a shipped target has."""
+    return base.connection.login.user if base.connection.login else base.connection.user
 
 
 def _not_empty(text: str) -> str:

@@ -33,11 +33,12 @@ def request_text(plan: Plan, target: Target) -> str:
     like = f" like {'this one' if len(plan.nodes) == 1 else 'these'}" if len(plan.nodes) < (wanted.nodes or 0) else ""
     place, account = (f" of {queue}" if queue else ""), (f", account {wanted.account}" if wanted.account else "")
     text = f"{nodes}{place}{like} for at most {clock_text(limit)}{account}"
-    if wanted.time_limit:
-        return text
     requests = (step.request for node in plan.nodes for step in node.steps if step.kind == "install" and step.request)
     built = {
         row["name"]: None for request in requests for row in request["args"]["variant"]["sources"] if "build" in row
     }
-    unknown = f"; how long {few(list(built))} compile there is not known: set `time_limit`" if built else ""
-    return f"{text}; no `time_limit`, so four times the estimated seconds, 30 minutes at least{unknown}"
+    unknown = f"; how long {few(list(built))} compile there is not known" if built else ""
+    if wanted.time_limit:
+        return text + unknown
+    least = "; no `time_limit`, so four times the estimated seconds, 30 minutes at least"
+    return f"{text}{least}{unknown}{': set `time_limit`' if built else ''}"

@@ -256,6 +256,11 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     login = load_target(str(tmp_path / "lab.yaml")).target.connection.login
     assert login is not None and (login.user, login.host) == ("me", "login1")
     (tmp_path / "lab.yaml").unlink()
+    answers = ("", "hpc", "login1", "", "", "1", "", "", "", "")
+    assert init(tmp_path, "--extends", "azure-nd96", answers=answers).exit_code == 0
+    login = load_target(str(tmp_path / "lab.yaml")).target.connection.login
+    assert login is not None and (login.user, login.host) == (None, "login1"), "not the name of the shipped target"
+    (tmp_path / "lab.yaml").unlink()
     unknown = init(tmp_path, answers=("local", "opt-176b", "", ""))
     assert isinstance(unknown.exception, EnvbuildError) and unknown.exception.code == "stack-unknown"
     short = init(tmp_path, answers=("pbs", "", "q", "", ""))

@@ -220,7 +220,7 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     assert "\n  export https_proxy=http://proxy:3128\n" in result.stdout.partition("uv venv ")[0], "before downloads"
     assert "this file asks for one node, which builds" in result.stdout
     made = ask("plan", "--target", str(mine), "--facts", target).stdout
-    assert f"\n  job: {job}, account lab\n" in made
+    assert f"\n  job: {job}, account lab; how long " in made and " compile there is not known\n" in made
     write_file(mine, mine.read_text().replace("account: lab", "account: lab, time_limit: null"))
     made = " ".join(ask("plan", "--target", str(mine), "--facts", target).stdout.split())
     assert "account lab; no `time_limit`, so four times the estimated seconds, 30 minutes at least; how long" in made
@@ -337,7 +337,7 @@ def test_a_printed_job_asks_for_a_queue_that_takes_one_node(tmp_path: Path) -> N
     site = "name: mine\nextends: polaris\nscheduler: {account: lab, nodes: 12, time_limit: %s}\n"
     mine = write_file(tmp_path / "mine.yaml", site % "30m")
     place = ("--target", str(mine), "--facts", "polaris")
-    assert "\n  job: 12 nodes of prod like this one for at most 0:30:00, account lab\n" in ask("plan", *place).stdout
+    assert "\n  job: 12 nodes of prod like this one for at most 0:30:00, account lab; how" in ask("plan", *place).stdout
     assert "#PBS -q debug\n" in ask("provision", *place, "--print-script").stdout
     mine.write_text(site % "2h")
     result = ask("provision", *place, "--print-script")
