@@ -108,7 +108,8 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
         name = error.option_name
         new = _OPTIONS.get((path.rpartition(" ")[2], name)) or _OPTIONS.get(("", name))
         if new and error.ctx and any(new in param.opts for param in error.ctx.command.params):
-            return EnvbuildError("usage", f"{name} is no option of `{path}`", hint=f"write {new}")
+            hint = f"leave {name} out; {new} does without" if new in arguments else f"write {new}"
+            return EnvbuildError("usage", f"{name} is no option of `{path}`", hint=hint)
         if name in _OF_TARGETS:
             hint = f"write `{_OF_TARGETS[name]}` in the target file; `envbuild init FILE` asks for it"
             return EnvbuildError("usage", f"{name} is a matter of the target", hint=hint)

@@ -429,6 +429,8 @@ def test_an_option_of_an_old_name_or_another_verb_answers_with_what_to_type(
 ) -> None:
     assert main(words) == 2
     assert f"{words[-2]} is no option of `envbuild {words[0]}`\nhint: write {new}\n" in capsys.readouterr().err
+    main([*words, new])
+    assert f"hint: leave {words[-2]} out; {new} does without\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
