@@ -94,8 +94,7 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
     """A target by shipped name or by path, its `extends:` resolved and `overrides` (plain data) merged on top.
 
     Mappings merge deeply, lists and single values replace, null takes an inherited value away. The path of a `stack`
-    is relative to the target's file. `template`: also accept
-    a target that is there only to be extended.
+    is relative to the target's file. `template`: also accept a target that is there only to be extended.
     Raises EnvbuildError, exit 2: `target-unknown`, `target-extends`, `target-template`, `manifest-*`.
     """
     path = _find(ref, "target", Path())

@@ -20,8 +20,8 @@ class Answers:
 
     `hosts`: host lists (ssh), the partition (slurm) or the queue (pbs). `login`: where jobs are submitted, when not on
     this machine; `here`: on this machine, though the shipped target names a host. `user`: None is as ssh says, though
-    the shipped target names one. `nodes`, `time_limit`: of a job.
-    `filesystems`: of a PBS job, parted by commas. `why`: why this profile.
+    the shipped target names one. `nodes`, `time_limit`: of a job. `filesystems`: of a PBS job, parted by commas.
+    `why`: why this profile.
     """
 
     kind: str

@@ -456,9 +456,14 @@ def _limit(text: str) -> str:
 
 def _login(text: str) -> str:
     """An answer that is a host, `user@host` or empty. Raises click.BadParameter, and the question is asked again."""
+    from envbuild.model.target import Login
+
     user, at, host = text.strip().rpartition("@")
-    if text and (not host or (at and not user) or re.search(r"[\s:@/]", user + host)):
-        raise click.BadParameter(f"{text!r} is no host, as login1 or me@login1; a port belongs into ~/.ssh/config")
+    try:
+        if text.strip():
+            Login(host=host, user=user if at else None)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no host, as login1 or me@login1") from None
     return text.strip()
 
 

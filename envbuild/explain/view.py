@@ -416,7 +416,6 @@ def offered_with_torch(
 
     Nobody has locked or built it.
     """
-    from envbuild.resolve.engine import Resolver
     from envbuild.resolve.rules.gpu import holds_code
 
     profile = loaded.stack.profiles[name]
@@ -428,8 +427,8 @@ def offered_with_torch(
     for flavour in sorted(known - set(profile.torch.flavours), key=flavour_cuda, reverse=True):
         torch = profile.torch.model_copy(update={"flavours": (flavour,)})
         made = {**loaded.stack.profiles, name: profile.model_copy(update={"torch": torch})}
-        lock = outline(loaded.stack.model_copy(update={"profiles": made}), name)
-        if _other(name, tuple(Resolver(lock, target, compat, interpreter=interpreter).fleet(facts).values())).fits:
+        stack = loaded.stack.model_copy(update={"profiles": made})
+        if _other(name, _unlocked(stack, name, facts, target, compat, interpreter)).fits:
             return f"torch {torch.version}+{flavour} in a profile of your own would (docs/troubleshooting.md)"
     return ""
 
@@ -474,6 +473,14 @@ def _resolve(
 
         resolver = Resolver(read_lock(path), target, compat, interpreter=interpreter, reference=loaded.ref)
         return tuple(resolver.fleet(facts).values())
+    return _unlocked(loaded.stack, profile, facts, target, compat, interpreter)
 
-    resolutions = Resolver(outline(loaded.stack, profile), target, compat).fleet(facts)
-    return tuple(without_prices(resolution) for resolution in resolutions.values())
+
+def _unlocked(
+    stack: Stack, profile: str, facts: Mapping[str, NodeFacts], target: Target, compat: Compat, interpreter: str | None
+) -> tuple[Resolution, ...]:
+    """The nodes judged for a profile without a lock: what rests on locked packages is left out."""
+    from envbuild.resolve.engine import Resolver
+
+    resolver = Resolver(outline(stack, profile), target, compat, interpreter=interpreter)
+    return tuple(without_prices(resolution) for resolution in resolver.fleet(facts).values())

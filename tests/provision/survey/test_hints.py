@@ -337,7 +337,10 @@ def test_a_printed_job_asks_for_a_queue_that_takes_one_node(tmp_path: Path) -> N
     site = "name: mine\nextends: polaris\nscheduler: {account: lab, nodes: 12, time_limit: %s}\n"
     mine = write_file(tmp_path / "mine.yaml", site % "30m")
     place = ("--target", str(mine), "--facts", "polaris")
-    assert "\n  job: 12 nodes of prod like this one for at most 0:30:00, account lab; how" in ask("plan", *place).stdout
+    assert (
+        "\n  job: 12 nodes of prod like this one for at most 0:30:00, account lab; how long "
+        in ask("plan", *place).stdout
+    )
     assert "#PBS -q debug\n" in ask("provision", *place, "--print-script").stdout
     mine.write_text(site % "2h")
     result = ask("provision", *place, "--print-script")
