@@ -258,13 +258,14 @@ def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
     reference = own_file(stack or "")
     if stack and reference == stack and not is_path(stack) and stack not in list_stacks():
         reference = "FILE"  # whose name need not be that of its stack
+    given = [f"--{option} {flags[option]}" for option in ("target", "engine") if flags[option]]
     used = sorted({str(item["stack"]) for item in items if item.get("current")})
     raise EnvbuildError(
         "environment-unknown",
         f"no environment of {name} is {f'of the engine {engine}' if engine else 'in use'}",
         why=f"in use: {', '.join(used)}" if used else "",
-        hint=f"build it: envbuild provision {reference}".rstrip()
-        + f"{f' --engine {engine}' if engine else ''}; `envbuild status --all` lists all environments",
+        hint=" ".join(filter(None, ("build it: envbuild provision", reference, *given)))
+        + "; `envbuild status --all` lists all environments",
         exit_code=ExitCode.CHECK_FAILED,
     )
 

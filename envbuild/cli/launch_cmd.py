@@ -116,7 +116,7 @@ def launch(ui: Ui, /, **flags: Any) -> int:
             if nodes not in (None, made.nodes)
             else ""
         )
-        note = f"for nodes inside a job, not for this host: {again}{more}"
+        note = f"for nodes inside a job, not for this host: {again}{more}{_filled_here(flags)}".replace("\n", "; ")
         made = made.model_copy(update={"notes": (*made.notes, note)})
     activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
     if flags["run_here"]:

@@ -174,6 +174,13 @@ def test_a_prefix_without_environments_says_how_one_is_built(world: World) -> No
     done = world.good("status", "--all")
     assert done.out == "no environments\n"
     assert done.err.startswith("hint: `envbuild provision STACK` builds one")
+    absent = world.run("env", "activate", "torch-smoke", "--target", "local")
+    assert "hint: build it: envbuild provision torch-smoke --target local; " in absent.err
+
+
+def test_a_launch_for_a_job_says_whose_name_its_paths_have(world: World) -> None:
+    made = world.good("launch", "opt-175b", "--target", "azure-nd96")
+    assert "for nodes inside a job, not for this host: " in made.out and "; {user} is hpcadmin." in made.out
 
 
 @pytest.mark.parametrize(
