@@ -189,8 +189,9 @@ def _normal(path: str) -> str:
 
 
 def _is_self(statement: Statement, own: Iterable[str]) -> bool:
-    name = re.match(r"[A-Za-z0-9._-]+", statement.value)
-    return statement.kind == "package" and name is not None and name[0].lower().replace("_", "-") in own
+    """Whether a package is the project itself; a nightly build of it would hide the code of the commit."""
+    name = re.match(r"[A-Za-z0-9._-]+", statement.value) if statement.kind == "package" else None
+    return name is not None and name[0].lower().replace("_", "-").removesuffix("-nightly") in own
 
 
 def projects(statements: Iterable[Statement]) -> Iterator[tuple[str, str]]:

@@ -33,7 +33,7 @@ from tests.support.repositories import git, make_repository
 FILES = {
     "README.md": "# own\n## Install\n```\ngit clone https://git.example.org/lab/own\ncd own\n"
     "pip install -r requirements.txt\n"
-    "pip install own\n```\n## Training\n```\npython train.py --epochs 1\n```\n",
+    "pip install own\npip install own-nightly[eval]\n```\n## Training\n```\npython train.py --epochs 1\n```\n",
     "requirements.txt": "torch==2.6.0\neinops==0.8.0\n",
     "requirements-rocm.txt": "torch==2.6.0+rocm6.2\n",
     "pyproject.toml": '[project]\nname = "own"\nversion = "1"\nrequires-python = ">=3.10"\n'
@@ -124,6 +124,10 @@ def test_what_the_files_do_not_list_is_closed_by_imports(folder: Path) -> None:
     assert result.draft.torch is not None and result.draft.torch.value == "2.6.0"
     assert "requirements-rocm.txt" in result.collected.choices
     assert [(each.folder, each.install) for each in result.projects] == [("", "path"), ("kernels", "path")]
+
+
+def test_the_project_itself_is_no_package_nor_is_its_nightly_build(folder: Path) -> None:
+    assert not [package.name for package in assembled(folder).draft.packages if package.name.startswith("own")]
 
 
 def test_the_tree_itself_is_no_unpinned_source(folder: Path) -> None:
@@ -220,7 +224,7 @@ def test_a_draft_is_a_stack_with_the_lines_that_say_it(
     assert '- "einops==0.8.0"  # requirements.txt:2' in text
     assert '- "opencv-python"  # from imports: own/__init__.py:2' in text
     assert "# left out: torch_npu, another vendor's back end" in text
-    assert "# starts: python train.py --epochs 1  (README.md:11)" in text
+    assert "# starts: python train.py --epochs 1  (README.md:12)" in text
     stack = load_stack("./own.yaml").stack
     assert [str(each.path) for each in stack.profiles["exact"].working_trees] == ["./own", "./own/kernels"]
     assert main(["init", "--from", "own"]) == 2  # what is there is never replaced
