@@ -169,13 +169,51 @@ def _import_open(closed: Iterable[Closed]) -> Iterator[DraftFinding]:
             )
 
 
-def with_compiled(result: Result, tree: Tree) -> Result:
-    """With the CUDA code of sources and nested projects compiled: nothing that modules import of it is missing."""
-    built = {project.folder for project in result.projects if project.cuda}
-    sources = {source.name for source in result.draft.sources}
+def with_compiled(result: Result, tree: Tree, known: Known, git: Callable[[Draft], Draft]) -> Result:
+    """With the CUDA code of packages, sources and nested projects compiled: none of it counts as missing.
+
+    A package that has no wheel is built of its repository, where the catalog has that; `git` gives the release.
+    """
+    draft = git(_with_repositories(result.draft, result.compiled, known))
+    built = {project.folder for project in result.projects if project.cuda} if tree.folder is None else set()
+    sources = {source.name for source in draft.sources if source.release is None or source.commit}
     compiled = {name: why for name, why in result.compiled.items() if name not in sources}
-    lost = _lost(result.closed, result.draft, compiled, built)
-    return replace(result, compiles=True, compiled=compiled, blocked=_blocked(tree, result.projects, lost))
+    lost = _lost(result.closed, draft, compiled, built)
+    does = "compiles with this machine's nvcc what it knows how to, and leaves the rest as comments"
+    findings = tuple(
+        replace(finding, does=does) if finding.rule == "needs-nvcc" else finding for finding in result.findings
+    )
+    return replace(
+        result,
+        draft=draft,
+        compiles=tree.folder is None,
+        compiled=compiled,
+        findings=findings,
+        blocked=_blocked(tree, result.projects, lost),
+    )
+
+
+def _with_repositories(draft: Draft, compiled: Collection[str], known: Known) -> Draft:
+    """With the repositories of packages that only nvcc can build in place of these."""
+    there = {source.name for source in draft.sources}
+    rows = [(package, known.compiled_package(package.requirement)) for package in draft.packages]
+    sources = {
+        package.name: DraftSource(
+            row.source.git,
+            "",
+            package.name,
+            package.statements,
+            install="wheel",
+            cuda="build",
+            needs_torch=True,
+            release=package.requirement.specifier,
+            built=row.source,
+        )
+        for package, row in rows
+        if package.name in compiled and row is not None and row.source is not None and package.name not in there
+    }
+    packages = tuple(package for package in draft.packages if package.name not in sources)
+    return replace(draft, packages=packages, sources=(*draft.sources, *sources.values()))
 
 
 def with_python(draft: Draft, there: Collection[str]) -> Draft:

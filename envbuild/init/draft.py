@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.environment_yml import DISTRIBUTIONS
-from envbuild.init.known import Known, exact_version
+from envbuild.init.known import Known, Repository, exact_version
 from envbuild.init.readers.requirement import requirement
 from envbuild.init.statement import Statement
 
@@ -99,6 +99,8 @@ class DraftSource:
     own: bool = False
     optional: bool = False
     commit: str = ""  # what git says of the ref
+    release: SpecifierSet | None = None  # of a package's repository: which versions are asked for
+    built: Repository | None = None  # how nvcc compiles it, where the catalog knows that
 
     @property
     def pinned(self) -> bool:

@@ -22,6 +22,17 @@ from envbuild.resolve.compat_read import load_compat
 _TORCHVISION_OF_2 = 15
 
 
+class Repository(NamedTuple):
+    """Where a package's code is, and how nvcc compiles it: its release tags are `tags` and the version."""
+
+    git: str
+    tags: str
+    extensions: tuple[str, ...]
+    forced: str  # the variable that forbids its setup.py to fetch a wheel
+    submodules: bool = False
+    memory_per_job: float = 0
+
+
 class Compiled(NamedTuple):
     """How a package or repository is built; `wheel`: whether an index has one."""
 
@@ -29,6 +40,7 @@ class Compiled(NamedTuple):
     torch: bool = False
     wheel: bool = True
     below: str = ""
+    source: Repository | None = None
 
 
 class Known(NamedTuple):
@@ -130,7 +142,13 @@ def load_known() -> Known:
     days = {version: date.fromisoformat(str(row["date"])) for version, row in details.items() if row.get("date")}
     compiled = {
         name: Compiled(
-            str(row.get("cuda", "")), bool(row.get("torch")), row.get("wheel", True), str(row.get("below", ""))
+            str(row.get("cuda", "")),
+            bool(row.get("torch")),
+            row.get("wheel", True),
+            str(row.get("below", "")),
+            Repository(**{**row["source"], "extensions": tuple(row["source"]["extensions"])})
+            if "source" in row
+            else None,
         )
         for name, row in data["compiled"].items()
     }

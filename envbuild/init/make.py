@@ -81,7 +81,7 @@ def draft(
     """Draft a stack from an input, and what others say beside it, and write it; `ask` has answers to what nothing says.
 
     `flavour` of torch is taken instead of the one that the input names. `here`: it will be built on this machine, so
-    its Pythons come before others, and nested CUDA code is compiled where its GPU and nvcc fit.
+    its Pythons come before others, and CUDA code is compiled where its GPU and nvcc fit.
 
     Raises EnvbuildError `init-nothing`, `output-exists`, `output-unwritable`, `usage` (exit 2).
     """
@@ -97,8 +97,8 @@ def draft(
         _refuse(path, tree, result, source)
         if ask:
             result = ask(result)
-        if here and tree.folder is None and result.draft.flavour and _compiles(result.draft.flavour.value):
-            result = with_compiled(result, tree)
+        if here and result.draft.flavour and _compiles(result.draft.flavour.value):
+            result = with_compiled(result, tree, load_known(), asks.git)
         folder = tree.folder.absolute() if tree.folder is not None else None
         written = text(result, name, path.absolute().parent, folder)
     try:

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from envbuild.init.assemble import LocalProject, Result
 from envbuild.init.draft import AS_ASKED, DraftSource, Origin, Wanted
 from envbuild.init.findings import DraftFinding
+from envbuild.init.known import exact_version
 from envbuild.init.statement import Statement
 from envbuild.model.common import settable
 from envbuild.model.finding import Severity
@@ -316,14 +317,23 @@ def _source(source: DraftSource, *, submodules: bool, left: str) -> list[str]:
         keys.append(f"ref: {_quoted(source.ref)}")
     keys.append(f"install: {source.install}")
     keys += [f"path: {_quoted(subdirectory)}" for subdirectory in source.subdirectories[:1]]
-    keys += ["submodules: true"] if submodules else []
+    keys += ["submodules: true"] if submodules or (source.built and source.built.submodules) else []
     build = [f"flags: [{', '.join(map(_quoted, source.flags))}]"] if source.flags else []
+    if source.built:
+        build += ["kind: wheel", f"extensions: [{', '.join(source.built.extensions)}]"]
+        build += [f'environment: {{{source.built.forced}: "TRUE"}}']
+        build += [f"memory_per_job: {source.built.memory_per_job}"] if source.built.memory_per_job else []
     if build:
         keys.append(f"build: {{{', '.join(build)}}}")
     mark = "# " if left or not commit else ""
     line = f"      {mark}- {{{', '.join(keys)}}}  # {at}{f'; {left}' if left else ''}"
     if source.pinned:
         return [line]
+    if commit and source.release is not None:
+        said = bool(exact_version(source.release))
+        return [
+            f"{line}; compiled with nvcc" + ("" if said else "; not said: the version, this is the newest of the day")
+        ]
     if commit:
         return [f"{line}; not said: the commit, this is that of the day"]
     return [f"      # not said: the commit; `{source.ref or 'the default branch'}` moves", line]

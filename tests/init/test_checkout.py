@@ -14,7 +14,7 @@ import yaml
 from envbuild.catalog.loader import load_stack
 from envbuild.cli.entry import main
 from envbuild.errors import EnvbuildError
-from envbuild.init import closure, index, pins, tree, write
+from envbuild.init import closure, index, make, pins, tree, write
 from envbuild.init.assemble import Ask, Result, assemble
 from envbuild.init.draft import Origin, make_draft
 from envbuild.init.imports import roots, scan
@@ -360,6 +360,48 @@ def test_nested_cuda_code_is_compiled_where_a_gpu_and_an_nvcc_of_torchs_cuda_are
 
 
 @pytest.mark.usefixtures("no_index")
+@pytest.mark.parametrize(
+    ("wish", "ref", "mark"),
+    [
+        ("", "v2.1", "; not said: the version, this is the newest of the day"),
+        ("==2.0", "v2.0", ""),
+        (">9", "", ""),
+        ("==2.2rc1", "v2.2rc1", ""),
+    ],
+)
+def test_a_package_that_nvcc_alone_compiles_comes_of_its_repository_where_nvcc_is(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str, ref: str, mark: str
+) -> None:
+    monkeypatch.setattr(gpus, "gpu_facts", lambda _: {"gpus": [{}]})
+    executable(tmp_path / "cuda" / "bin" / "nvcc", "#!/bin/sh\necho 'release 12.6, V12.6.20'\n")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    write_file(folder / "requirements.txt", f"torch==2.6.0\neinops==0.8.0\nflash-attn{wish}\n")
+    write_file(folder / "own" / "ops.py", "import flash_attn\n")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-03T00:00:00Z")
+    make_repository(folder, {})
+    flash = tmp_path / "flash-attention"
+    commits = {}
+    for tag, day in (("v2.0", "2026-01-01"), ("v2.1", "2026-01-02"), ("v2.2rc1", "2026-01-02"), ("v3.0", "2026-02-01")):
+        monkeypatch.setenv("GIT_COMMITTER_DATE", f"{day}T00:00:00Z")
+        commits[tag], _ = make_repository(flash, {"setup.py": tag})
+        git(flash, "tag", "-a", "-m", tag, tag)
+    config = f'[url "file://{tmp_path}/"]\ninsteadOf = https://github.com/Dao-AILab/\n'
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(write_file(tmp_path / "gitconfig", config)))
+    monkeypatch.setattr(make, "confirmed", lambda closed, _: closed)
+    monkeypatch.chdir(tmp_path)
+    result, _ = draft("own", Path("own.yaml"), here=True)
+    profile = yaml.safe_load(Path("own.yaml").read_text())["profiles"]["exact"]
+    built = [source for source in profile["sources"] if source["name"] == "flash-attn"]
+    assert [(source["ref"], source["commit"]) for source in built] == ([(ref, commits[ref])] if ref else [])
+    assert all(source["submodules"] and source["build"]["extensions"] == ["flash_attn_2_cuda"] for source in built)
+    assert not any(text.startswith("flash-attn") for text in profile["packages"])
+    assert ("own" in profile["imports"]) == bool(ref)
+    lines = [line for line in Path("own.yaml").read_text().splitlines() if "name: flash-attn," in line]
+    assert [line.endswith(f"; compiled with nvcc{mark}") for line in lines] == [bool(ref)]
+    (finding,) = [finding for finding in result.findings if finding.rule == "needs-nvcc"]
+    assert "this machine's nvcc" in finding.does
+
+
 def test_the_page_of_a_draft_is_annotated_by_explain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -306,9 +306,21 @@ def resolve_ref(url: str, ref: str) -> str | None:
     Raises EnvbuildError `source-unreachable` (exit 75).
     """
     names = [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", ref]
-    done = run_git(["ls-remote", "--quiet", "--", url, f"refs/heads/{ref}", f"refs/tags/{ref}*", ref])
+    commits = _refs(url, f"refs/heads/{ref}", f"refs/tags/{ref}*", ref)
+    return next((commits[name] for name in names if name in commits), None)
+
+
+def resolve_tags(url: str, prefix: str) -> dict[str, str]:
+    """The commit of each tag that begins with a prefix, by what follows the prefix. Raises as `resolve_ref`."""
+    commits = _refs(url, f"refs/tags/{prefix}*")
+    whole = {name.removesuffix("^{}").removeprefix(f"refs/tags/{prefix}") for name in commits}
+    both = {tag: f"refs/tags/{prefix}{tag}" for tag in whole}
+    return {tag: commits.get(f"{name}^{{}}", commits[name]) for tag, name in both.items()}
+
+
+def _refs(url: str, *patterns: str) -> dict[str, str]:
+    done = run_git(["ls-remote", "--quiet", "--", url, *patterns])
     if done.returncode:
         raise _unreachable(url, done.stderr)
     rows = [line.split("\t", 1) for line in done.stdout.splitlines() if "\t" in line]
-    commits = {name: commit for commit, name in rows}
-    return next((commits[name] for name in names if name in commits), None)
+    return {name: commit for commit, name in rows}
