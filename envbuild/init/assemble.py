@@ -6,8 +6,10 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from typing import TypeVar
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.indexes import distributions
@@ -30,12 +32,14 @@ from envbuild.init.known import Known, exact_version
 from envbuild.init.readers.requirement import requirement
 from envbuild.init.statement import Statement
 from envbuild.init.tree import Tree
+from envbuild.model.finding import package_name
 from envbuild.model.stack import Build
 from envbuild.resolve.variant_checks import needs_nvcc
 
 # Frozen lists name what torch brings; with another build of torch these are of the wrong CUDA.
 _BROUGHT = re.compile(r"nvidia-[a-z-]+-cu[0-9]{2}|triton")
 _LEAST_FROZEN = 3
+_OWN_WHEEL = "this wheel has the commit's code and its compiled part; start scripts of the tree with `python -P`"
 _NOT_OURS = frozenset(
     ("tests", "test", "docs", "doc", "examples", "example", "benchmarks", "scripts", "tools", "setup")
 )
@@ -105,13 +109,15 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What `init` asks outside the input: the index about guesses, git about commits, a machine about its Pythons.
+    """What `init` asks outside the input: the index about guesses and wheels of the input itself, git about commits,
+    a machine about its Pythons.
 
     `flavour` of torch is what the user asks for.
     """
 
     index: Callable[[tuple[Closed, ...], Draft], tuple[Closed, ...]] = lambda closed, _: closed
     git: Callable[[Draft], Draft] = lambda draft: draft
+    own_build: Callable[[Sequence[str], str, str, Tree, Draft], tuple[str, date] | None] = lambda *_: None
     pythons: Callable[[], Collection[str]] = tuple  # minor versions that are there
     flavour: str = ""
 
@@ -141,6 +147,8 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
     draft = _with_undeclared(draft, known)
     draft = ask.git(_distinct(_without_brought(draft), projects))
     compiled = _compiled(draft, known)
+    blocked = _blocked(tree, projects, _lost(closed, draft, compiled))
+    draft, blocked = _with_own_build(draft, blocked, collected, projects, tree, ask)
     return Result(
         draft,
         (*find(draft, known), *_import_open(closed)),
@@ -150,10 +158,34 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
         _missing(draft),
         {path: why for part in (tree, *also) for path, why in part.left_out.items()},
         compiled,
-        _blocked(tree, projects, _lost(closed, draft, compiled)),
+        blocked,
         _system(draft, closed, compiled, known),
         _page(tree, collected),
     )
+
+
+def _with_own_build(
+    draft: Draft,
+    blocked: dict[str, str],
+    collected: Collected,
+    projects: Sequence[LocalProject],
+    tree: Tree,
+    ask: Ask,
+) -> tuple[Draft, dict[str, str]]:
+    """With the published wheels of own modules that need a compiled part, where these have the commit's own code."""
+    asked = {package_name(statement.value): statement for statement in collected.themselves}
+    owners = [(project, module) for project in projects for module in project.modules]
+    for project, module in owners:
+        needs = blocked.get(module, "")
+        names = list(dict.fromkeys([*asked, str(canonicalize_name(module))]))
+        found = ask.own_build(names, needs, project.code, tree, draft) if needs.startswith(f"{module}.") else None
+        if found is not None:
+            text, day = found
+            statements = tuple(statement for name, statement in asked.items() if text.startswith(f"{name}=="))
+            wheel = Wanted(Requirement(text), statements, why=_OWN_WHEEL)
+            draft = replace(draft, packages=(*draft.packages, wheel), own_build_day=day)
+            blocked = {other: need for other, need in blocked.items() if need != needs}
+    return draft, blocked
 
 
 def _import_open(closed: Iterable[Closed]) -> Iterator[DraftFinding]:

@@ -37,13 +37,14 @@ _BUILT = re.compile(r"^[ \t]*(?:-[ \t]+)?[A-Za-z0-9_.-]+=[^=\s]+=[A-Za-z0-9_.]+$
 class Collected:
     """Statements of all files that were read; `used` has the format of each, `choices` those that are only offered.
 
-    `contents`: the beginning of the sha256 of each file that is used.
+    `contents`: the beginning of the sha256 of each file that is used. `themselves`: what asks an index for the project.
     """
 
     statements: list[Statement] = field(default_factory=list)
     used: dict[str, str] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)
     contents: dict[str, str] = field(default_factory=dict)
+    themselves: tuple[Statement, ...] = ()
 
 
 def collect(tree: Tree) -> Collected:
@@ -62,7 +63,8 @@ def collect(tree: Tree) -> Collected:
             _offered(tree, path, out)
     out.statements = [_of_submodule(statement, tree.origin) for statement in out.statements]
     # A project that installs itself from the index is its own tree.
-    out.statements = [statement for statement in out.statements if not _is_self(statement, own)]
+    out.themselves = tuple(statement for statement in out.statements if _is_self(statement, own))
+    out.statements = [statement for statement in out.statements if statement not in out.themselves]
     return out
 
 

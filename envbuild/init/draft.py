@@ -127,6 +127,12 @@ class Draft:
     statements: tuple[Statement, ...]
     build_backend: Statement | None = None
     from_imports: Mapping[str, Statement] = field(default_factory=dict)
+    own_build_day: date | None = None
+
+    @property
+    def as_of(self) -> date | None:
+        """The day whose index is taken: that of the commit, or of the wheel that was built of it."""
+        return self.own_build_day or self.origin.day
 
     def of(self, *kinds: str) -> tuple[Statement, ...]:
         """The statements of some kinds that are no aside."""

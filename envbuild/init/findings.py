@@ -221,7 +221,7 @@ def unpinned(draft: Draft) -> Iterator[DraftFinding]:
 
 
 def _as_of(draft: Draft) -> str:
-    return f"takes what the index had on {draft.origin.day}" if draft.origin.day else "takes what the lock resolves to"
+    return f"takes what the index had on {draft.as_of}" if draft.as_of else "takes what the lock resolves to"
 
 
 def _places_of(rule: str, sources: Iterable[DraftSource], truth: str) -> Iterator[DraftFinding]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date, timedelta
+from itertools import product
 
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError
 from envbuild.init.closure import SOURCE_ALONE, Closed
 from envbuild.init.draft import Draft
+from envbuild.init.tree import Tree
 from envbuild.lock.create import default_supply
 from envbuild.lock.packages import Request, resolve
 from envbuild.lock.readers.pylock import Offer
-from envbuild.lock.readers.wheel_record import members, speaks_of
+from envbuild.lock.readers.wheel_record import checksums, members, speaks_of
 from envbuild.model.lock import Lock
 
 _GUESSED = ("name", "table")
@@ -35,6 +39,32 @@ def confirmed(closed: tuple[Closed, ...], draft: Draft) -> tuple[Closed, ...]:
             replace(closing, why="the index was not asked") if closing in guesses else closing for closing in closed
         )
     return tuple(_judged(closing, offers, refused) if closing in guesses else closing for closing in closed)
+
+
+def own_build(names: Sequence[str], module: str, folder: str, tree: Tree, draft: Draft) -> tuple[str, date] | None:
+    """The requirement and day of a wheel that has the code of the draft's commit, and a compiled `module` of it.
+
+    Its files of Python have to be those of the tree's `folder`. A nightly build is of the night after the commit.
+    """
+    base = f"{folder}/" if folder else ""
+    days = [draft.origin.day + timedelta(days=late) for late in range(2)] if draft.origin.day else []
+    for name, day in product(names, days):
+        request = Request(draft.python.value, _PLATFORM, (name,), as_of=day.isoformat(), no_deps=True)
+        try:
+            offers = resolve(request)
+        except EnvbuildError:
+            continue
+        for offer in offers:
+            files = checksums(offer.wheels[0].url) if offer.wheels else {}
+            code = {path: crc for path, crc in files.items() if path.endswith(".py")}
+            compiled = any(path.startswith(f"{module.replace('.', '/')}.") and path.endswith(".so") for path in files)
+            if (
+                compiled
+                and code
+                and all(zlib.crc32((tree.text(base + path) or "").encode()) == code[path] for path in code)
+            ):
+                return f"{name}=={offer.version}", day
+    return None
 
 
 def newest_with(requirement: str, lock: Lock, module: str, name: str) -> str:

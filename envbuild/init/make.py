@@ -14,7 +14,7 @@ from envbuild.catalog.loader import load_stack
 from envbuild.errors import EnvbuildError
 from envbuild.init.assemble import Ask, Result, assemble, with_compiled
 from envbuild.init.collect import digest
-from envbuild.init.index import confirmed
+from envbuild.init.index import confirmed, own_build
 from envbuild.init.input import opened
 from envbuild.init.known import load_known
 from envbuild.init.pins import pinned
@@ -89,7 +89,7 @@ def draft(
         # The code that is installed is that of the first folder or repository.
         trees = [stack.enter_context(opened(place)) for place in (source, *also)]
         tree, *others = sorted(trees, key=lambda opened_tree: opened_tree.alone)
-        asks = Ask() if offline else Ask(confirmed, pinned)
+        asks = Ask() if offline else Ask(confirmed, pinned, own_build)
         asks = replace(asks, pythons=_pythons if here else tuple, flavour=flavour or "")
         result = assemble(tree, load_known(), asks, others)
         name = _name(tree)

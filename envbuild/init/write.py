@@ -127,8 +127,13 @@ def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iter
     yield "profiles:"
     yield "  exact:"
     yield from _python(result)
-    if origin.day is not None:
-        yield f'    as_of: "{origin.day}"  # the day of the commit'
+    if result.draft.as_of is not None:
+        day = (
+            "the day of the commit"
+            if result.draft.as_of == origin.day
+            else "the day of the wheel with this commit's code"
+        )
+        yield f'    as_of: "{result.draft.as_of}"  # {day}'
     yield from _torch(result)
     yield from _packages(result)
     yield from _sources(result, beside, folder)
@@ -232,7 +237,7 @@ def _why(wanted: Wanted, result: Result) -> str:
     declared = [statement for statement in wanted.statements if statement.kind != "import"]
     if statement is not None:
         return f"from imports: {_at([statement])}" + (f", as {_at(declared)} has it" if declared else "")
-    return _at(wanted.statements) + (" of conda" if wanted.conda else "")
+    return _at(wanted.statements) + (" of conda" if wanted.conda else "") + (f"; {wanted.why}" if wanted.why else "")
 
 
 def _sources(result: Result, beside: Path, folder: Path | None) -> Iterator[str]:

@@ -23,12 +23,13 @@ from envbuild.init.known import load_known
 from envbuild.init.make import draft
 from envbuild.init.read import read
 from envbuild.lock.packages import Request
-from envbuild.lock.readers.pylock import Offer
+from envbuild.lock.readers.pylock import Offer, OfferedFile
 from envbuild.node.probe import gpus
 from tests.support.fails import fails
 from tests.support.files import write_file, write_files
 from tests.support.programs import executable
 from tests.support.repositories import git, make_repository
+from tests.support.wheels import write_wheel
 
 FILES = {
     "README.md": "# own\n## Install\n```\ngit clone https://git.example.org/lab/own\ncd own\n"
@@ -514,6 +515,38 @@ def test_the_index_is_asked_whether_it_has_the_module(folder: Path, monkeypatch:
     (lost,) = [each for each in result.closed if each.how == "open"]
     assert (lost.imported.module, lost.why) == ("utils_of_nobody", "utils-of-nobody: the index has none")
     assert "utils-of-nobody" not in {each.name for each in result.draft.packages}
+
+
+@pytest.mark.parametrize(
+    ("code", "compiled", "published", "taken"),
+    [
+        ("from own._core import run\n", "own/_core.cpython-311.so", "2026-01-04", "own-nightly==1.2"),
+        ("from own._core import run\n", "own/_core.cpython-311.so", "2026-01-05", ""),
+        ("from own._core import run  # later\n", "own/_core.cpython-311.so", "2026-01-04", ""),
+        ("from own._core import run\n", "own/_other.cpython-311.so", "2026-01-04", ""),
+    ],
+)
+def test_own_code_that_has_to_be_compiled_comes_as_the_wheel_that_was_built_of_the_commit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, compiled: str, published: str, taken: str
+) -> None:
+    write_file(folder / "own" / "__init__.py", "from own._core import run\n")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-03T00:00:00Z")
+    make_repository(folder, {})
+    files = {path: (folder / path).read_text() for path in ("own/ops.py", "own/late.py")}
+    wheel = write_wheel(folder.parent, "own-nightly", "1.2", {**files, "own/__init__.py": code, compiled: ""})
+
+    def offers(request: Request) -> list[Offer]:
+        if request.requirements != ("own-nightly",) or str(request.as_of) < published:
+            raise EnvbuildError("package-not-found", "the index has none")
+        return [Offer("own-nightly", "1.2", (OfferedFile(wheel.name, wheel.as_uri(), ""),), None)]
+
+    monkeypatch.setattr(index, "resolve", offers)
+    result = assemble(tree.of_folder(folder), load_known(), Ask(own_build=index.own_build))
+    assert [package.index_text for package in result.draft.packages if package.name == "own-nightly"] == [taken] * bool(
+        taken
+    )
+    assert str(result.draft.as_of) == (published if taken else "2026-01-03")
+    assert result.blocked == ({} if taken else {"own": "own._core"})
 
 
 def test_ten_thousand_files_take_seconds(tmp_path: Path) -> None:

@@ -44,6 +44,11 @@ def members(url: str) -> dict[str, int] | None:
     return _read(url, _listed)
 
 
+def checksums(url: str) -> dict[str, int]:
+    """The files of a wheel with their CRC-32, from its listing; nothing where it cannot be read."""
+    return _read(url, lambda archive: {member.filename: member.CRC for member in archive.infolist()}) or {}
+
+
 def speaks_of(url: str, module: str, name: str) -> bool:
     """Whether the code of a module in a wheel says a name, or has a module of it; no where it cannot be asked."""
     base, word = module.replace(".", "/"), re.compile(rf"\b{re.escape(name)}\b".encode())
