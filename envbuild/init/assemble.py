@@ -178,9 +178,10 @@ def _with_own_build(
     for project, module in owners:
         needs = blocked.get(module, "")
         names = list(dict.fromkeys([*asked, str(canonicalize_name(module))]))
-        found = ask.own_build(names, needs, project.code, tree, draft) if needs.startswith(f"{module}.") else None
-        if found is not None:
-            text, day = found
+        own = needs.startswith(f"{module}.")
+        build = ask.own_build(names, needs, project.code, tree, draft) if own else None
+        if build is not None:
+            text, day = build
             statements = tuple(statement for name, statement in asked.items() if text.startswith(f"{name}=="))
             wheel = Wanted(Requirement(text), statements, why=_OWN_WHEEL)
             draft = replace(draft, packages=(*draft.packages, wheel), own_build_day=day)

@@ -335,10 +335,8 @@ def _source(source: DraftSource, *, submodules: bool, left: str) -> list[str]:
     if source.pinned:
         return [line]
     if commit and source.release is not None:
-        said = bool(exact_version(source.release))
-        return [
-            f"{line}; compiled with nvcc" + ("" if said else "; not said: the version, this is the newest of the day")
-        ]
+        note = "" if exact_version(source.release) else "; not said: the version, this is the newest of the day"
+        return [f"{line}; compiled with nvcc{note}"]
     if commit:
         return [f"{line}; not said: the commit, this is that of the day"]
     return [f"      # not said: the commit; `{source.ref or 'the default branch'}` moves", line]
