@@ -116,7 +116,10 @@ def launch(ui: Ui, /, **flags: Any) -> int:
             if nodes not in (None, made.nodes)
             else ""
         )
-        note = f"for nodes inside a job, not for this host: {again}{more}{_filled_here(flags)}".replace("\n", "; ")
+        note = (
+            f"for a machine of the cluster, not for this one; as a job of envbuild: {again}{more}{_filled_here(flags)}"
+        )
+        note = note.replace("\n", "; ")
         made = made.model_copy(update={"notes": (*made.notes, note)})
     activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
     if flags["run_here"]:

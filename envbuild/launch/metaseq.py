@@ -341,7 +341,7 @@ def _gpu_gb(order: Order, gpu_gb: int | None) -> float:
 def _notes(given: MetaseqParameters, submit: str) -> tuple[str, ...]:
     notes = [f"its exit code is 0 even after a crash: success is the line with {END!r} in the log"]
     if submit == "sbatch":
-        notes.append("opt-baselines submits a job of its own and returns at once")
+        notes.append("typed on a login node, opt-baselines submits a job of its own and returns at once")
     if submit != "local" and given.cpus_per_gpu is None:
         notes.append(
             f"it asks Slurm for {_OWN_CPUS[given.where]} processors a GPU and binds ranks as on the nodes of "

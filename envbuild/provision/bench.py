@@ -319,8 +319,10 @@ def refuse_too_long(
     least, most, real = (number(spent / 3600) for spent in (seconds, limit, seconds / _USUAL))
     hours = math.ceil(seconds / _USUAL / 3600)
     # A job that reaches its limit has no figure, so it needs more than its run.
-    cures = {f"`--run-timeout {hours}h`": deadline and deadline < seconds / _USUAL,
-             f"`scheduler: {{time_limit: {hours + 1}h}}` in the target": job and job <= hours * 3600}  # fmt: skip
+    short = bool(job and job <= hours * 3600)
+    other = deadline and (deadline < seconds / _USUAL or (short and deadline > hours * 3600))
+    cures = {f"`--run-timeout {hours}h`": other,
+             f"`scheduler: {{time_limit: {hours + 1}h}}` in the target": short}  # fmt: skip
     cure = " and ".join(text for text, helps in cures.items() if helps)
     if seconds > limit:
         raise EnvbuildError(

@@ -180,7 +180,10 @@ def test_a_prefix_without_environments_says_how_one_is_built(world: World) -> No
 
 def test_a_launch_for_a_job_says_whose_name_its_paths_have(world: World) -> None:
     made = world.good("launch", "opt-175b", "--target", "azure-nd96", "--prefix", "/shared/{user}")
-    assert "for nodes inside a job, not for this host: " in made.out and "; {user} is hpcadmin." in made.out
+    assert (
+        "for a machine of the cluster, not for this one; as a job of envbuild: " in made.out
+        and "; {user} is hpcadmin." in made.out
+    )
 
 
 @pytest.mark.parametrize(
