@@ -43,9 +43,9 @@ def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
         """Whether what fits is the module that is missing."""
         return decision.rule == "base-module" and (decision.compared or ("?",))[0] in fits
 
-    # Each of them has to go: what to do about one alone would lead to the next.
-    cures = [item.instead for item in against[:4] if item.instead and not is_named(item)]
-    instead = "; and ".join(dict.fromkeys(cures))
+    # Each of them has to go: what to do about one alone would lead to the next, or to one that nothing cures.
+    cures = [item.instead or "" for item in against if not is_named(item)]
+    instead = "; and ".join(dict.fromkeys(cures[:4])) if all(cures) else ""
     what = f"{resolution.node}: no variant of {resolution.stack} fits this node"
     why = "; ".join(map(_in_words, against[:4]))
     if against and {decision.rule for decision in against} <= _OF_THE_PREFIX:
