@@ -204,7 +204,7 @@ def test_d37_the_profiles_for_the_newest_gpus_are_those_that_the_page_names() ->
 
 
 def _sizes_of_opt() -> Iterator[str]:
-    """A row for each size of OPT on nodes of eight A100 with 80 GB: where it starts, and how long at least."""
+    """A row for each size of OPT on nodes of eight A100 with 80 GB: where it starts, and how long it takes."""
     reference = load_stack("opt-175b").stack.reference
     assert reference and reference.bench and reference.bench.updates
     peak = 8 * 1e12 * load_compat().gpus["A100-SXM4-80GB"].dense_tflops
@@ -219,9 +219,9 @@ def _sizes_of_opt() -> Iterator[str]:
         gpus = [str(count) for count in (1, 2, 4, 8) if runs(size.name, 1, count)]
         nodes = [count for count in range(1, 29) if runs(size.name, count, 8)]
         spent = 6 * parameters(size) * (size.batch_tokens or 0) * reference.bench.updates / peak / nodes[0] / 60
-        least = f"{spent:.0f} min" if spent >= 1 else "under 1 min"
+        times = [f"{least:.0f} min" if least >= 1 else "under 1 min" for least in (spent, spent / 0.4)]
         numbers = fold_hosts(map(str, nodes)).strip("[]").replace(",", ", ")
-        yield f"| {size.name} | {', '.join(gpus) or 'none'} | {numbers} | {least} |"
+        yield f"| {size.name} | {', '.join(gpus) or 'none'} | {numbers} | {' | '.join(times)} |"
 
 
 def test_the_page_of_bench_says_where_each_size_and_case_runs_as_the_recipes_do() -> None:

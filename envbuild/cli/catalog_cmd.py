@@ -308,14 +308,17 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
         file.unlink()
         raise
     if kept:
-        keys = few([f"`{key}`" for key in dict.fromkeys(key.partition(".")[0] for key in kept)], 8)
+        # Some of `expects` was asked.
+        names = [key if key.startswith("expects.") else key.partition(".")[0] for key in kept]
+        keys = few([f"`{key}`" for key in dict.fromkeys(names)], 8)
         ui.note(f"not asked, and as in {extended.name}: {keys}; the end of {file} shows the values")
     if made.connection.kind == "job" and not proxies(made.environment):
         ui.note("if nodes reach the internet only through a proxy, add `environment: {https_proxy: URL}` to the file")
     if is_template(made):
         open_fields = few([f"`{'.'.join(path)}`" for path, _ in placeholders(made)])
         ui.note(f"{file} is still a template: add {open_fields} to it; `envbuild target check {file}` says how")
-    message = f"wrote {file}\nnext: envbuild doctor --target {file}"
+    elsewhere = made.connection.kind == "job" and made.connection.login is None and not begin.scheduler_here()
+    message = f"wrote {file}\nnext{', on the login node' if elsewhere else ''}: envbuild doctor --target {file}"
     ui.result({"path": str(file), "target": made.to_json_dict()}, lambda: message)
 
 
@@ -372,7 +375,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         offered = f" ({few(list(there), 8)})" if len(there) > 1 else ""
         hosts = ask(f"{_HOSTS[kind]}{offered}", first) if kind in _HOSTS else ""
         job = kind in ("slurm", "pbs")
-        text = "Host to submit jobs from (empty: this machine)"
+        text = "Login node to reach over SSH (empty: you will type envbuild on it)"
         user, _, login = ask(text, "", _login).rpartition("@") if job else ("", "", "")
         user = user or (ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else "")
         text = "Account that jobs are charged to"
@@ -390,7 +393,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         prefix = ask("Folder for environments", usual_prefix, _prefix)
         model, count = there.get(hosts, ("", 0)) if job else _gpus_here() if kind == "local" else ("", 0)
         usual_gpu = model or base.expects.gpu or ""
-        text = "GPU model, as nvidia-smi has it" + ("" if usual_gpu else " (empty: any)")
+        text = "GPU model, as nvidia-smi has it without NVIDIA" + ("" if usual_gpu else " (empty: any)")
         gpu = ask(text, usual_gpu, lambda text: _model(text, usual_gpu))
         usual_count = count or base.expects.gpus_per_node or 0
         count = ask("GPUs of a node (empty: not said)", usual_count, click.IntRange(0, 64)) if gpu else count

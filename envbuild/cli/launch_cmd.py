@@ -339,7 +339,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
         try:
             site, job, made = make_job(target, stack, profile, asked)
         except EnvbuildError as error:
-            if error.code not in ("scheduler-missing", "node-unreachable"):
+            if error.code not in ("scheduler-missing", "scheduler-unreachable", "node-unreachable"):
                 raise
             site, job, made = make_job(target, stack, profile, asked, prefix=prefix_here(flags))
             home = _filled_here(flags)
@@ -385,6 +385,7 @@ def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags:
     if stack.reference is not None and stack.reference.bench is not None:
         log = f"{folder}/{log_name(job, 'NUMBER')}"
         lines.append(f"For a report of it: `envbuild bench {_where(flags)} {shlex.join(words)} --log {log}`.")
+        lines.append("Its verdict is *not comparable*: nobody saw the GPUs. `bench` without --log compares.")
     return "\n" + "\n".join(filter(None, lines))
 
 

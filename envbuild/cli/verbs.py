@@ -107,9 +107,12 @@ def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
         near = near or difflib.get_close_matches(words[-1], names, n=1)
         meant = " ".join([*words[:-1], near[0]]) if near else ""
     typed = " ".join(words)
+    what = (
+        f"`envbuild help` does not know {words[1]}" if words[0] == "help" else f"there is no command `envbuild {typed}`"
+    )
     return EnvbuildError(
         "command-unknown",
-        f"there is no command `envbuild {typed}`",
+        what,
         hint=f"`envbuild {meant}`" if meant else "`envbuild --help` lists the commands",
     )
 

@@ -53,7 +53,7 @@ runpy.run_path(script, run_name="__main__")
 '''
 _DEVIATIONS = (
     ("opt-t-and-n", "-t 1 trial on -n nodes, not the other way round"),
-    ("opt-prefix", "a prefix from the model size and the job, so that no run is skipped"),
+    ("opt-prefix", "a prefix of this run, so that no other run of a job is skipped"),
     ("opt-local-nodes", "the number of nodes that there are, not 128"),
     ("opt-175b-nodes", "fewer nodes than the memory model allows are refused"),
     ("opt-exit-code", "success is read from the log"),
@@ -109,7 +109,12 @@ def make(order: Order) -> Launch:
     checkpoints = given.checkpoints or f"{place.output}/checkpoints"
     prefix = given.prefix or f"test-{model.name}" + (f"-{place.job}" if place.job else "")
     defaults = (
-        (given.prefix, "prefix", prefix, "model size and job"),
+        (
+            given.prefix,
+            "prefix",
+            prefix,
+            "model size and job" if place.job else "model size; `--job NUMBER` adds the job",
+        ),
         (given.checkpoints, "checkpoints", checkpoints, "metaseq's own default is a folder of its authors' cluster"),
     )
     taken = (*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in defaults if own is None))
@@ -206,7 +211,7 @@ def _few_gpus(order: Order, given: MetaseqParameters, taken: tuple[Default, ...]
             ("opt-exit-code", "success is read from the log"),
         ),
         notes=(
-            f"goes on from a checkpoint that is in {folder}: another prefix for a new run",
+            f"a checkpoint that lies in {folder} is taken up again: `--set prefix=NAME` begins anew",
             "that the model fits these GPUs is arithmetic, not measured; 8m and 125m were run, on at most two GPUs",
             *([few] if step.parts > 1 and batch < _FEW else []),
         ),
@@ -339,7 +344,7 @@ def _gpu_gb(order: Order, gpu_gb: int | None) -> float:
 
 
 def _notes(given: MetaseqParameters, submit: str) -> tuple[str, ...]:
-    notes = [f"its exit code is 0 even after a crash: success is the line with {END!r} in the log"]
+    notes = [f"the exit code of opt-baselines is 0 even after a crash: success is the line with {END!r} in the log"]
     if submit == "sbatch":
         notes.append("typed on a login node, opt-baselines submits a job of its own and returns at once")
     if submit != "local" and given.cpus_per_gpu is None:

@@ -27,7 +27,7 @@ exec 3> >(while show; read -rt 2 _; [ $? -gt 128 ]; do :; done; show; {each} sin
 # The gate is bash's own; nothing has to be installed for it.
 _GATE = "until (exec 3<>/dev/tcp/{address}/{port}) 2>/dev/null; do sleep 1; done"
 # Words that stand for what the job fills in while the commands are made; nothing else looks like them.
-_MASTER, _JOB = "first-node-of-the-job", "number-of-the-job"
+_MASTER, _JOB = "FIRST-NODE-OF-THE-JOB", "NUMBER-OF-THE-JOB"
 _PORTS = (61001, 61002, 61013, 61024)
 # What a piece of `bounded` says when it is ended.
 LATE = "envbuild: ended at its deadline"

@@ -322,7 +322,7 @@ def refuse_too_long(
     short = bool(job and job <= hours * 3600)
     other = deadline and (deadline < seconds / _USUAL or (short and deadline > hours * 3600))
     cures = {f"`--run-timeout {hours}h`": other,
-             f"`scheduler: {{time_limit: {hours + 1}h}}` in the target": short}  # fmt: skip
+             f"`time_limit: {hours + 1}h` under `scheduler:` of the target": short}  # fmt: skip
     cure = " and ".join(text for text, helps in cures.items() if helps)
     if seconds > limit:
         raise EnvbuildError(

@@ -14,6 +14,8 @@ from envbuild.errors import EnvbuildError
 from envbuild.launch.request import Place
 from envbuild.schedule.cluster import Here, Login
 from tests.support.fails import fails
+from tests.support.files import write_file
+from tests.support.programs import executable
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -99,7 +101,7 @@ def test_bench_prints_its_job_and_launch_its_commands_where_no_scheduler_answers
         bench.main(args=[*words, "--set", "model_size=30b", "--gpus-per-node", "8", "--dry-run"], standalone_mode=False)
     monkeypatch.setattr(sys, "argv", ["envbuild", "launch", *words, "--nodes", "4"])
     out = run(capsys, *words)
-    assert "not for this host: `envbuild launch opt-175b -t azure-nd96 --nodes 4 --submit`" in out
+    assert "not for this one; as a job of envbuild: `envbuild launch opt-175b -t azure-nd96 --nodes 4 --submit`" in out
     assert f"cd {top}/launches\n" in out
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert "not for this host" not in run(capsys, *words)
@@ -196,3 +198,16 @@ def test_a_folder_here_may_be_written_as_a_shell_takes_it(tmp_path: Path, monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     told = [absolute(path) for path in ("../out", "~/out", ".", "../link")]
     assert told == [f"{tmp_path}/out", f"{tmp_path}/out", f"{tmp_path}/sub", f"{tmp_path}/link"]
+
+
+def test_a_job_is_printed_where_slurm_does_not_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    executable(tmp_path / "bin" / "scontrol", "#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    mine = write_file(tmp_path / "mine.yaml", "name: mine\nextends: azure-nd96\nconnection: {login: null}\n")
+    words = ["opt-175b", "-t", str(mine), "--print-script"]
+    assert launch.main(args=words, standalone_mode=False) == 0
+    out, err = capsys.readouterr()
+    assert "#SBATCH --partition=hpc" in out and "the scheduler was not asked: " in err
+    assert "Its verdict is *not comparable*" in out

@@ -364,7 +364,7 @@ def test_a_run_that_cannot_end_in_its_time_is_refused_before_it_begins_where_the
     with pytest.raises(EnvbuildError) as caught:
         bench.refuse_too_long(*asked)
     assert (caught.value.code, caught.value.what) == ("launch-does-not-fit", needs)
-    own, site = "`--run-timeout 11h`", "`scheduler: {time_limit: 12h}` in the target"
+    own, site = "`--run-timeout 11h`", "`time_limit: 12h` under `scheduler:` of the target"
     cure = " and ".join(
         [own] * (deadline != 39600 and (deadline < 39600 or limit is not None)) + [site] * (limit is not None)
     )

@@ -105,13 +105,12 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
     words = _only(command, first.name) if smoke and verb == "smoke" else list(command)
     again = shlex.join([*words, *(["--host", node.node] if several and "--host" not in command else [])])
     printed = " ".join(f"{check.says} {check.details.get('output', '')}" for check in failed)
-    repeat = cure(first.says, place_words(command, stack), f"again: {again}" if command else "", printed)
+    slow = node.exit == ExitCode.BELOW_FLOOR
+    left_out = slow and verb != "smoke"
+    usable = "; it is not in use: `floors:` of the target can have a lower value, or null" if left_out else ""
+    repeat = cure(first.says, place_words(command, stack), f"again: {again}{usable}" if command else "", printed)
     error = EnvbuildError(
-        ("below-floor" if node.exit == ExitCode.BELOW_FLOOR else "smoke-failed")
-        if smoke
-        else "drift"
-        if node.drift_count
-        else "check-failed",
+        ("below-floor" if slow else "smoke-failed") if smoke else "drift" if node.drift_count else "check-failed",
         f"{node.node}: {first.name}: {first.says}{more}",
         hint=_log(first) + repeat if computed(first) else _what_to_do(node, command),
         exit_code=ExitCode(node.exit or ExitCode.CHECK_FAILED),
