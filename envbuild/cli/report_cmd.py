@@ -122,10 +122,12 @@ def diff(ui: Ui, before: str, after: str) -> int:
     also a `verify` or one that failed; `envbuild run list` has the ids of others. Exit 1 if something newly fails or
     drifted, 6 if a figure is worse than the worst of BEFORE, else 0.
     """
-    from envbuild.report.diff import compare, exit_code, lines
+    from envbuild.report.diff import compare, exit_code, is_idle, lines
     from envbuild.report.recheck.opened import open_report
 
     one, other = (open_report(_place(ui, place)).evidence for place in (before, after))
+    if after == "last" and is_idle(other):
+        ui.warn("the newest run changed nothing and measured nothing; `envbuild run list` has the others")
     changes = compare(one, other)
     data = {"before": one.run, "after": other.run, "changes": [change.as_dict() for change in changes]}
     ui.result(data, lambda: lines(one, other, changes))

@@ -15,7 +15,7 @@ from envbuild.report.equality import names, python_of
 from envbuild.report.publish import public_fields
 from envbuild.report.sources import mapping, numbers
 from envbuild.report.tables import fact_rows
-from envbuild.report.verdict import GOOD, make_verdict, reason
+from envbuild.report.verdict import GOOD, all_checks, computed, make_verdict, reason
 from envbuild.text import number, plural, visible
 
 Kind = Literal["changed", "worse", "slipped"]
@@ -55,6 +55,12 @@ def compare(before: Evidence, after: Evidence) -> list[Change]:
     changes += [Change(*key, nodes=tuple(nodes)) for key, nodes in by_change.items()]
     order = ("worse", "slipped", "changed")
     return sorted(changes, key=lambda change: order.index(change.kind))
+
+
+def is_idle(evidence: Evidence) -> bool:
+    """Whether the run found all in place by stamps: it changed nothing, read no file and ran no program."""
+    idle = all(node.status == "unchanged" and node.root_level != "measured" for node in evidence.nodes)
+    return idle and not any(computed(check) for check in all_checks(evidence))
 
 
 def exit_code(changes: Sequence[Change]) -> ExitCode:
@@ -111,7 +117,10 @@ def _node(one: NodeEvidence, other: NodeEvidence, *, same_lock: bool) -> Iterato
         facts = one.facts, other.facts
         if any(it.hostname == LEFT_OUT for it in facts):
             facts = _as_published(facts[0]), _as_published(facts[1])
-        yield from _texts("machine", dict(fact_rows(facts[0])), dict(fact_rows(facts[1])))
+        old, new = (dict(fact_rows(it)) for it in facts)
+        if facts[0].brief or facts[1].brief:  # what a brief probe does not name it did not look for
+            old, new = ({name: it[name] for name in it if name in old and name in new} for it in (old, new))
+        yield from _texts("machine", old, new)
     if one.variant_digest and other.variant_digest:
         yield from _texts("contents", {"variant": one.variant_digest}, {"variant": other.variant_digest}, most=12)
     if all(node.image or node.environment for node in (one, other)):
@@ -150,7 +159,8 @@ def _checks(one: NodeEvidence, other: NodeEvidence) -> Iterator[Change]:
     known = {check.name: check for check in one.checks}
     for check in other.checks:
         was = known.get(check.name)
-        if was is None and check.status != "failed":
+        unread = any(it is not None and it.status == "not-run" and it.level == "not-checked" for it in (was, check))
+        if unread or (was is None and check.status != "failed"):
             continue
         if was is None or was.status != check.status:
             kind: Kind = "worse" if check.status == "failed" else "changed"

@@ -215,6 +215,17 @@ def test_the_loss_of_a_training_is_compared_and_is_no_failure(last: float, says:
     assert exit_code(changes) == ExitCode.OK
 
 
+def test_what_one_run_did_not_look_at_is_no_difference() -> None:
+    """A brief probe starts no other program, and a stamp's answer reads no file."""
+    unread = {"name": "files", "status": "not-run", "level": "not-checked", "says": "contents not read"}
+    read = {"name": "files", "status": "passed", "level": "measured", "says": "every file hashed"}
+    brief = {**facts("localhost"), "brief": True, "compilers": [], "pythons": [], "cpus": 8}
+    looked, idle = evidence(node(checks=[read])), evidence(node(facts=brief, checks=[unread]))
+    for before, after, cpus in ((looked, idle, "8 CPUs"), (idle, looked, "96 CPUs")):
+        [change] = compare(before, after)
+        assert (change.what, change.after.partition(",")[0]) == ("CPU and memory", cpus)
+
+
 def test_what_publishing_leaves_out_is_no_difference() -> None:
     own = evidence(node("a1"), target="lab", warnings=["busy"])
     assert compare(published(own), own) == compare(own, published(own)) == []
@@ -235,3 +246,27 @@ def test_the_command_says_what_changed_and_exits_as_it_is(tmp_path: Path, capsys
     code = report.commands["diff"].main(args=[str(tmp_path / "a"), str(tmp_path / "b")], standalone_mode=False)
     assert code == ExitCode.BELOW_FLOOR
     assert "↓ figure training_tokens_per_second" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("after", "more", "said"),
+    [
+        (node(status="unchanged", root_level="stamped", checks=[]), {}, True),
+        (node(status="unchanged", root_level="stamped", checks=checks()), {}, False),
+        (node(status="unchanged", root_level="measured", checks=[]), {"verb": "verify"}, False),
+        (node(status="ok", root_level="stamped", checks=[]), {}, False),
+    ],
+    ids=["a stamp was read", "it computed", "files were read", "it built"],
+)
+def test_the_newest_run_is_said_to_be_no_one_to_compare_with(
+    after: dict[str, Any], more: dict[str, Any], said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
+    run = evidence(after, **more)
+    for place, each in (("kit", evidence()), (f"runs/{run.run}", run)):
+        write_file(tmp_path / place / "evidence.json", json.dumps(each.to_json_dict()))
+    says = "the newest run changed nothing and measured nothing; `envbuild run list` has the others"
+    for named, warned in (("last", said), (run.run, False)):
+        report.commands["diff"].main(args=[str(tmp_path / "kit"), named], standalone_mode=False)
+        assert (says in capsys.readouterr().err.replace("\n", " ")) == warned
