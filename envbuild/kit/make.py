@@ -117,10 +117,12 @@ def readme(
         proven = (replace(row, here=f"{row.here}, in {MEASURED}/") for row in inside)
         claims = (*proven, *(row for row in claims if row.claim != CONTENTS))
     source = f"git+{manifest.address}@{manifest.commit}" if manifest.address else f"./{wheel_name(manifest.envbuild)}"
+    kick = _KICK.format("torch-smoke" if beyond else f"{stack} --profile {evidence.profile}")
+    # Built a second time in the same place, it would be a run that finds all there, and has nothing to compare.
+    whole = not beyond and {*shlex.split(run["provision"])} <= {*shlex.split(kick)}
     return template("kit.md.j2").render(
         view=view, measured=measured, rows=claims, kit=manifest, source=source, signed=signed, run=run,
-        lock_name=lock_name(evidence),
-        kick=_KICK.format("torch-smoke" if beyond else f"{stack} --profile {evidence.profile}"), beyond=beyond,
+        lock_name=lock_name(evidence), kick=kick, whole=whole, beyond=beyond,
         own="" if own is None else stack_name(evidence), shipped=evidence.stack in list_stacks(),
         trees=any(variant.trees for variant in variants), code=code,
         gits={source.name: (source.git, source.commit) for one in variants for source in one.sources},

@@ -149,6 +149,34 @@ def test_every_command_of_a_kit_is_there_with_its_options(made: Path) -> None:
         assert {word for word in rest if word.startswith("-")} <= options, line
 
 
+@pytest.mark.parametrize(
+    ("command", "change", "sections"),
+    [
+        ([], {}, 1),
+        (["envbuild", "provision", "--target", "local"], {}, 1),
+        (["envbuild", "provision", "--prefix", "/data"], {}, 2),
+        (["envbuild", "provision", "--target", "lab"], {}, 2),
+        ([], {"flavour": "cu126"}, 2),
+    ],
+    ids=["published", "the same words", "another place", "another machine", "only for GPUs"],
+)
+def test_a_build_that_one_section_names_is_in_no_other_and_is_compared_at_once(
+    made: Path, command: list[str], change: dict[str, Any], sections: int
+) -> None:
+    """A second build of the same environment is a no-op, and a report has no difference from it."""
+    lock = read_lock(made / LOCK)
+    lock = lock.model_copy(update={"variants": tuple(each.model_copy(update=change) for each in lock.variants)})
+    more = {"command": command} if command else {"command": [], "target": samples.evidence().target}
+    text = readme(manifest_of(made), samples.evidence(**more), lock, signed=False, own=None).decode()
+    builds = [line for line in text.splitlines() if re.match("(timeout 30m )?envbuild provision", line)]
+    assert len(builds) == sections, builds
+    after = text.partition(f"\n{builds[-1]}\n```\n")[2].splitlines()
+    assert "envbuild report diff . last" in after[:6]
+    where = "Kick the tires" if sections == 1 else "The artifact itself"
+    assert f"after the build under *{where}*" in text and f"\n## {where}" in text
+    assert ("## The artifact itself" in text) == (sections == 2)
+
+
 def test_without_an_address_a_kit_has_the_wheel_of_envbuild(made: Path, tmp_path: Path, source: dict[str, Any]) -> None:
     name = wheel_name(__version__)
     assert name in unchecked(made)
