@@ -49,7 +49,7 @@ from envbuild.report.publish import copy_report, published, require_holding, sig
 from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked, open_report, problem, read_attachment
 from envbuild.report.recheck.verify import other_build, verify_report
 from envbuild.report.render import shown, template, write_new
-from envbuild.report.sections import Claim, not_started
+from envbuild.report.sections import Claim, no_document, not_started
 from envbuild.report.tables import figure, seconds
 from envbuild.report.verdict import all_checks, computed
 from envbuild.report.view import View, python_version, run_words
@@ -122,7 +122,7 @@ def readme(
     whole = not beyond and {*shlex.split(run["provision"])} <= {*shlex.split(kick)}
     return template("kit.md.j2").render(
         view=view, measured=measured, rows=claims, kit=manifest, source=source, signed=signed, run=run,
-        lock_name=lock_name(evidence), kick=kick, whole=whole, beyond=beyond,
+        lock_name=lock_name(evidence), undocumented=no_document(evidence), kick=kick, whole=whole, beyond=beyond,
         own="" if own is None else stack_name(evidence), shipped=evidence.stack in list_stacks(),
         trees=any(variant.trees for variant in variants), code=code,
         gits={source.name: (source.git, source.commit) for one in variants for source in one.sources},

@@ -11,6 +11,7 @@ from statistics import median_low
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import BuiltVariant, Check, Comparison, Evidence, Metric, NodeEvidence
 from envbuild.report.claimed import NO_GPU, SAME
@@ -82,7 +83,7 @@ UNSTARTED = "none of the code's commands ran"
 
 def badges(evidence: Evidence, rows: tuple[Claim, ...], pins: tuple[Pin, ...]) -> tuple[Badge, ...]:
     """Available, Functional, Reproduced."""
-    return _available(evidence, pins), _functional(evidence), _reproduced(rows)
+    return _available(evidence, pins), _functional(evidence), _reproduced(evidence, rows)
 
 
 def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
@@ -128,7 +129,7 @@ def _functional(evidence: Evidence) -> Badge:
     return Badge("Functional", "red" if bad else "green" if green else "amber", tuple(says))
 
 
-def _reproduced(rows: tuple[Claim, ...]) -> Badge:
+def _reproduced(evidence: Evidence, rows: tuple[Claim, ...]) -> Badge:
     claimed = [claim for claim in rows if claim.claimed != "–"]
     floors = [claim for claim in rows if claim.floor != "–"]
     reached, held = (sum(row.tone == "green" for row in rows) for rows in (claimed, floors))
@@ -138,7 +139,7 @@ def _reproduced(rows: tuple[Claim, ...]) -> Badge:
         says += [f"{plural(count, 'claim')} {words}"] if count else []
     says += [f"{_share(held, len(floors), 'floor')} held"] if floors else []
     if not claimed:
-        says.append("no claim of the document was measured in this run")
+        says.append(no_document(evidence) or "no claim of the document was measured in this run")
     tones = {claim.tone for claim in (*claimed, *floors)}
     return Badge(
         "Reproduced", "red" if "red" in tones else "amber" if not claimed or "amber" in tones else "green", tuple(says)
@@ -384,8 +385,16 @@ def _unlocked(evidence: Evidence, pins: tuple[Pin, ...]) -> tuple[list[str], int
     return loose, len(unlocked) - len(loose)
 
 
+def no_document(evidence: Evidence) -> str:
+    """What is said of a shipped stack without a document; of another stack, the evidence does not know."""
+    maybe = evidence.stack not in list_stacks() or load_stack(evidence.stack).stack.document is not None
+    return "" if maybe or evidence.findings else "the stack has no document, so there is no figure to reproduce"
+
+
 def _uncompared(evidence: Evidence, claims: tuple[Claim, ...]) -> str:
     """Why no figure of the document was measured, or what does it."""
+    if why := no_document(evidence):
+        return why
     if any(claim.verdict == "no claim" for claim in claims):
         return "no figure of the document was measured: it has none for what ran"
     way = "" if evidence.verb == "bench" else "; `envbuild bench` does it, if the stack has a document with figures"

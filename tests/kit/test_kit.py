@@ -207,6 +207,7 @@ def test_the_kit_says_what_to_expect_and_what_it_costs_as_measured(made: Path) -
     text = (made / "README.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| training\\_tokens\\_per\\_second"))
     assert "at least 100,000 token/s" in row
+    assert "\nThe stack has no document, so there is no figure to reproduce.\n" in text
     assert row.endswith("| 0.021 |")  # 2 nodes × 8 GPUs × 4.7 s
     for missing in (
         {"checks": [{**each, "seconds": None} for each in samples.checks(100_000.0)]},

@@ -197,7 +197,7 @@ def test_a_benchmark_that_ran_is_not_told_to_be_run() -> None:
     ran = {"name": "bench", "status": "passed", "says": "no figure is published", "comparison": compared}
     told = {
         (verb, len(checks)): next(
-            gap.why for gap in View(evidence(node(checks=checks), verb=verb)).gaps if gap.what == "claims"
+            gap.why for gap in View(evidence(node(checks=checks), verb=verb, stack="opt-175b")).gaps if gap.what == "claims"
         )
         for verb, checks in (("provision", []), ("bench", [ran]), ("bench", []))
     }
@@ -207,6 +207,14 @@ def test_a_benchmark_that_ran_is_not_told_to_be_run() -> None:
         ("bench", 1): "no figure of the document was measured: it has none for what ran",
         ("bench", 0): plain,
     }
+
+
+def test_a_stack_without_a_document_has_no_figure_to_reproduce() -> None:
+    says = "the stack has no document, so there is no figure to reproduce"
+    for stack, told in (("torch-smoke", True), ("opt-175b", False), ("mine", False)):
+        view = View(evidence(stack=stack))
+        badge = next(badge for badge in view.badges if badge.name == "Reproduced")
+        assert (says in badge.says, says in [gap.why for gap in view.gaps]) == (told, told), stack
 
 
 def test_hostile_names_in_pictures_are_shown_and_do_nothing() -> None:
