@@ -64,7 +64,7 @@ def _minor_pair(facts: NodeFacts, request: Request, compat: Compat) -> tuple[Num
 
 
 def nvcc_minor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`nvcc-minor`: within one major torch's own builder only warns, and before 1.10 does not look; never refuses."""
+    """`nvcc-minor`: where nvcc and torch's CUDA differ in the minor version, torch's builder warns; never refuses."""
     pair = _minor_pair(facts, request, compat)
     if pair is None:
         return NOTHING
