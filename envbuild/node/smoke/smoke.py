@@ -292,7 +292,7 @@ def _training(work: Work) -> list[Part]:
     part.demand(outcome, "training_tokens_per_second")
     facts = part.details
     if all(isinstance(facts.get(key), (int, float)) for key in ("loss_first", "loss_last", "steps_done")):
-        part.says = "the loss fell from {loss_first:.3g} to {loss_last:.3g} in {steps_done} steps".format(**facts)
+        part.says = "the loss fell from {loss_first:.4g} to {loss_last:.4g} in {steps_done} steps".format(**facts)
     elif not part.failures:
         part.failures.append("the losses were not reported")
     return [part.stop()]

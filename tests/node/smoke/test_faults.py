@@ -23,7 +23,7 @@ from tests.support.programs import completed
 
 BEGIN = "import os, signal, sys, time\nfrom .common import begin\nargs, c = begin()\n"
 GOOD_TRAINING = (
-    "c.facts({'loss_first': 4.0, 'loss_last': 0.1, 'steps_done': 9})\n"
+    "c.facts({'loss_first': 4.4121, 'loss_last': 0.030663, 'steps_done': 9})\n"
     "c.metric('training_tokens_per_second', 'token/s', [10.0, 30.0, 20.0])\nc.done()\n"
 )
 GOOD_GEMM = (
@@ -62,7 +62,7 @@ def machine(environment: Path, tmp: Path, rank: str, gemm: str = GOOD_GEMM + "c.
 def test_a_good_program_passes_with_its_median_and_spread(environment: Path, tmp_path: Path) -> None:
     check = training(environment, tmp_path, GOOD_TRAINING)
     assert check.status == "passed"
-    assert check.says == "the loss fell from 4 to 0.1 in 9 steps"
+    assert check.says == "the loss fell from 4.412 to 0.03066 in 9 steps"
     metric = check.metrics[0]
     assert (metric.n, metric.median, metric.least, metric.greatest) == (3, 20.0, 10.0, 30.0)
 

@@ -66,6 +66,9 @@ def test_all_items_pass_through_the_node_program_and_leave_no_trace(tmp_path: Pa
     ]
     assert all(check.status == "passed" for check in found)
     assert found[4].details["first_step_seconds"] > 0
+    losses = found[4].details["losses"]
+    assert (found[4].details["loss_first"], found[4].details["loss_last"]) == (losses[0], losses[-1])
+    assert f"from {losses[0]:.4g} to {losses[-1]:.4g} in 60 steps" in found[4].says, "as the curve's own sentence"
     assert found[4].metrics[0].n == 59
     measured = {metric.name: metric.n for check in found[1:4] for metric in check.metrics}
     kinds = [f"gemm_cpu_{kind}_{size}tflops" for kind in ("float32", "float64") for size in ("256_", "512_", "")]

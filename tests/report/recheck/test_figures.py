@@ -24,6 +24,16 @@ Data = dict[str, Any]
 A100 = "NVIDIA A100-SXM4-80GB"
 
 
+@pytest.mark.parametrize(("last", "good"), [(0.1, True), (0.3, True), (0.5, False)])
+def test_the_last_loss_is_that_of_the_curve_or_the_median_of_its_end_as_it_was_written_before(
+    last: float, good: bool
+) -> None:
+    details = {"losses": [4.0, 0.5, 0.4, 0.3, 0.2, 0.1], "loss_first": 4.0, "loss_last": last}
+    trained = {"name": "smoke/training", "status": "passed", "says": "", "details": details}
+    found = check_figures(samples.evidence(samples.node(checks=[trained])))
+    assert ("report-figure-differs" not in {each.code for each in found}) == good
+
+
 def ran(rate: float, stack: str = "opt-175b") -> Data:
     """A check as `bench` makes it, of three figures around `rate` on 8 A100."""
     reference = load_stack(stack).stack.reference
