@@ -120,7 +120,7 @@ def _measured(evidence: Evidence) -> Iterator[Picture]:
     says = f"{plural(len(by_name), 'figure')} from least to greatest, a dot for the median of each node. {verdict}"
     rows = [_numbers(node.node, metric) for node, check in node_checks(evidence) for metric in check.metrics]
     headers = ("Node", "Figure", "Median", "Least", "Greatest", "Floor", "n", "Unit")
-    table = Table.of("Measured, beside the floors", headers, rows, 2)
+    table = Table.of("Measured, beside the floors" if floors else "Measured", headers, rows, 2)
     keys = ("range", "least to greatest"), ("median", "median of a node"), *((("floor", "floor"),) if floors else ())
     yield Picture("measured", says, _FIGURE * len(by_name), tuple(shapes), table, keys)
 

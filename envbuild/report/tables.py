@@ -134,7 +134,7 @@ _FIGURES = (
     (re.compile(r"copy_device_to_host_gbps"), "Copy from GPU to host"),
     (re.compile(r"copy_peer_gbps"), "Copy between GPUs"),
     (re.compile(r"multi_node_busbw_gbps"), "All-reduce over nodes, bus bandwidth"),
-    (re.compile(r"training_tokens_per_second"), "Training speed of envbuild's test model"),
+    (re.compile(r"training_tokens_per_second"), "Training of envbuild's test model"),
     (re.compile(r"bench"), "The stack's own run"),
     (re.compile(r"tflops"), "Computing speed of a GPU"),
     (re.compile(r"tokens_per_gpu_per_second"), "Tokens of a GPU in a second"),

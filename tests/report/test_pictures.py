@@ -12,7 +12,7 @@ from envbuild.model.evidence import Evidence
 from envbuild.report.pictures import pictures
 from envbuild.report.render import render_html
 from envbuild.report.sections import claims, pins
-from envbuild.report.tables import steps, tables
+from envbuild.report.tables import figure, steps, tables
 from envbuild.report.view import View
 from tests.report.samples import DIGEST, evidence, facts, fleet, gpu_checks, node
 from tests.report.samples import steps as taken
@@ -44,6 +44,19 @@ def test_every_picture_has_words_and_numbers_and_stays_in_its_frame(run: Evidenc
             assert 0 <= getattr(shape, "x", 0) <= 100
             if shape.shape == "bar":
                 assert shape.x + shape.width <= 100.5
+
+
+def test_figures_without_a_floor_have_no_title_of_floors() -> None:
+    assert [pictures(run)[0].table.title for run in (evidence(), fleet())] == [
+        "Measured",
+        "Measured, beside the floors",
+    ]
+
+
+def test_the_words_of_a_figure_are_drawn_whole() -> None:
+    for run in (evidence(), fleet()):
+        drawn = {each.text for each in pictures(run)[0].shapes if each.shape == "label"}
+        assert {figure(row[1]) for row in pictures(run)[0].table.rows if not re.search("_[0-9]+_", row[1])} <= drawn
 
 
 def test_a_picture_tells_the_slowest_gpu_and_a_missed_floor() -> None:
@@ -195,12 +208,9 @@ def test_packages_without_a_locked_file_are_those_of_nodes_whose_facts_were_read
 def test_a_benchmark_that_ran_is_not_told_to_be_run() -> None:
     compared = {"measured": 5456.1, "unit": "ms", "gpus": 1, "verdict": "no-claim", "why": "no figure is published"}
     ran = {"name": "bench", "status": "passed", "says": "no figure is published", "comparison": compared}
-    told = {
-        (verb, len(checks)): next(
-            gap.why for gap in View(evidence(node(checks=checks), verb=verb, stack="opt-175b")).gaps if gap.what == "claims"
-        )
-        for verb, checks in (("provision", []), ("bench", [ran]), ("bench", []))
-    }
+    runs = [(verb, len(checks), evidence(node(checks=checks), verb=verb, stack="opt-175b"))
+            for verb, checks in (("provision", []), ("bench", [ran]), ("bench", []))]  # fmt: skip
+    told = {(verb, count): next(gap.why for gap in View(run).gaps if gap.what == "claims") for verb, count, run in runs}
     plain = "no figure of a document was measured"
     assert told == {
         ("provision", 0): f"{plain}; `envbuild bench` does it, if the stack has a document with figures",

@@ -143,8 +143,8 @@ def main() -> None:
         middle = sorted(losses[-5:])[len(losses[-5:]) // 2]  # one step alone may be off
         if not middle <= LOSS_FACTOR * losses[0]:
             channel.failure(
-                "the loss did not fall: %.4g at first, %.4g as the median of the last 5 steps, it must reach %g of the first"
-                % (losses[0], middle, LOSS_FACTOR)
+                "the loss did not fall: %.4g at first, %.4g as the median of the last 5 steps, "
+                "it must reach %g of the first" % (losses[0], middle, LOSS_FACTOR)
             )
         tokens = shape["batch"] * shape["length"]
         channel.metric("training_tokens_per_second", "token/s", [tokens / seconds for seconds in times[1:]])
