@@ -78,6 +78,7 @@ _OPTIONS = {
     **dict.fromkeys([("doctor", "--deadline"), ("verify", "--deadline")], "--node-timeout"),
     ("provision", "--deadline"): "--step-timeout",
     ("bench", "--deadline"): "--run-timeout",
+    ("launch", "--dry-run"): "--print-script",
     ("strategy", "--deadline"): "--budget",
     ("", "--no-locked"): "--frozen",
     ("", "--jobs"): "--compile-jobs",
@@ -92,6 +93,7 @@ _OF_TARGETS = {
     "--queue": "scheduler: {queue: NAME}",
     "--partition": "hosts: {slurm: NAME}",
     "--account": "scheduler: {account: NAME}",
+    "--time-limit": "scheduler: {time_limit: 2h}",
     "--walltime": "scheduler: {time_limit: 2h}",
     "--exclusive": "scheduler: {exclusive: true}",
 }

@@ -108,7 +108,9 @@ def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
         meant = " ".join([*words[:-1], near[0]]) if near else ""
     typed = " ".join(words)
     what = (
-        f"{words[1]} is no command, error code or word of envbuild" if words[0] == "help" else f"there is no command `envbuild {typed}`"
+        f"{words[1]} is no command, error code or word of envbuild"
+        if words[0] == "help"
+        else f"there is no command `envbuild {typed}`"
     )
     return EnvbuildError(
         "command-unknown",

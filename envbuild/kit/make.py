@@ -499,7 +499,9 @@ def _unknown(manifest: Manifest, reports: Mapping[str, Opened]) -> Iterator[Find
     wheel = wheel_name(manifest.envbuild)
     for file in manifest.files:
         if file.path == wheel:
-            yield not_checked("kit", f"{wheel}, the authors' copy of envbuild, which judges its own kit; ask them for its repository")
+            yield not_checked(
+                "kit", f"{wheel}, the authors' copy of envbuild, which judges its own kit; ask them for its repository"
+            )
         elif file.path not in known:
             yield problem("kit-file-unlisted", "kit", f"{file.path} belongs to no kit of this report")
 

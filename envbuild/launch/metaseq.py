@@ -269,7 +269,7 @@ def _refusal(step: _Step) -> tuple[str, str] | None:
         return (
             f"{model.name} is too large for {plural(step.nodes, 'node')} of {plural(step.per_node, 'GPU')}",
             f"the memory model of the stack wants {step.least} nodes at least (finding opt-175b-nodes) of GPUs with "
-            f"{step.gpu_gb:g} GB; arithmetic, not measured",
+            f"{step.gpu_gb:g} GB, and its softmax may want more; arithmetic, not measured",
         )
     # What opt_baselines.py lets become 0, and what the softmax takes: on one node in parts, on several in one.
     if not step.sequences:
@@ -346,7 +346,10 @@ def _gpu_gb(order: Order, gpu_gb: int | None) -> float:
 def _notes(given: MetaseqParameters, submit: str) -> tuple[str, ...]:
     notes = [f"the exit code of opt-baselines is 0 even after a crash: success is the line with {END!r} in the log"]
     if submit == "sbatch":
-        notes.append("typed on a login node, opt-baselines submits a job of its own and returns at once")
+        notes.append(
+            "typed on a login node, opt-baselines submits a job of its own and returns at once; it knows no partition, "
+            "account or time of the target: `--print-script` prints a job that does"
+        )
     if submit != "local" and given.cpus_per_gpu is None:
         notes.append(
             f"it asks Slurm for {_OWN_CPUS[given.where]} processors a GPU and binds ranks as on the nodes of "

@@ -121,7 +121,9 @@ def _command(command: Command, activate: str | None) -> Iterator[str]:
         gate = command.wait_for
         loop = _GATE.format(address=gate.address, port=gate.port)
         yield f"timeout {gate.seconds} bash -c {shlex.quote(loop)}"
-    yield f"cd {shlex.quote(command.directory)}"
+    folder = shlex.quote(command.directory)
+    # A folder for output may not be there yet; a source of an environment is, once that is built.
+    yield f"cd {folder}" if "/src/" in f"{command.directory}/" else f"mkdir -p {folder} && cd {folder}"
     words = ["env", *(f"{name}={value}" for name, value in command.environment.items())] if command.environment else []
     yield from folded([*words, *command.argv])
 

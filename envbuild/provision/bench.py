@@ -245,6 +245,7 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
 
 # What a well tuned training reaches of its GPUs' peak; only a hint is made of it.
 _USUAL = 0.4
+_AFTER_RUN = 600.0  # seconds of a job beside its run
 
 
 def claim_expected(
@@ -293,7 +294,8 @@ def doubts(
         f"{number(asked / 3600)} h (`--run-timeout`), and its job {number(job / 3600)} h (`time_limit` of the target)"
     )
     # An hour is the default, for which nobody asked.
-    ends = f"a run may take {hours}: the job ends first" if 0 < job < asked and asked > 3600 else ""
+    tight = 0 < job < asked + _AFTER_RUN and asked > 3600
+    ends = f"a run may take {hours}: a job that ends first has no figure, so give it ten minutes more" if tight else ""
     return [text for text in (late, ends, other) if text]
 
 

@@ -28,7 +28,7 @@ def test_text_says_what_was_not_said_and_ends_in_the_command(capsys: pytest.Capt
     assert out.startswith("# opt-175b, profile exact: 125m on 1 x 8 GPUs\n")
     assert "# default: prefix=test-125m" in out
     assert "# opt-t-and-n: " in out
-    assert ". /e/.envbuild/activate.sh\ncd /o\n/e/bin/opt-baselines --model-size 125m" in out
+    assert ". /e/.envbuild/activate.sh\nmkdir -p /o && cd /o\n/e/bin/opt-baselines --model-size 125m" in out
 
 
 def test_json_is_the_launch_itself(capsys: pytest.CaptureFixture[str]) -> None:

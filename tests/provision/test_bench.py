@@ -313,8 +313,8 @@ def test_a_run_on_other_gpus_or_nodes_than_the_claim_names_those_of_the_claim(
     assert [text.rpartition("; ")[2] for text in against] == ([says] if options else [])
     (longer,) = (text for text in bench.doubts(where, *asked, 18000.0) if text not in against)
     assert (
-        longer
-        == "a run may take 5 h (`--run-timeout`), and its job 2 h (`time_limit` of the target): the job ends first"
+        longer == "a run may take 5 h (`--run-timeout`), and its job 2 h (`time_limit` of the target): "
+        "a job that ends first has no figure, so give it ten minutes more"
     )
 
 
