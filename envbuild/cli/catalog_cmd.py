@@ -318,7 +318,8 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
         open_fields = few([f"`{'.'.join(path)}`" for path, _ in placeholders(made)])
         ui.note(f"{file} is still a template: add {open_fields} to it; `envbuild target check {file}` says how")
     elsewhere = made.connection.kind == "job" and made.connection.login is None and not begin.scheduler_here()
-    message = f"wrote {file}\nnext{', on the login node' if elsewhere else ''}: envbuild doctor --target {file}"
+    following = f"next{', on the login node' if elsewhere else ''}: envbuild doctor --target {file}"
+    message = f"wrote {file}\n{f'next: edit {file}' if is_template(made) else following}"
     ui.result({"path": str(file), "target": made.to_json_dict()}, lambda: message)
 
 

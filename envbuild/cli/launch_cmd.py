@@ -344,6 +344,8 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
             site, job, made = make_job(target, stack, profile, asked, prefix=prefix_here(flags))
             home = _filled_here(flags)
             ui.warn(f"{error.what}; {NOT_ASKED}")
+        if late := _late(target, stack, made, asked):
+            ui.warn(late)
         for line in summary(made):
             ui.note(line)
         text = site.scheduler.render(job, _by_hand(ui, site, job, stack, profile, flags) + home)
@@ -353,6 +355,8 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     names = {"stack": stack.name, "profile": profile, "target": target.name}
     with RunProgress(ui) as progress, one_run("launch", settings, progress, **names) as run:
         site, job, made = make_job(target, stack, profile, asked, run.run)
+        if late := _late(target, stack, made, asked):
+            run.journal.stage(late)
         for default in made.defaults:
             why = f" ({default.why})" if default.why else ""
             run.journal.stage(f"default: {default.name}={default.value}{why}")
@@ -365,6 +369,18 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
         run.exit = run_job(run, site, job, lambda text: progress.pause(lambda: sys.stderr.write(redact_text(text))))
     ui.result({"exit": run.exit, "run": run.run.id}, lambda: "")
     return run.exit
+
+
+def _late(target: Target, stack: Stack, made: Launch, asked: Asked) -> str:
+    """What `bench` says of a run that hardly ends in its job. Raises as it does for one that cannot."""
+    from envbuild.provision.bench import refuse_too_long
+
+    reference = stack.reference
+    if reference is None or reference.bench is None:
+        return ""
+    limit = asked.time_limit or target.scheduler.time_limit
+    limited = target.model_copy(update={"scheduler": target.scheduler.model_copy(update={"time_limit": limit})})
+    return refuse_too_long(limited, reference, reference.bench, made, None, None)
 
 
 def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags: dict[str, Any]) -> str:

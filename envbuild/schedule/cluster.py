@@ -222,7 +222,7 @@ class Scheduler(ABC):
                 "scheduler-unreachable",
                 f"{self.name} does not answer on {host}",
                 why=failure_text(done),
-                hint=f"try `{program}` on that host; this command shows whether the job was submitted: `{self.mine}`; "
+                hint=f"try `{program}` on that host; if a job was submitted, `{self.mine}` shows it; "
                 + WITHOUT_CONTACT,
             )
         return EnvbuildError(

@@ -211,3 +211,20 @@ def test_a_job_is_printed_where_slurm_does_not_answer(
     out, err = capsys.readouterr()
     assert "#SBATCH --partition=hpc" in out and "the scheduler was not asked: " in err
     assert "Its verdict is *not comparable*" in out
+
+
+@pytest.mark.parametrize(
+    ("size", "limit", "says"), [("13b", "2h", "takes 4.501 h"), ("30b", "12h", ""), ("30b", "2h", None)]
+)
+def test_a_job_that_is_too_short_for_its_run_is_a_warning_or_refused_as_of_bench(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, size: str, limit: str, says: str | None
+) -> None:
+    mine = write_file(tmp_path / "mine.yaml", "name: mine\nextends: azure-nd96\nconnection: {login: null}\n")
+    words = ["opt-175b", "-t", str(mine), "--set", f"model_size={size}", "--time-limit", limit]
+    if says is None:
+        with fails("launch-does-not-fit", match="takes 4.198 h at least"):
+            launch.main(args=[*words, "--submit", "--print-script"], standalone_mode=False)
+        return
+    assert launch.main(args=[*words, "--submit", "--print-script"], standalone_mode=False) == 0
+    err = capsys.readouterr().err
+    assert says in err and (says or "at 40% of their peak" not in err)
