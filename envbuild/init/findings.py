@@ -458,8 +458,9 @@ def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     differing = [package for package in draft.packages if _contradicted(package)]
     if differing:
         statements = tuple(statement for package in differing[:1] for statement in package.statements)
+        taken = ", ".join(f"{package.name}{package.requirement.specifier}" for package in differing)
         yield DraftFinding("contradiction", tuple(package.name for package in differing), statements,
-                           "two files name two versions of one package", "takes the last one")  # fmt: skip
+                           "two files name two versions of one package", f"takes {taken}")  # fmt: skip
     pythons = [
         statement
         for statement in draft.of("python")

@@ -273,6 +273,7 @@ def test_several_inputs_are_one_draft_and_their_contradictions_are_quoted(
     (einops, python) = [each for each in answer["findings"] if each["rule"] == "contradiction"]
     assert {each["text"] for each in python["says"]} == {"- python=3.9", "- python=3.10"}
     assert {each["text"] for each in einops["says"]} >= {"einops==0.8.0", "- einops==0.7.0"}
+    assert einops["does"] == "takes einops==0.7.0"
     assert {"numpy>=1.2", "six"} <= set(
         yaml.safe_load((tmp_path / "own.yaml").read_text())["profiles"]["exact"]["packages"]
     )
