@@ -33,6 +33,7 @@ from envbuild.cli.output import Ui, comments_fitted, common_options
 from envbuild.cli.provision_cmd import show_evidence
 from envbuild.errors import EnvbuildError, ExitCode, writing
 from envbuild.node.redact import redact_text
+from envbuild.text import plural
 
 if TYPE_CHECKING:
     from envbuild.launch.request import Place
@@ -112,8 +113,8 @@ def launch(ui: Ui, /, **flags: Any) -> int:
         again = f"`{shlex.join(['envbuild', *sys.argv[1:], *own, '--submit'])}`"
         nodes = described_target(flags).scheduler.nodes
         more = (
-            f"; a job of the target has {nodes} nodes, this is for {made.nodes}"
-            if nodes not in (None, made.nodes)
+            f"; a job of the target has {plural(nodes, 'node')}, this is for {made.nodes}"
+            if nodes and nodes != made.nodes
             else ""
         )
         note = (

@@ -286,8 +286,8 @@ def doubts(
             may = "should not" if claim.gpus == gpus.count else "cannot"
             on = f" on {plural(claim.hosts, 'node')}" if claim.hosts else ""
             other = (
-                f"the figure of {plural(ran.nodes, 'node')} with {gpus.count} GPUs {may} be compared with the claim, "
-                f"which is for {claim.gpus} GPUs{on}; `{options}` can"
+                f"the figure of {plural(ran.nodes, 'node')} with {plural(gpus.count, 'GPU')} {may} be compared with "
+                f"the claim, which is for {claim.gpus} GPUs{on}; `{options}` can"
             )
     job, asked = seconds_of(target.scheduler.time_limit or "") or 0, deadline or 0
     hours = (
