@@ -81,7 +81,7 @@ def text(name: str, answers: Answers, beyond: Mapping[str, object]) -> tuple[str
         ("where environments live; {user}, {home}, {data} are filled in on the node", "prefix", answers.prefix),
         ("the hardware; what differs is a warning in plan and report", "expects", _given(expects)),
     ]
-    lines = ["---", "# Written by `envbuild init`; docs/targets.md has every key."]
+    lines = ["---", "# Written by `envbuild init`; docs/reference/files.md has every key."]
     for comment, key, value in keys:
         if value:
             lines += textwrap.wrap(comment, 80, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)

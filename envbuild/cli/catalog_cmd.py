@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from envbuild.model.stack import CondaSpec, EnvironmentValue, Profile
     from envbuild.model.target import Target
 
-_HOSTS = {"ssh": "Its hosts, as gpu[01-04]", "slurm": "Its partition", "pbs": "Its queue"}
+_HOSTS = {"ssh": "Hosts, as gpu[01-04]", "slurm": "Slurm partition", "pbs": "PBS queue"}
 
 
 @click.group("stack", cls=Group)

@@ -106,7 +106,13 @@ def launch(ui: Ui, /, **flags: Any) -> int:
     if flags["submit"]:
         return submit(ui, loaded.stack, profile, launch_settings(flags["settings"]), flags)
     place = launch_place(loaded.stack.name, flags)
-    made = make(loaded.stack, profile, launch_settings(flags["settings"]), place)
+    try:
+        made = make(loaded.stack, profile, launch_settings(flags["settings"]), place)
+    except EnvbuildError as error:
+        wanted = described_target(flags).scheduler.nodes or 1
+        if wanted > 1 and not flags["nodes"]:
+            error.why = f"{error.why}; without --nodes it is for one node, and the target has {wanted}"
+        raise
     made = _of_rank(made, flags["rank"])
     if _for_a_job(described_target(flags), flags):
         own = [] if flags["target"] else ["--target", str(configured(flags).target)]

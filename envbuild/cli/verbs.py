@@ -104,7 +104,8 @@ def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
         # What holds the word comes before what resembles it a little.
         near = difflib.get_close_matches(words[-1], names, n=1, cutoff=0.75)
         near = near or [name for name in names if words[-1] in name.split("-")]
-        near = near or difflib.get_close_matches(words[-1], names, n=1)
+        if words[0] != "help":  # a word that resembles it a little explains something else
+            near = near or difflib.get_close_matches(words[-1], names, n=1)
         meant = " ".join([*words[:-1], near[0]]) if near else ""
     typed = " ".join(words)
     what = (

@@ -211,7 +211,8 @@ def _few_gpus(order: Order, given: MetaseqParameters, taken: tuple[Default, ...]
             ("opt-exit-code", "success is read from the log"),
         ),
         notes=(
-            f"a checkpoint that lies in {folder} is taken up again: `--set prefix=NAME` begins anew",
+            f"started again in the same folder, it goes on from its checkpoint in {folder}: "
+            "`--set prefix=NAME` begins anew",
             "that the model fits these GPUs is arithmetic, not measured; 8m and 125m were run, on at most two GPUs",
             *([few] if step.parts > 1 and batch < _FEW else []),
         ),

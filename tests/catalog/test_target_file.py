@@ -148,7 +148,7 @@ def test_the_queues_of_pbs_that_take_jobs_are_offered(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", f"{qstat.parent}:/usr/bin:/bin")
     monkeypatch.setattr(begin, "scheduler_here", lambda: "PBS")
     done = init(tmp_path, answers=("", "opt-175b", "", "", "lab", "", "", "", "", ""))
-    assert done.exit_code == 0 and "Its queue (gpu, debug) [gpu]" in done.output, done.output
+    assert done.exit_code == 0 and "PBS queue (gpu, debug) [gpu]" in done.output, done.output
     assert load_target(str(tmp_path / "lab.yaml")).target.partition == "gpu"
 
 

@@ -571,10 +571,12 @@ def test_a_hint_of_opt_is_the_nearest_place_that_the_softmax_takes_and_names_all
 
 def test_few_gpus_say_that_a_run_goes_on_from_the_checkpoint_of_its_folder() -> None:
     def told(gpus: int, **fields: Any) -> list[str]:
-        return [note for note in started(OPT, place(1, gpus, **fields)).notes if "is taken up again" in note]
+        return [note for note in started(OPT, place(1, gpus, **fields)).notes if note.startswith("started again")]
 
     folder = f"{OUTPUT}/checkpoints/test-125m.ngpu2"
-    assert told(2) == [f"a checkpoint that lies in {folder} is taken up again: `--set prefix=NAME` begins anew"]
+    assert told(2) == [
+        f"started again in the same folder, it goes on from its checkpoint in {folder}: `--set prefix=NAME` begins anew"
+    ]
     assert told(2, job="9") == [note.replace("test-125m", "test-125m-9") for note in told(2)]
     assert not told(8)
 
