@@ -39,7 +39,7 @@ from envbuild.resolve.variant_checks import needs_nvcc
 # Frozen lists name what torch brings; with another build of torch these are of the wrong CUDA.
 _BROUGHT = re.compile(r"nvidia-[a-z-]+-cu[0-9]{2}|triton")
 _LEAST_FROZEN = 3
-_OWN_WHEEL = "this wheel has the commit's code and its compiled part; start scripts of the tree with `python -P`"
+_LAST_WITHOUT_P = 10  # minor version of Python
 _NOT_OURS = frozenset(
     ("tests", "test", "docs", "doc", "examples", "example", "benchmarks", "scripts", "tools", "setup")
 )
@@ -172,18 +172,24 @@ def _with_own_build(
     tree: Tree,
     ask: Ask,
 ) -> tuple[Draft, dict[str, str]]:
-    """With the published wheels of own modules that need a compiled part, where these have the commit's own code."""
+    """With the published wheels of own modules that need a compiled part, where these have the commit's own code.
+
+    Only under names by which the input installs itself: whoever else took a name may have copied the code.
+    """
     asked = {package_name(statement.value): statement for statement in collected.themselves}
     owners = [(project, module) for project in projects for module in project.modules]
     for project, module in owners:
         needs = blocked.get(module, "")
-        names = list(dict.fromkeys([*asked, str(canonicalize_name(module))]))
         own = needs.startswith(f"{module}.")
-        build = ask.own_build(names, needs, project.code, tree, draft) if own else None
+        build = ask.own_build(list(asked), needs, project.code, tree, draft) if own else None
         if build is not None:
             text, day = build
             statements = tuple(statement for name, statement in asked.items() if text.startswith(f"{name}=="))
-            wheel = Wanted(Requirement(text), statements, why=_OWN_WHEEL)
+            why = "this wheel has the commit's code and its compiled part"
+            safe = (
+                "; start scripts of the tree with `python -P`" if int(draft.python.value[2:]) > _LAST_WITHOUT_P else ""
+            )
+            wheel = Wanted(Requirement(text), statements, why=why + safe)
             draft = replace(draft, packages=(*draft.packages, wheel), own_build_day=day)
             blocked = {other: need for other, need in blocked.items() if need != needs}
     return draft, blocked
