@@ -565,7 +565,9 @@ def _gpus_here() -> tuple[str, int]:
 def _with_profile(ui: Ui, answers: Answers, file: Path, nodes: Mapping[str, NodeFacts]) -> Answers:
     """With the profile that fits, where that is not the usual one; a warning where none does."""
     from envbuild.catalog.loader import load_target
+    from envbuild.explain.view import fits_of_profiles
     from envbuild.lock.agreement import choose_profile
+    from envbuild.provision.survey.ask import rules
 
     expects = {"gpu": answers.gpu or None}
     base = load_target(answers.extends or answers.kind, {"expects": expects}, template=True).target
@@ -581,7 +583,8 @@ def _with_profile(ui: Ui, answers: Answers, file: Path, nodes: Mapping[str, Node
     if why:
         ui.note(f"profile: {able}; {why}")
         return replace(answers, stack=stack, profile=able, why=why)
-    if others := [name for name in loaded.stack.profiles if name != usual]:
+    judged = fits_of_profiles(loaded, nodes, base, rules())
+    if others := [name for name in loaded.stack.profiles if name != usual and judged[name].fits]:
         ui.note(f"profile: {usual}; for another, add `profile:` to the file: {', '.join(others)}")
     return answers
 
