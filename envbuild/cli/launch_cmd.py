@@ -110,8 +110,9 @@ def launch(ui: Ui, /, **flags: Any) -> int:
         made = make(loaded.stack, profile, launch_settings(flags["settings"]), place)
     except EnvbuildError as error:
         wanted = described_target(flags).scheduler.nodes or 1
-        if wanted > 1 and not flags["nodes"]:
-            error.why = f"{error.why}; without --nodes it is for one node, and the target has {wanted}"
+        if error.code == "launch-does-not-fit" and wanted > 1 and not flags["nodes"]:
+            more = f"without --nodes it is for one node, and the target has {wanted}"
+            error.why = "; ".join(filter(None, (error.why, more)))
         raise
     made = _of_rank(made, flags["rank"])
     if _for_a_job(described_target(flags), flags):

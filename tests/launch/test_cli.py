@@ -200,6 +200,17 @@ def test_a_folder_here_may_be_written_as_a_shell_takes_it(tmp_path: Path, monkey
     assert told == [f"{tmp_path}/out", f"{tmp_path}/out", f"{tmp_path}/sub", f"{tmp_path}/link"]
 
 
+def test_a_launch_that_one_node_cannot_hold_names_the_nodes_of_the_target(tmp_path: Path) -> None:
+    text = "name: mine\nextends: azure-nd96\nscheduler: {nodes: 24}\n"
+    words = ["opt-175b", "-t", str(write_file(tmp_path / "mine.yaml", text)), "--set"]
+    with fails("launch-does-not-fit") as caught:
+        launch.main(args=[*words, "model_size=175b"], standalone_mode=False)
+    assert caught.value.why.endswith("; without --nodes it is for one node, and the target has 24")
+    with fails("launch-parameter") as caught:
+        launch.main(args=[*words, "model_size=5b"], standalone_mode=False)
+    assert "--nodes" not in caught.value.why
+
+
 def test_a_job_is_printed_where_slurm_does_not_answer(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
