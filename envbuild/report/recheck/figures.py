@@ -60,11 +60,9 @@ def _samples(check: Check) -> Iterator[_Judged]:
 
 def _curve(check: Check) -> Iterator[_Judged]:
     losses = numbers(check.details.get("losses"))
-    # An earlier envbuild wrote the median of the last five as the last loss.
-    ends = [losses[-1], sorted(losses[-5:])[len(losses[-5:]) // 2]] if losses else []
-    for name, at in (("loss_first", losses[:1]), ("loss_last", ends)):
+    for name, at in (("loss_first", losses[:1]), ("loss_last", losses[-1:])):
         value = check.details.get(name)
-        if isinstance(value, int | float) and at and not any(_near(value, one) for one in at):
+        if isinstance(value, int | float) and at and not _near(value, at[0]):
             yield "", f"{name} is {value:g}, the curve has {at[0]:g}"
 
 
