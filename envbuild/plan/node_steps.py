@@ -5,12 +5,13 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import Resolution, Step
 from envbuild.model.target import Target
+from envbuild.node import paths
 from envbuild.node.protocol import PROTOCOL
 from envbuild.plan.source_builds import (
     build_request,
@@ -18,8 +19,8 @@ from envbuild.plan.source_builds import (
     compile_text,
     delivered,
     patch_specs,
-    store_folder,
 )
+from envbuild.plan.tools import NodeTools, Tool
 from envbuild.resolve import health
 from envbuild.resolve.estimate import Estimate, indexes_of
 from envbuild.resolve.request import in_image
@@ -33,46 +34,6 @@ if TYPE_CHECKING:
 SMOKE_SECONDS = {"sound": 5.0, "machine": 8.0, "extensions": 10.0, "training": 3.0, "step": 20.0}
 HASH_BYTES_PER_SECOND = 400e6
 TOOLCHAIN_SECONDS = 1.0
-
-
-class NodeTool(Protocol):
-    """A tool as the planner sees it (`provision/contact/payload.py` has the real ones)."""
-
-    @property
-    def name(self) -> str:
-        """The tool's name: `uv`, `python`, `envbuild-node`."""
-
-    @property
-    def folder(self) -> str:
-        """`<name>-<12 hex>` under `<prefix>/tools/`."""
-
-
-class NodeTools(Protocol):
-    """The tools of one node (`provision/contact/toolchain.py`); paths are absolute on the node."""
-
-    @property
-    def tools(self) -> tuple[NodeTool, ...]:
-        """All tools that provisioning needs."""
-
-    @property
-    def uv(self) -> str:
-        """Path of uv."""
-
-    @property
-    def uv_sha256(self) -> str:
-        """The sha256 (hex) that uv must have before it runs; empty in an image, whose fetch stage has checked it."""
-
-    @property
-    def interpreter(self) -> str | None:
-        """The environment's interpreter, which may be one of the tools."""
-
-    @property
-    def rattler(self) -> str | None:
-        """The folder of py-rattler, on nodes where conda installs."""
-
-    @property
-    def rattler_python(self) -> str | None:
-        """A Python that can load it."""
 
 
 class Inputs(NamedTuple):
@@ -102,7 +63,7 @@ class Inputs(NamedTuple):
     channels: Mapping[str, Sequence[str]] = {}
 
 
-def toolchain_words(tools: Iterable[NodeTool], prefix: str) -> str:
+def toolchain_words(tools: Iterable[Tool], prefix: str) -> str:
     """The toolchain step in words."""
     return f"put {', '.join(tool.name for tool in tools)} into {prefix}/tools"
 
@@ -149,9 +110,10 @@ class NodeSteps(NamedTuple):
         """None for a finished environment in use; one link for a finished one that is not; otherwise all."""
         repaired = self.facts.node in self.inputs.repair
         if stamp is not None and not repaired:
-            reason = self._why_activate(stamp)
-            if reason is None:
+            stamped = (stamp.stamp or {}).get("variables")
+            if stamp.current and stamped in (None, self._variables()):
                 return ()
+            reason = "its variables have changed" if stamp.current else "another one is in use"
             return (*self._toolchain(), self._activate(f"the environment is there; {reason}", 0))
         if in_image(self.variant, self.target):
             return self._image()
@@ -173,12 +135,6 @@ class NodeSteps(NamedTuple):
         sums = {key: getattr(self.cost, key) for key in ("fetch_bytes", "disk_bytes", "inodes", "seconds", "rough")}
         build = Step(kind="install", what=what, why=why, unsized=(*self.cost.unsized, base), **sums)
         return (build, self._smoke().model_copy(update={"request": None}))
-
-    def _why_activate(self, stamp: StampFacts) -> str | None:
-        if not stamp.current:
-            return "another one is in use"
-        stamped = (stamp.stamp or {}).get("variables")
-        return "its variables have changed" if stamped is not None and stamped != self._variables() else None
 
     def _request(self, verb: str, **args: Any) -> dict[str, Any]:
         return {
@@ -213,7 +169,7 @@ class NodeSteps(NamedTuple):
         if not self._is_delivered:
             return ()
         packages, sources = len(self.variant.packages) + len(self.variant.archives), len(self.variant.sources)
-        store = store_folder(self.facts.stage_prefix, self.variant)
+        store = paths.delivered(self.facts.stage_prefix, self.variant.digest)
         both = f"{plural(packages, 'file')} and {plural(sources, 'source')}"
         what = f"fetch {both} on this machine, where you type this, and bring them in a bundle to {store}"
         given = self.inputs.bundle
@@ -236,16 +192,12 @@ class NodeSteps(NamedTuple):
             return delivered(self.facts.stage_prefix, self.variant)
         named = indexes_of(self.variant)
         indexes = {name: dict(self.inputs.indexes[name]) for name in named if name in self.inputs.indexes}
-        common = {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}
+        files = {file.file for file in self.variant.files} if self.facts.files_found else ()
+        found = {posixpath.dirname(path) for name, path in self.facts.files_found.items() if name in files}
+        common = {"find_links": sorted(found), "indexes": indexes, "offline": False, "sources": {}}
         used = {archive.channel for archive in self.variant.archives}
         channels = {name: list(self.inputs.channels.get(name, ())) for name in sorted(used)}
         return {**common, "conda": {"channels": channels}} if used else common
-
-    def _found_folders(self) -> list[str]:
-        """Folders of the node in which the probe found files of the variant."""
-        local_files = self.facts.files_found
-        files = {file.file for file in self.variant.files} if local_files else ()
-        return sorted({posixpath.dirname(path) for name, path in local_files.items() if name in files})
 
     def _programs(self) -> dict[str, str | None]:
         programs: dict[str, str | None] = {"uv": self.tools.uv}
@@ -338,6 +290,7 @@ class NodeSteps(NamedTuple):
 
     def _activate(self, why: str, read_bytes: int) -> Step:
         link = posixpath.join(self.prefix, "current", self.lock.stack)
+        shared = self.target.placement == "shared" and self.target.connection.kind != "local"
         return Step(
             kind="activate",
             what=f"point {link} at {posixpath.basename(self.environment)}",
@@ -355,14 +308,10 @@ class NodeSteps(NamedTuple):
                     "not_plain": sorted({d.rule for d in self.resolution.decisions if d.verdict in ("patch", "warn")}),
                     "hardware": self.facts.hardware(),
                 },
-                **({"shared": True} if self._others_have_the_prefix else {}),
+                **({"shared": True} if shared else {}),
             ),
             seconds=round(read_bytes / HASH_BYTES_PER_SECOND, 1),
         )
-
-    @property
-    def _others_have_the_prefix(self) -> bool:
-        return self.target.placement == "shared" and self.target.connection.kind != "local"
 
     def _variables(self) -> dict[str, Any]:
         return self.variant.variables(self.target.environment)
@@ -372,14 +321,9 @@ class NodeSteps(NamedTuple):
         return None if template is None else self.facts.filled(template)
 
 
-@lru_cache
-def _smoke(variant: Variant) -> list[dict[str, Any]]:
-    return [item.to_json_dict() for item in variant.smoke]
-
-
 def smoke_items(variant: Variant, target: Target) -> list[dict[str, Any]]:
     """The smoke list with the target's floors: on the item that has the metric, else on the machine's figures."""
-    items = [dict(item) for item in _smoke(variant)]
+    items = [item.to_json_dict() for item in variant.smoke]
     for metric, least in target.node_floors.items():
         holders = [item for item in items if metric in item.get("floors", {})]
         for item in holders or [item for item in items if item["name"] == "machine"]:

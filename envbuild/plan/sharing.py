@@ -9,7 +9,7 @@ builds for itself, which only takes longer.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -18,8 +18,9 @@ from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Variant
 from envbuild.model.plan import BuildClass, NodePlan, Plan, SpreadClass, Step
 from envbuild.model.target import Target
-from envbuild.plan.node_steps import NodeTool, toolchain_words
+from envbuild.plan.node_steps import toolchain_words
 from envbuild.plan.source_builds import compile_seconds, compile_text
+from envbuild.plan.tools import Tool
 from envbuild.text import grouped
 
 BUILDERS = 2
@@ -41,8 +42,7 @@ def over_ssh(plan: Plan, given: Sharing) -> Plan:
     """One node builds the environment on a shared prefix; else each wheel is built once for the nodes that fit."""
     if plan.nothing_to_do:
         return plan
-    jobs = given.jobs or given.target.build_jobs
-    return share_builds(spread(plan, given), given.facts, given.variants, jobs=jobs, check_rebuild=given.rebuild)
+    return share_builds(spread(plan, given), given)
 
 
 class Sharing(NamedTuple):
@@ -56,7 +56,7 @@ class Sharing(NamedTuple):
     target: Target
     facts: Mapping[str, NodeFacts]
     variants: Mapping[str, Variant]
-    least: Mapping[str, Sequence[NodeTool]] = {}
+    least: Mapping[str, Sequence[Tool]] = {}
     tried: Collection[str] = ()
     jobs: int | None = None
     rebuild: bool = False
@@ -73,7 +73,10 @@ def spread(plan: Plan, by: Sharing) -> Plan:
     def shared(node: NodePlan) -> NodePlan:
         if node.node in takes:
             return _testing(node, takes[node.node], by)
-        return _giving(node, gives[node.node]) if node.node in gives else node
+        if node.node not in gives:
+            return node
+        why = f"built once for {len(gives[node.node].nodes) + 1} nodes that share the prefix"
+        return _changed(node, lambda step: {"why": f"{step.why}; {why}"})
 
     return plan.model_copy(update={"nodes": tuple(map(shared, plan.nodes)), "spreads": tuple(classes)})
 
@@ -94,13 +97,10 @@ def _classes(plan: Plan, tried: Collection[str]) -> list[SpreadClass]:
     ]
 
 
-def _giving(node: NodePlan, group: SpreadClass) -> NodePlan:
-    why = f"built once for {len(group.nodes) + 1} nodes that share the prefix"
-
-    def explained(step: Step) -> Step:
-        return step.model_copy(update={"why": f"{step.why}; {why}"}) if step.kind == "install" else step
-
-    return node.model_copy(update={"steps": tuple(explained(step) for step in node.steps)})
+def _changed(node: NodePlan, change: Callable[[Step], dict[str, Any]]) -> NodePlan:
+    """The node with other words or figures of its installation."""
+    steps = (step.model_copy(update=change(step)) if step.kind == "install" else step for step in node.steps)
+    return node.model_copy(update={"steps": tuple(steps)})
 
 
 def _testing(node: NodePlan, group: SpreadClass, by: Sharing) -> NodePlan:
@@ -113,9 +113,8 @@ def _testing(node: NodePlan, group: SpreadClass, by: Sharing) -> NodePlan:
     steps: list[Step] = []
     for step in node.steps:
         if step.kind == "toolchain" and missing:
-            sums = {"disk_bytes": 0, "inodes": 2 * len(missing)}
             what = toolchain_words(missing, facts.prefix.path)
-            steps.append(step.model_copy(update={"what": what, **sums}))
+            steps.append(step.model_copy(update={"what": what, "disk_bytes": 0, "inodes": 2 * len(missing)}))
         elif step.kind == "smoke":
             steps.append(step.model_copy(update={"why": why}))
     return node.model_copy(update={"steps": tuple(steps)})
@@ -199,21 +198,22 @@ def install_args(node: NodePlan) -> Mapping[str, Any] | None:
     return None if request is None else request["args"]
 
 
-def share_builds(
-    plan: Plan,
-    facts: Mapping[str, NodeFacts],
-    variants: Mapping[str, Variant],
-    *,
-    jobs: int | None = None,
-    check_rebuild: bool = False,
-) -> Plan:
-    """The plan with the classes of nodes for which one builds, and steps that say so.
+def share_builds(plan: Plan, by: Sharing) -> Plan:
+    """The plan with the classes of nodes for which one builds, and steps that say so."""
+    facts, variants, jobs = by.facts, by.variants, by.jobs or by.target.build_jobs
 
-    `variants`: by node, as it will be built; `jobs` as the steps were made with. With `check_rebuild` one builds in any
-    case, twice.
-    """
-    asking = [node for node in plan.nodes if _asks(node, variants)]
-    finished = [] if check_rebuild else [node for node in plan.nodes if _gives(node, facts[node.node])]
+    def compiles(node: NodePlan) -> bool:
+        wheels = compiled_wheels(variants[node.node]) if node.node in variants else ()
+        return bool(wheels) and install_args(node) is not None
+
+    def gives(node: NodePlan) -> bool:
+        """Nothing has to be done there, and its stamp says which wheels it was made with."""
+        stamp = stamp_of_environment(facts[node.node], node.environment)
+        return node.nothing_to_do and stamp is not None and bool(keys_of((stamp.stamp or {}).get("sources")))
+
+    asking = [node for node in plan.nodes if compiles(node)]
+    # With `rebuild` one builds in any case, twice.
+    finished = [] if by.rebuild else [node for node in plan.nodes if gives(node)]
     donors = {node.variant_digest: node for node in reversed(finished)}
     classes = tuple(
         made
@@ -228,17 +228,6 @@ def share_builds(
         for node in plan.nodes
     )
     return plan.model_copy(update={"nodes": nodes, "builds": classes})
-
-
-def _asks(node: NodePlan, variants: Mapping[str, Variant]) -> bool:
-    """The node would compile a wheel."""
-    return install_args(node) is not None and node.node in variants and bool(compiled_wheels(variants[node.node]))
-
-
-def _gives(node: NodePlan, facts: NodeFacts) -> bool:
-    """Nothing has to be done on the node, and its stamp says which wheels it was made with."""
-    stamp = stamp_of_environment(facts, node.environment)
-    return node.nothing_to_do and stamp is not None and bool(keys_of((stamp.stamp or {}).get("sources")))
 
 
 def stamp_of_environment(facts: NodeFacts, environment: str) -> StampFacts | None:
@@ -317,12 +306,9 @@ def _with_class(node: NodePlan, group: BuildClass, variant: Variant, width: int 
     else:
         shared = f"take over {names}, built on {group.builders[0]} first{_in_place(variant)}"
 
-    def changed(step: Step) -> Step:
-        what = step.what.replace(compiled, shared)
-        return step.model_copy(update={"what": what, "seconds": max(0.0, step.seconds - gone)})
-
-    steps = tuple(changed(step) if step.kind == "install" else step for step in node.steps)
-    return node.model_copy(update={"steps": steps})
+    return _changed(
+        node, lambda step: {"what": step.what.replace(compiled, shared), "seconds": max(0.0, step.seconds - gone)}
+    )
 
 
 def _in_place(variant: Variant) -> str:

@@ -34,12 +34,13 @@ def patch_specs(variant: Variant, patches: Mapping[str, Patch]) -> dict[str, lis
 
     `patches` has those of the catalog by the names that sources use. Raises KeyError for one that is not there.
     """
-    return {source.name: _specs(source, patches) for source in variant.sources if source.patches}
-
-
-def _specs(source: LockedSource, patches: Mapping[str, Patch]) -> list[dict[str, Any]]:
-    pins = {pin.name: (pin.least, pin.most) for pin in source.patch_pins}
-    return [patches[name].spec(pins.get(name) or patches[name].expected(source.commit)) for name in source.patches]
+    specs: dict[str, list[dict[str, Any]]] = {}
+    for source in variant.sources:
+        pins = {pin.name: (pin.least, pin.most) for pin in source.patch_pins}
+        for name in source.patches:
+            bounds = pins.get(name) or patches[name].expected(source.commit)
+            specs.setdefault(source.name, []).append(patches[name].spec(bounds))
+    return specs
 
 
 def build_request(
@@ -102,11 +103,6 @@ def compile_seconds(variant: Variant, jobs: int | None) -> float:
     return round(work / max(jobs or 1, 1), 1)
 
 
-def store_folder(prefix: str, variant: Variant) -> str:
-    """The folder on the node for a variant's bundle and what is unpacked from it."""
-    return paths.delivered(prefix, variant.digest)
-
-
 def bundles(variant: Variant) -> dict[str, LockedSource | LockedSubmodule]:
     """The repositories of a bundle, by name; that of a submodule is `<source>/<path of the submodule>`."""
     repositories: dict[str, LockedSource | LockedSubmodule] = {}
@@ -131,6 +127,6 @@ def delivered(prefix: str, variant: Variant, file: str | None = None, digest: st
 
     `digest`: the bundle must be this one.
     """
-    bundle = {"file": file or f"{store_folder(prefix, variant)}/{BUNDLE}"}
+    bundle = {"file": file or f"{paths.delivered(prefix, variant.digest)}/{BUNDLE}"}
     sources = {name: f"sources/{bundle_name(name, source)}" for name, source in bundles(variant).items()}
     return {"bundle": bundle | ({"digest": digest} if digest else {}), "sources": sources}

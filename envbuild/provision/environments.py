@@ -14,7 +14,8 @@ from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
-from envbuild.plan.source_builds import BUNDLE, store_folder
+from envbuild.node import paths
+from envbuild.plan.source_builds import BUNDLE
 from envbuild.provision.ansible.play import following, node_host, payload_of, run_hosts, telling
 from envbuild.provision.ansible.steps import NodeHost, tmp_folder
 from envbuild.provision.contact.first_contact import DEADLINE, ContactResult, ask_each, contact, node_request
@@ -163,7 +164,7 @@ def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dic
         facts, tools = work.survey.facts[node.node], work.tools[node.node]
         files[node.node] = node_host(work, facts, tools, least=node.node in takers)
         if node.node in made and work.prepared.target.connection.kind != "local":
-            store = store_folder(facts.stage_prefix, work.survey.variants[node.node])
+            store = paths.delivered(facts.stage_prefix, work.survey.variants[node.node].digest)
             files[node.node] = replace(files[node.node], bundles={BUNDLE: made[node.node]}, store=store)
     return plan, files
 

@@ -21,9 +21,10 @@ from envbuild.export.bash_script import render_script
 from envbuild.lock.readers.git import git_reader
 from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
+from envbuild.node import paths
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
-from envbuild.plan.source_builds import bundle_name, store_folder
+from envbuild.plan.source_builds import bundle_name
 from tests.lock.build import make_wheel, sha256
 from tests.node.build.test_editable import PROJECT as OLD_PROJECT
 from tests.node.env_support import locked
@@ -171,12 +172,12 @@ def test_what_the_controller_delivers_is_taken_from_a_bundle(tmp_path: Path, hom
     plan = planned(lock, str(tmp_path / "p"), delivery="controller")
     script = render_script(plan, lock)
     alone = run(script, tmp_path)
-    file = f"{store_folder(str(tmp_path / 'p'), lock.variants[0])}/bundle.tar"
+    file = f"{paths.delivered(str(tmp_path / 'p'), lock.variants[0].digest)}/bundle.tar"
     make = f"run `envbuild bundle create demo --profile exact --variant v --output {file}`"
     assert (alone.returncode, make in alone.stderr) == (7, True)
     assert not (tmp_path / "p/envs").exists()
     variant = lock.variants[0]
-    store, upstream = Path(store_folder(str(tmp_path / "p"), variant)), tmp_path / "upstream"
+    store, upstream = Path(paths.delivered(str(tmp_path / "p"), variant.digest)), tmp_path / "upstream"
     store.mkdir(parents=True)
     bundle = tmp_path / bundle_name("lib", variant.sources[0])
     with git_reader() as reader:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from envbuild.node_program import node_pyz
+from envbuild.plan.tools import Tool
 from envbuild.provision.ansible.adapter import Inventory, TaskEvent, run_playbook
 from envbuild.provision.ansible.steps import Limits, NodeHost
-from envbuild.provision.contact.payload import Tool, file_tool, python_tool, write_payload
+from envbuild.provision.contact.payload import file_tool, python_tool, write_payload
 from envbuild.regular_file import sha256_of
 from tests.fleet.fleet_world import PREFIX, FleetWorld
 from tests.fleet.nodes import Fleet, Node

@@ -38,7 +38,7 @@ def shared(*facts: NodeFacts, lock: Lock | None = None, **options: Any) -> Plan:
     plan = planned(fleet, lock)
     found = resolve_fleet(fleet, lock, target(), compat(), None)
     variants = {name: ChosenVariants(lock).of(resolution, fleet[name]) for name, resolution in found.items()}
-    return share_builds(plan, fleet, variants, **options)
+    return share_builds(plan, Sharing(target(), fleet, variants, **options))
 
 
 def said(plan: Plan) -> dict[str, str]:
@@ -128,7 +128,7 @@ def test_a_finished_node_gives_what_it_was_made_with() -> None:
     plan = shared(done, machine("new"), lock=lock)
     assert plan.builds == (BuildClass(sources=("ext",), nodes=("new",), donor="done"),)
     assert said(plan) == {"new": "take over ext as built on done"}
-    assert shared(done, machine("new"), lock=lock, check_rebuild=True).builds == ()
+    assert shared(done, machine("new"), lock=lock, rebuild=True).builds == ()
     assert shared(finished("done", lock, []), machine("new"), lock=lock).builds == ()
     both = shared(done, machine("n1"), machine("n2"), lock=lock).builds
     assert [(each.donor, each.builders) for each in both] == [("done", ("n1", "n2"))], "should the donor's be gone"

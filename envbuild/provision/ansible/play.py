@@ -19,10 +19,10 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection
 from envbuild.node.paths import says_full
 from envbuild.node.redact import redact_data
+from envbuild.plan.tools import NodeTools, Tool
 from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult, TaskEvent, run_here, tmp_folder
 from envbuild.provision.contact.first_contact import contact, node_request
-from envbuild.provision.contact.payload import Tool, read_answer, write_payload
-from envbuild.provision.contact.toolchain import NodeTools
+from envbuild.provision.contact.payload import read_answer, write_payload
 from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind, Journal

@@ -17,58 +17,16 @@ import re
 import shlex
 import sysconfig
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, cast
 
 from envbuild.errors import EnvbuildError
+from envbuild.plan.tools import Tool
 from envbuild.regular_file import sha256_of
 from envbuild.resources import uv_bin
 
 BLOCK = 65536
-_NAME = re.compile(r"\A[a-z0-9][a-z0-9._+-]*\Z")
-_FILE = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
-
-
-@dataclass(frozen=True)
-class Tool:
-    """One thing to put in place.
-
-    `file`: `source` lies in the tool's folder as `file`, executable. `folder`: `source` is a tar.gz, which is unpacked
-    there. `tree`: the same with a `python/` folder (the `install_only` layout of standalone Python builds). `sha256` is
-    that of `source`.
-    """
-
-    name: str
-    source: Path
-    sha256: str
-    kind: Literal["file", "folder", "tree"] = "file"
-    file: str = ""
-
-    def __post_init__(self) -> None:
-        """Names end up in a shell text and in paths: plain ones only."""
-        if (
-            not _NAME.match(self.name)
-            or not _FILE.match(self.file_name)
-            or not re.match(r"\A[0-9a-f]{64}\Z", self.sha256)
-        ):
-            raise ValueError(f"not a plain name or digest: {self.name!r}, {self.file_name!r}, {self.sha256!r}")
-
-    @property
-    def file_name(self) -> str:
-        """The name of the file in the folder (`file` apart: while it is being unpacked)."""
-        return self.file or (self.name if self.kind == "file" else "archive.tar.gz")
-
-    @property
-    def folder(self) -> str:
-        """`<name>-<12 hex>`, below `<prefix>/tools/`."""
-        return f"{self.name}-{self.sha256[:12]}"
-
-    def path(self, prefix: str) -> str:
-        """What to use on the node: the file itself, the interpreter of the tree, or the folder."""
-        inside = {"file": f"/{self.file_name}", "tree": "/python/bin/python3", "folder": ""}[self.kind]
-        return f"{prefix}/tools/{self.folder}{inside}"
 
 
 def file_tool(name: str, source: Path, *, file: str = "") -> Tool:

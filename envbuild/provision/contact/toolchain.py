@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from packaging.version import Version
 
@@ -20,7 +20,8 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.node_program import node_pyz, node_pyz_digest
 from envbuild.plan.source_builds import python_name
-from envbuild.provision.contact.payload import Tool, file_tool, python_tool, uv_tool
+from envbuild.plan.tools import NodeTools, Tool
+from envbuild.provision.contact.payload import file_tool, python_tool, uv_tool
 from envbuild.regular_file import sha256_of
 from envbuild.resolve.artifacts import numbers
 from envbuild.resolve.estimate import PYTHON_BYTES
@@ -117,32 +118,6 @@ def _write(path: Path, package: Path) -> None:
 BOOTSTRAP_PYTHON = "3.12"
 NODE_PROGRAM = "envbuild-node"
 TOOLCHAIN = "toolchain"  # the folder of the cache of this machine that keeps what is fetched here
-
-
-class NodeTools(NamedTuple):
-    """The tools of one node, the interpreter of the node program and the one of the environment (absolute paths).
-
-    `uv_sha256`: hex, of the file `uv`. `rattler`: the folder of py-rattler, and `rattler_python` a Python that can load
-    it; where conda installs.
-    """
-
-    tools: tuple[Tool, ...]
-    python: str
-    pyz: str
-    uv: str
-    interpreter: str | None
-    uv_sha256: str = ""
-    rattler: str | None = None
-    rattler_python: str | None = None
-
-    def missing(self, present: Iterable[str]) -> tuple[Tool, ...]:
-        """Those whose folder is not yet under `<prefix>/tools/`."""
-        there = set(present)
-        return tuple(tool for tool in self.tools if tool.folder not in there)
-
-    def least(self, prefix: str) -> tuple[Tool, ...]:
-        """Those without which the node program does not run there; who installs nothing needs no others."""
-        return tuple(tool for tool in self.tools if tool.path(prefix) in (self.python, self.pyz))
 
 
 @cache

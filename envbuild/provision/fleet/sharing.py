@@ -26,9 +26,8 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan, SpreadClass
-from envbuild.node import proc
+from envbuild.node import paths, proc
 from envbuild.plan.sharing import install_args, keys_of, stamp_of_environment
-from envbuild.plan.source_builds import store_folder
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
@@ -265,7 +264,8 @@ class _Run:
     def _delivered(self, node: str, built: _Built) -> str:
         """Put the bundle beside what else the node is brought; where it will lie there."""
         files, name = self.files[node], f"built-{built.digest[:12]}.tar"
-        store = files.store or store_folder(self.work.survey.facts[node].prefix.path, self.work.survey.variants[node])
+        prefix, variant = self.work.survey.facts[node].prefix.path, self.work.survey.variants[node]
+        store = files.store or paths.delivered(prefix, variant.digest)
         self.files[node] = replace(files, bundles={**files.bundles, name: built.path}, store=store)
         return posixpath.join(store, name)
 

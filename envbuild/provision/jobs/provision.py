@@ -13,8 +13,8 @@ from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.job import limit_of
 from envbuild.plan.sharing import builder_of, other_steps
+from envbuild.plan.tools import NodeTools
 from envbuild.provision.contact.first_contact import ContactResult, node_request
-from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.environments import Environments, asked_evidence, stage
 from envbuild.provision.fleet.multi_node_smoke import gpus_of, gpus_of_stamp, job_request, note_floors
 from envbuild.provision.fleet.sharing import not_built

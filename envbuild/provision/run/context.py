@@ -22,8 +22,8 @@ from envbuild.model.stack import Stack, mpi_on_nodes
 from envbuild.model.target import Target
 from envbuild.node import identity
 from envbuild.node.redact import redact_data
+from envbuild.plan.tools import NodeTools
 from envbuild.provision.contact.first_contact import ContactResult
-from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.run import progress
 from envbuild.provision.run.evidence import all_well, failed_node, first_error
 from envbuild.provision.run.journal import EventKind, Journal, Watch, utc_now

@@ -17,7 +17,8 @@ from envbuild.node import identity
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
 from envbuild.plan.sharing import Sharing, over_ssh, share
-from envbuild.provision.contact.toolchain import NodeTools, disk_bytes, node_tools
+from envbuild.plan.tools import NodeTools
+from envbuild.provision.contact.toolchain import disk_bytes, node_tools
 from envbuild.provision.run.context import Prepared, Survey, Work
 from envbuild.provision.survey.ask import decide, note_refusals
 from envbuild.provision.survey.hosts import narrow, unsupported

@@ -21,9 +21,10 @@ from envbuild.catalog.node_facts import load_facts
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection
+from envbuild.plan.tools import Tool
 from envbuild.provision.contact import payload as payloads
 from envbuild.provision.contact import toolchain as module
-from envbuild.provision.contact.payload import Tool, file_tool, python_tool, read_answer, uv_tool, write_payload
+from envbuild.provision.contact.payload import file_tool, python_tool, read_answer, uv_tool, write_payload
 from envbuild.provision.contact.wheel_stores import LIMIT, receive
 from envbuild.regular_file import sha256_of
 from tests.resolve.builders import make_lock

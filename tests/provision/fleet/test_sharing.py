@@ -12,10 +12,10 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan
 from envbuild.plan.sharing import Sharing
 from envbuild.plan.sharing import spread as plan_spread
+from envbuild.plan.tools import NodeTools
 from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact import wheel_stores
 from envbuild.provision.contact.first_contact import ContactResult
-from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.fleet import sharing
 from envbuild.provision.run.context import Outcome, Settings, Work
 from envbuild.provision.run.journal import read_journal
