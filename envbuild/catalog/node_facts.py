@@ -33,14 +33,22 @@ def list_facts() -> tuple[str, ...]:
 
 
 def of_example(ref: str, target: Target) -> str:
-    """That facts are of a shipped example, and which modules it saw that jobs of `target` do not load; else empty."""
+    """That facts are of a shipped example, and which modules it saw that jobs of `target` do not load; else empty.
+
+    An edited copy is known by the names of its nodes and their user.
+    """
     if ref not in list_facts():
-        return ""
+        copied = next((name for name in list_facts() if _hosts(name) == _hosts(ref)), "")
+        return f"an edited copy of the example facts of {copied}: what you did not change is not yours" * bool(copied)
     modules = target.scheduler.modules
     lacking = ", ".join(sorted(modules_seen(ref).difference(modules.load if modules else ())))
     seen = f", seen with the module {lacking} loaded, as jobs of `extends: {ref}` load it" if lacking else ""
     user = next(iter(load_facts(ref).values())).user
     return f"example facts of {ref}: its nodes, drivers and user `{user}`, not yours{seen}"
+
+
+def _hosts(ref: str) -> set[tuple[str, str]]:
+    return {(facts.hostname, facts.user) for facts in load_facts(ref).values()}
 
 
 def modules_seen(ref: str) -> frozenset[str]:

@@ -39,8 +39,8 @@ _COMPARES = "what it compares"
 
 
 def explanation(code: str) -> str:
-    """What a code, an exit code or a word means; of an error its messages with cause and next step. Else empty."""
-    parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code)]
+    """What a code, an exit code, a word or a key of a target file means; of an error its messages too. Else empty."""
+    parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code), *_of_key(code)]
     # The second finding of one rule in a draft.
     return "\n\n".join(parts) or (explanation(code[: match.start()]) if (match := re.search(r"-\d+$", code)) else "")
 
@@ -88,6 +88,18 @@ def _of_finding(code: str) -> Iterator[str]:
                 texts = (("says", finding.says), ("truth", finding.truth), ("does", finding.does))
                 lines = [f"  {label + ':':7}{text}" for label, text in texts if text]
                 yield "\n".join([f"{code}: a finding ({finding.severity}) about the document of {name}", "", *lines])
+
+
+def _of_key(code: str) -> Iterator[str]:
+    """Of a key of a target file where it stands, and the sentences that name it."""
+    from envbuild.model.target import Target
+
+    schema = Target.model_json_schema()
+    for name, part in (("Target", schema), *schema["$defs"].items()):
+        if code in part.get("properties", ()):
+            sentences = re.split(r"(?<=\.) |(?<=;) (?=`)", " ".join(part.get("description", "").split()))
+            named = [sentence.rstrip(";") for sentence in sentences if f"`{code}`" in sentence]
+            yield "\n  ".join([f"{code}: a key of a target file (docs/reference/files.md, {name})", *named])
 
 
 def codes() -> list[str]:

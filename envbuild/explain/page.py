@@ -320,6 +320,7 @@ def _result_counts(explanation: Explanation, annotated: Annotated) -> dict[str, 
     results = explanation.results()
     return {
         "all": len(results),
+        "by_rule": len(annotated.findings) - len(explanation.findings),
         "holds": sum(1 for r in results if r.outcome == "holds"),
         "broken": sum(1 for r in results if r.outcome == "broken"),
         "not_run": sum(1 for r in results if r.outcome == "not-run"),

@@ -14,7 +14,7 @@ import click
 import pytest
 
 import envbuild
-from envbuild import __version__
+from envbuild import __version__, resources
 from envbuild.cli import begin, help_code, names
 from envbuild.cli.choose import Time
 from envbuild.cli.entry import main
@@ -86,6 +86,8 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
     assert set(_SEVERITY) | {"sudo"} <= set(codes()), "findings of a draft"
     assert explanation("unpinned-2") == explanation("unpinned")
     assert "disk-full" in explanation("75")
+    assert "`smoke_nodes`: how many nodes take part" in explanation("smoke_nodes")
+    assert explanation("exclusive") == "exclusive: a key of a target file (docs/reference/files.md, Scheduler)"
     for typed, near in (("disk-ful", "disk-full"), ("dtamp", "stamp"), ("ceiling", "cuda-ceiling")):
         assert main(["help", typed]) == 2
         assert capsys.readouterr().err.endswith(f"hint: `envbuild help {near}`\n")
@@ -467,7 +469,13 @@ def test_an_option_that_a_target_stands_for_names_the_line_of_its_file(
     assert f"{key} is a matter of the target\nhint: write `{_OF_TARGETS[key]}` in the target" in capsys.readouterr().err
 
 
-def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited = (resources.catalog() / "facts" / "azure-nd96.json").read_text().replace("Ubuntu", "ubuntu")
+    (tmp_path / "mine.json").write_text(edited)
+    assert main(["plan", "-t", "azure-nd96", "--facts", str(tmp_path / "mine.json")]) == 0
+    assert capsys.readouterr().out.startswith("an edited copy of the example facts of azure-nd96: what you did not ")
     assert main(["plan", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(

@@ -93,6 +93,8 @@ def test_every_finding_is_on_the_page_once_and_linked_from_its_place(make_stack:
     ids = [a["id"] for tag, a in Page(html).tags if tag == "article"]
     assert sorted(ids) == ["f1", "f2", "f3", "f4"]
     assert 'href="#f1">1</a><a class="ref red" href="#f2">2</a>' in html
+    unpinned = page(make_stack({"id": "silent"}), text=TEXT.replace("git clone x", "pip install six"))
+    assert "of them by rule" not in html and "findings, 1 of them by rule" in unpinned
     assert "What the document does not say" in html
     assert "Findings about text that is not in this document" in html
 
