@@ -98,8 +98,8 @@ def _of_key(code: str) -> Iterator[str]:
     for name, part in (("Target", schema), *schema["$defs"].items()):
         if code in part.get("properties", ()):
             sentences = re.split(r"(?<=\.) |(?<=;) (?=`)", " ".join(part.get("description", "").split()))
-            named = [sentence.rstrip(";") for sentence in sentences if f"`{code}`" in sentence]
-            yield "\n  ".join([f"{code}: a key of a target file (docs/reference/files.md, {name})", *named])
+            matches = [sentence.rstrip(";") for sentence in sentences if f"`{code}`" in sentence]
+            yield "\n  ".join([f"{code}: a key of a target file (docs/reference/files.md, {name})", *matches])
 
 
 def codes() -> list[str]:
