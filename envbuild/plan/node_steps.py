@@ -193,8 +193,8 @@ class NodeSteps(NamedTuple):
         named = indexes_of(self.variant)
         indexes = {name: dict(self.inputs.indexes[name]) for name in named if name in self.inputs.indexes}
         files = {file.file for file in self.variant.files} if self.facts.files_found else ()
-        found = {posixpath.dirname(path) for name, path in self.facts.files_found.items() if name in files}
-        common = {"find_links": sorted(found), "indexes": indexes, "offline": False, "sources": {}}
+        folders = {posixpath.dirname(path) for name, path in self.facts.files_found.items() if name in files}
+        common = {"find_links": sorted(folders), "indexes": indexes, "offline": False, "sources": {}}
         used = {archive.channel for archive in self.variant.archives}
         channels = {name: list(self.inputs.channels.get(name, ())) for name in sorted(used)}
         return {**common, "conda": {"channels": channels}} if used else common
