@@ -17,7 +17,8 @@ from typing import NamedTuple
 from envbuild.container.builders import CAUSES, HINTS
 from envbuild.errors import ExitCode
 from envbuild.node.protocol import EXITS, Exit
-from envbuild.schedule.job import Failure, hint_for
+from envbuild.schedule.job import HINTS as JOB_HINTS
+from envbuild.schedule.job import SEE_LOG, Failure
 
 PACKAGE = Path(__file__).parents[1] / "envbuild"
 # What an attribute adds nothing to: `stack.name` is the stack.
@@ -295,8 +296,8 @@ def _asked_locally(function: Function, code: ast.expr) -> set[str]:
 def errors() -> set[Row]:
     """All of them; of a rule that refuses, whose name is the code, none."""
     made = _made(_ERRORS) | {Row(code, str(EXITS[code]), means, "…", HINTS.get(code, "")) for _, code, means in CAUSES}
-    jobs = {f"job-{failure}": hint_for(failure) for failure in Failure} | dict.fromkeys(
-        ("job-failed", "job-lost"), hint_for(None)
+    jobs = {f"job-{failure}": JOB_HINTS.get(failure, SEE_LOG) for failure in Failure} | dict.fromkeys(
+        ("job-failed", "job-lost"), SEE_LOG
     )
     return made | {Row(code, str(EXITS[code]), "job … ended as …", "…", hint) for code, hint in jobs.items()}
 

@@ -110,7 +110,7 @@ class Scheduler(ABC):
     """The adapter of one cluster. `runner` runs its programs where jobs are submitted.
 
     `suffix`: ending of a script's file. `submits` and `cancels`: the programs that begin and end a job. `away`: their
-    messages if no server answers. `unknown_job`: whether their message says that the job does not exist. `mine`:
+    messages if no server answers, `unknown_job` what they say of a job that does not exist. `mine`:
     command that lists the user's jobs. `limits`: what a refused job may have exceeded. `render` makes the script of a
     job (and a note to the person who submits it, or none), `render_body` one that runs a bash script on its first node
     and prints where it was submitted; both are pure.
@@ -121,7 +121,7 @@ class Scheduler(ABC):
     submits: ClassVar[tuple[str, ...]]
     cancels: ClassVar[str]
     away: ClassVar[re.Pattern[str]]
-    unknown_job: Callable[[str], bool]
+    unknown_job: ClassVar[re.Pattern[str]]
     mine: ClassVar[str]
     limits: ClassVar[str]
     render: Callable[[Job, str], str]
@@ -170,7 +170,7 @@ class Scheduler(ABC):
     def cancel(self, number: str) -> None:
         """End a job; a job that has ended is no error. Raises EnvbuildError `job-not-cancelled` (exit 9)."""
         done = self.runner.run([self.cancels, number], timeout=TIMEOUT)
-        if not done.ok and not self.unknown_job(done.err):
+        if not done.ok and not self.unknown_job.search(done.err):
             raise EnvbuildError(
                 "job-not-cancelled",
                 f"job {number} could not be cancelled",

@@ -192,7 +192,8 @@ class JobState:
         return f"{self.phase}{failure}{reason}" + (f", exit {self.exit}" if self.exit else "")
 
 
-_HINTS = {
+# What to do about a job that failed in this way; else `SEE_LOG`.
+HINTS: dict[Failure | None, str] = {
     Failure.NODE_FAIL: "the same command submits it again and does only the rest",
     Failure.BOOT_FAIL: "a node did not start in time; see the site's log of its resume program",
     Failure.TIMEOUT: "give it more time: `scheduler: {time_limit: ...}`; the same command does only the rest",
@@ -200,11 +201,7 @@ _HINTS = {
     Failure.PREEMPTED: "the same command submits it again; a queue without preemption keeps its nodes",
     Failure.CANCELLED: "it was cancelled; the same command submits it again",
 }
-
-
-def hint_for(failure: Failure | None) -> str:
-    """What to do about a job that failed in this way."""
-    return _HINTS.get(failure, "see its log") if failure else "see its log"
+SEE_LOG = "see its log"
 
 
 def job_error(job: str, state: JobState, last_lines: str = "") -> EnvbuildError:
@@ -215,7 +212,7 @@ def job_error(job: str, state: JobState, last_lines: str = "") -> EnvbuildError:
         code,
         f"job {job} ended as {state.word or state.phase}",
         why="\n".join(filter(None, (why, last_lines.strip()[-1500:]))),
-        hint=hint_for(state.failure),
+        hint=HINTS.get(state.failure, SEE_LOG),
         details={"job": job, "nodes": list(state.nodes), "restarts": state.restarts},
     )
 

@@ -20,11 +20,11 @@ from envbuild.schedule.job import (
     Gres,
     Job,
     JobState,
-    JobStep,
     JobText,
     Phase,
     SchedulerUnavailableError,
     Share,
+    Step,
     clock_text,
     seconds_of,
 )
@@ -244,12 +244,6 @@ _COMMENTS = (
     (re.compile(r"node.*(fail|down)|vnode", re.IGNORECASE), Failure.NODE_FAIL),
     (re.compile(r"delete|terminated", re.IGNORECASE), Failure.CANCELLED),
 )
-_UNKNOWN = re.compile(r"unknown job id|job has finished", re.IGNORECASE)
-
-
-def unknown_job(text: str) -> bool:
-    """Whether PBS says that the job does not exist."""
-    return _UNKNOWN.search(text) is not None
 
 
 def parse_job(text: str, number: str) -> JobState | None:
@@ -312,11 +306,7 @@ def render(job: Job, by_hand: str = "") -> str:
     ]
     body += ["", *script.master('< "$PBS_NODEFILE"', "${JOB_ID%%[!0-9]*}", _RANK, str(job.nodes))]
     for step in job.steps:
-        if isinstance(step, JobText):
-            # mpiexec ends all ranks when one fails.
-            body += ["", *script.piece(step, mpiexec('"$NNODES"'))]
-        else:
-            body += ["", *_step(step)]
+        body += ["", *_step(step)]
     return "\n".join([*script.head(job, [*_directives(job), f"#PBS -o {_path(job.output)}"], by_hand), *body, ""])
 
 
@@ -361,12 +351,13 @@ def _path(folder: str) -> str:
     return f"{folder}/"
 
 
-def _step(step: JobStep) -> list[str]:
+def _step(step: Step) -> list[str]:
+    if isinstance(step, JobText):
+        # mpiexec ends all ranks when one fails.
+        return script.piece(step, mpiexec('"$NNODES"'))
     if step.each == "node":
-        comment, count = "# Once on every node.", '"$NNODES"'
-    else:
-        comment, count = "# Once, on the first node.", "1"
-    return [comment, f"{mpiexec(count)} \\", '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
+        return script.program("# Once on every node.", mpiexec('"$NNODES"'), step.argv)
+    return script.program("# Once, on the first node.", mpiexec("1"), step.argv)
 
 
 def mpiexec(count: str) -> str:
@@ -379,11 +370,11 @@ class Pbs(Scheduler):
 
     name, suffix, submits, cancels = "PBS", "qsub", ("qsub",), "qdel"
     away = re.compile(r"cannot connect|connection (refused|reset)|timed out|end of file|communication failure", re.I)
+    unknown_job = re.compile(r"unknown job id|job has finished", re.IGNORECASE)
     mine = "qstat -u $USER"
     limits = "the queue's limits: `qstat -Qf QUEUE`; queue, account, time and file systems are in the target file"
     render = staticmethod(render)
     render_body = staticmethod(render_body)
-    unknown_job = staticmethod(unknown_job)
 
     def attempt(self, state: JobState) -> int:
         """Its jobs are not rerun (`-r n`); PBS may count one up all the same that did not come to start."""
@@ -395,22 +386,19 @@ class Pbs(Scheduler):
         Raises EnvbuildError `partition-unknown` (exit 2), `partition-out-of-service` (exit 75), `scheduler-missing`,
         `scheduler-unreachable`.
         """
-        wanted = target.scheduler
-        limits = wanted.limits
-        queues = {}
+        limits, queues = target.scheduler.limits, {}
         if limits:
             offered = parse_queues(self.asked("qstat", "-Q", "-f"))
             check_queues(limits, offered, self.runner.host)
             queues = {limit.name: offered.get(limit.name, {}) for limit in limits}
         nodes = parse_nodes(self.asked("pbsnodes", "-a"))
-        return Queues(limits, offers(nodes, wanted.constraints or "", queues))
+        return Queues(limits, offers(nodes, target.scheduler.constraints or "", queues))
 
     def bad_nodes(self, nodes: tuple[str, ...]) -> dict[str, str]:
         """Those of `nodes` that take no jobs now, with the reason: a hook may have taken them out after ours."""
         if not nodes:
             return {}
-        states = parse_nodes(self.runner.run(["pbsnodes", *nodes], timeout=TIMEOUT).out)
-        return bad_nodes(states)
+        return bad_nodes(parse_nodes(self.runner.run(["pbsnodes", *nodes], timeout=TIMEOUT).out))
 
     def poll(self, job: Job, number: str) -> JobState:
         """What PBS says, its history included; once it has forgotten the job, what the job's own status file says.
@@ -420,15 +408,9 @@ class Pbs(Scheduler):
         done = self.runner.run(["qstat", "-x", "-f", number], timeout=TIMEOUT)
         state = parse_job(done.out, number)
         if state is not None:
-            return self._sure(job, number, state)
-        if not self.unknown_job(done.err + done.out):
+            # One without an exit status may still have left its own: then it was not deleted in the queue.
+            code = self.left(job, number) if state.ended and state.exit is None else None
+            return state if code is None else replace(state, phase=Phase.DONE, exit=code, failure=None)
+        if not self.unknown_job.search(done.err + done.out):
             raise SchedulerUnavailableError(failure_text(done))
         return self.by_status_file(job, number)
-
-    def _sure(self, job: Job, number: str, state: JobState) -> JobState:
-        """A finished job without an exit status may still have left its own: then it was not deleted in the queue."""
-        if state.ended and state.exit is None:
-            code = self.left(job, number)
-            if code is not None:
-                return replace(state, phase=Phase.DONE, exit=code, failure=None)
-        return state

@@ -81,6 +81,11 @@ def modules(job: Job) -> list[str]:
     return ["# What the site's programs need.", *lines, ""]
 
 
+def program(note: str, run: str, argv: Iterable[str]) -> list[str]:
+    """A program that `run` starts, which then knows its rank."""
+    return [note, f"{run} \\", '  bash -c "$with_rank" step \\', f"  {words(argv)}"]
+
+
 # The launcher's own exit code may be that of a node that was ended because another one had failed.
 _NODE = 'bash -c "$1" run; code=$?; [ "$code" = 0 ] || (set -C; echo "$code" > "$JOB_ENDED") 2>/dev/null; exit "$code"'
 

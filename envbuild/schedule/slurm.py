@@ -40,16 +40,10 @@ _PHASES = {
 _FAILURES = {**Failure.__members__, "REVOKED": Failure.CANCELLED}
 # slurmd's way to say that the batch script could not be started, usually for want of its output folder.
 _LAUNCH_SIGNAL = 53
-_UNKNOWN = re.compile(r"invalid job id", re.IGNORECASE)
 _GRES = re.compile(r"\A(?P<name>[^:()]+)(?::(?P<type>[^:()]+))?(?::no_consume)?:(?P<count>[0-9]{1,15})(?:\(.*\))?\Z")
 # States of `sinfo` whose nodes get no job, so that nobody should wait for them.
 _OUT = ("drain", "down", "fail", "maint", "inval", "error", "reserved")
 _BAD_NODE = re.compile(r"drain|down|fail|error|no_respond|not_resp|inval|\*", re.IGNORECASE)
-
-
-def unknown_job(text: str) -> bool:
-    """Whether Slurm says that the job does not exist."""
-    return _UNKNOWN.search(text) is not None
 
 
 def parse_job(text: str) -> JobState | None:
@@ -115,22 +109,24 @@ class Partition:
     Slurm hides nodes of a cloud that are powered down (unless the site says `PrivateData=cloud`): they count in
     `nodes`, and nothing is said of their GPUs. `knows_gpus`: the cluster has GPUs as GRES at all. `kinds`: processors
     and GPUs of nodes that have both, each kind once; none where the site itself says how many come with a GPU.
+    `asked`: False for what is only printed, so that no scheduler was asked.
     """
 
-    name: str
+    name: str | None
     nodes: int
     states: Mapping[str, int]
     gpus: Mapping[tuple[str, str | None], int]
     knows_gpus: bool = False
     time_limit: str = ""
     kinds: frozenset[tuple[int, int]] = frozenset()
+    asked: bool = True
 
     @property
     def label(self) -> str:
         """`the partition gpu`."""
-        return f"the partition {self.name}"
+        return f"the partition {self.name}" if self.name else "the default partition"
 
-    def queue(self, nodes: int, seconds: int) -> str:
+    def queue(self, nodes: int, seconds: int) -> str | None:
         """The partition itself, for any job."""
         return self.name
 
@@ -155,8 +151,8 @@ class Partition:
         return self.nodes - out
 
     def most(self) -> int | None:
-        """The nodes in service: a job for more would wait for ever."""
-        return self.in_service()
+        """The nodes in service: a job for more would wait for ever. None where nobody was asked of any."""
+        return self.in_service() if self.asked else None
 
     @property
     def hidden(self) -> int:
@@ -252,11 +248,6 @@ _FOR_OWN_SRUN = [
 _NODES = '< <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
 
 
-def gres_text(gres: Gres, count: int) -> str:
-    """`gpu:a100:8`, as `--gres` takes it."""
-    return ":".join(filter(None, (gres.name, gres.type, str(count))))
-
-
 def time_text(seconds: int) -> str:
     """`D-HH:MM:SS`, or `HH:MM:SS` for less than a day."""
     days, rest = divmod(seconds, 86400)
@@ -290,7 +281,7 @@ def _directives(job: Job, *, here: bool = False) -> list[str]:
     elif job.cpus_per_node:
         options.append(f"--cpus-per-task={job.cpus_per_node}")
     if job.gpus_per_node and job.gres is not None:
-        options.append(f"--gres={gres_text(job.gres, job.gpus_per_node)}")
+        options.append(f"--gres={':'.join(filter(None, (job.gres.name, job.gres.type, str(job.gpus_per_node))))}")
     if job.time_limit:
         options.append(f"--time={time_text(job.time_limit)}")
     named = {"partition": job.queue, "account": job.account, "constraint": job.constraints}
@@ -330,7 +321,7 @@ def _step(step: Step) -> list[str]:
     else:
         comment = "# Once, on the first node."
         where = "--nodes=1 --ntasks=1 --relative=0"
-    return [comment, f"srun {where} {_STEP} \\", '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
+    return script.program(comment, f"srun {where} {_STEP}", step.argv)
 
 
 class Slurm(Scheduler):
@@ -342,11 +333,11 @@ class Slurm(Scheduler):
         r"|zero bytes were|could not establish a configuration source",
         re.IGNORECASE,
     )
+    unknown_job = re.compile(r"invalid job id", re.IGNORECASE)
     mine = "squeue --me"
     limits = "the partition's limits: `scontrol show partition`; account, time and nodes are in the target file"
     render = staticmethod(render)
     render_body = staticmethod(render_body)
-    unknown_job = staticmethod(unknown_job)
 
     def attempt(self, state: JobState) -> int:
         """SLURM_RESTART_COUNT of the job's last run."""
@@ -361,7 +352,7 @@ class Slurm(Scheduler):
         state = parse_job(done.out) if done.ok else None
         if state is not None:
             return self._by_steps(number, state) if state.phase is Phase.DONE and not state.good else state
-        if not self.unknown_job(done.err + done.out):
+        if not self.unknown_job.search(done.err + done.out):
             raise SchedulerUnavailableError(failure_text(done))
         return self._accounted(number) or self.by_status_file(job, number)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain, repeat
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -42,20 +41,12 @@ class Clock:
         time.sleep(seconds)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long to wait, in seconds: for the job to begin (`start`, None: no limit), and for a silent scheduler."""
-
-    start: float | None = None
-    patience: float = PATIENCE
-
-
 def wait_for(
     scheduler: Scheduler,
     job: Job,
     number: str,
     *,
-    limits: Limits | None = None,
+    start: float | None = None,
     on_change: Callable[[JobState], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
     peek: Callable[[], bool] | None = None,
@@ -63,24 +54,25 @@ def wait_for(
 ) -> JobState:
     """The state in which a job ended; `on_change` sees every new one. `peek` says cheaply whether it may have ended.
 
+    `start`: the seconds that it may take to begin (None: no limit).
     Raises EnvbuildError `job-not-started` (exit 75) and `job-refused` (exit 7), where the job is cancelled,
     `scheduler-silent` (exit 75; it is not), and KeyboardInterrupt when `cancelled` says so.
     """
-    limits, clock = limits or Limits(), clock or Clock()
+    clock = clock or Clock()
     begun = heard = clock.now()
     restarts, silent = 0, False
     last: JobState | None = None
     steps = chain(PAUSES, repeat(LONG_PAUSE))
     while True:
         pause = next(steps)
-        if limits.start is not None and (last is None or last.waiting):
-            pause = max(0.0, min(pause, begun + limits.start - clock.now()))
+        if start is not None and (last is None or last.waiting):
+            pause = max(0.0, min(pause, begun + start - clock.now()))
         if _pause(clock, pause, cancelled, peek):
             peek, steps = None, chain((SOON, *PAUSES[1:]), repeat(LONG_PAUSE))
         try:
             state = _poll(scheduler, job, number)
         except SchedulerUnavailableError as error:
-            if clock.now() - heard > limits.patience:
+            if clock.now() - heard > PATIENCE:
                 raise _silent(number, str(error), clock.now() - heard) from error
             steps, silent = steps if silent else chain(AGAIN, repeat(LONG_PAUSE)), True
             continue
@@ -100,9 +92,9 @@ def wait_for(
         if state.waiting and state.reason in _NEVER:
             scheduler.cancel(number)
             raise _refused(number, state.reason)
-        if state.waiting and limits.start is not None and clock.now() - begun >= limits.start:
+        if state.waiting and start is not None and clock.now() - begun >= start:
             scheduler.cancel(number)
-            raise _not_started(number, state, limits.start)
+            raise _not_started(number, state, start)
 
 
 def _poll(scheduler: Scheduler, job: Job, number: str) -> JobState:

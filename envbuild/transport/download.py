@@ -52,15 +52,6 @@ class Downloaded:
     size: int
 
 
-class _TryAgainError(Exception):
-    """A failure that may pass; `after` is what the server asked for, in seconds."""
-
-    def __init__(self, error: EnvbuildError, after: float | None = None) -> None:
-        super().__init__(error.what)
-        self.error = error
-        self.after = after
-
-
 def download(
     url: str,
     dest: Path,
@@ -90,43 +81,32 @@ def download(
 
 
 def _with_retries(job: _Job) -> Downloaded:
-    from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
+    from tenacity import RetryCallState, Retrying, retry_if_exception
     from tenacity.wait import wait_random_exponential
 
     backoff = wait_random_exponential(multiplier=0.5, max=8)
-
-    def asked(state: RetryCallState) -> float:
-        failure = state.outcome.exception() if state.outcome else None
-        after = failure.after if isinstance(failure, _TryAgainError) else None
-        return backoff(state) if after is None else after
-
-    def too_late(state: RetryCallState) -> bool:
-        return state.upcoming_sleep >= min(job.remaining(), LONGEST_WAIT)
-
     failures: list[EnvbuildError] = []
 
-    def attempt() -> Downloaded:
-        try:
-            return job.fetch()
-        except _TryAgainError as failure:
-            failures.append(failure.error)
-            raise
-        except EnvbuildError as error:
-            # When the time runs out between attempts, what went wrong before says more than "too slow".
-            if error.code == "download-timeout" and failures:
-                raise failures[-1] from None
-            raise
+    def passes(error: BaseException) -> bool:
+        if isinstance(error, EnvbuildError) and error.code == "download-failed":
+            failures.append(error)
+            return True
+        return False
 
-    retrying = Retrying(
-        stop=lambda state: stop_after_attempt(ATTEMPTS)(state) or too_late(state),
-        wait=asked,
-        retry=retry_if_exception_type(_TryAgainError),
-        reraise=True,
-    )
+    def too_late(state: RetryCallState) -> bool:
+        return state.attempt_number >= ATTEMPTS or state.upcoming_sleep >= min(job.remaining(), LONGEST_WAIT)
+
+    def pause(state: RetryCallState) -> float:
+        asked: float | None = failures[-1].details.get("retry_after")
+        return backoff(state) if asked is None else asked
+
     try:
-        return retrying(attempt)
-    except _TryAgainError as failure:
-        raise failure.error from None
+        return Retrying(stop=too_late, wait=pause, retry=retry_if_exception(passes), reraise=True)(job.fetch)
+    except EnvbuildError as error:
+        # When the time runs out between attempts, what went wrong before says more than "too slow".
+        if error.code == "download-timeout" and failures:
+            raise failures[-1] from None
+        raise
 
 
 @dataclass(frozen=True)
@@ -177,7 +157,7 @@ class _Job:
             temporary.replace(self.dest)
             sync_folder(str(self.dest.parent))
         except EnvbuildError as error:
-            stays = stays and error.code == "download-timeout"
+            stays = stays and error.code in ("download-timeout", "download-failed")
             raise
         except OSError as error:
             raise _disk_error(error, self.dest) from error
@@ -298,7 +278,7 @@ class _Job:
             raise self._asking_failed(outcome[0])
         return outcome[0]
 
-    def _asking_failed(self, error: Exception) -> Exception:
+    def _asking_failed(self, error: Exception) -> EnvbuildError:
         import requests
 
         if isinstance(error, requests.exceptions.SSLError):
@@ -328,14 +308,15 @@ class _Job:
         self.check_size(total or 0)
         return total
 
-    def _passing(self, why: str, after: float | None = None) -> _TryAgainError:
-        error = EnvbuildError(
+    def _passing(self, why: str, after: float | None = None) -> EnvbuildError:
+        """A failure that may pass; `after`: when the server wants to be asked again, in seconds."""
+        return EnvbuildError(
             "download-failed",
             f"cannot download {self.shown}",
             why=redact_text(why),
             hint="check the network and the proxy settings, then try again",
+            details={} if after is None else {"retry_after": after},
         )
-        return _TryAgainError(error, after)
 
     def _refused(self, why: str) -> EnvbuildError:
         return EnvbuildError(

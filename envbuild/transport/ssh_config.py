@@ -154,14 +154,14 @@ def _text(connection: Connection, way: Way, socket_path: Path) -> str:
         hint = (
             "correct `known_hosts:` of the target's `connection:`; `ssh -o UserKnownHostsFile=FILE HOST true` makes one"
         )
-        known = _existing(connection.known_hosts, "ssh-config-missing", hint)
+        known = _existing(connection.known_hosts, hint)
         always += f"UserKnownHostsFile {_ssh_path(str(known))}\nGlobalKnownHostsFile none\n"
     share = f'ControlMaster auto\nControlPath {_ssh_path(str(socket_path))[:-1]}%C"\nControlPersist {_PERSIST}\n'
     if connection.config is None:
         # The account's own home, as for `ssh HOST`, whatever HOME says; `~` would follow HOME.
         users = f"Include {_ssh_path(_home() + '/.ssh/config')}\nInclude /etc/ssh/ssh_config\n"
     else:
-        path = _existing(connection.config, "ssh-config-missing", "correct `config:` of the target's `connection:`")
+        path = _existing(connection.config, "correct `config:` of the target's `connection:`")
         # Not included: OpenSSH refuses an included file that others can write, and takes one that `-F` names.
         try:
             users = read_file(path).decode("utf-8", "surrogateescape")
@@ -177,11 +177,11 @@ def _home() -> str:
         return "/nonexistent"  # `ssh` refuses to work for a user without an account, and says so
 
 
-def _existing(name: str, code: str, hint: str) -> Path:
+def _existing(name: str, hint: str) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         return path
-    raise EnvbuildError(code, f"{path} is not there", why="the target names it", hint=hint)
+    raise EnvbuildError("ssh-config-missing", f"{path} is not there", why="the target names it", hint=hint)
 
 
 def _ssh_path(path: str) -> str:

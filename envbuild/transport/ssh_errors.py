@@ -64,16 +64,14 @@ def login_error(node: str, options: Connection, words: str) -> EnvbuildError:
 def _trial(node: str, options: Connection) -> str:
     """The login by hand: to the address, by the user and with the port and files that the target says."""
     address, user, port = options.reaches(node)
-    files = {"UserKnownHostsFile": options.known_hosts}
-    given = {"-F": options.config, "-p": port, "-l": user, "-i": options.identity}
+    known = options.known_hosts and f"UserKnownHostsFile={options.known_hosts}"
+    given = {"-F": options.config, "-p": port, "-l": user, "-i": options.identity, "-o": known}
     words = [str(word) for option, value in given.items() if value for word in (option, value)]
-    words += [word for option, value in files.items() if value for word in ("-o", f"{option}={value}")]
     return shlex.join(["ssh", *words, address, "true"])
 
 
 def _unreachable(node: str, code: str, what: str, why: str, hint: str, **details: str) -> EnvbuildError:
-    facts = {"node": node, **details}
-    return EnvbuildError(code, what, why=why, hint=f"{hint}; {WITHOUT_CONTACT}", details=facts)
+    return EnvbuildError(code, what, why=why, hint=f"{hint}; {WITHOUT_CONTACT}", details={"node": node, **details})
 
 
 def _last(words: str) -> str:
@@ -82,15 +80,8 @@ def _last(words: str) -> str:
     return "; ".join(lines[-3:]) or "ssh gave no reason"
 
 
-def _host_and_port(name: str) -> tuple[str, str]:
-    if name.startswith("[") and "]:" in name:
-        host, _, port = name[1:].partition("]:")
-        return host, port
-    return name, "22"
-
-
 def _unknown(node: str, options: Connection, name: str, output: str) -> EnvbuildError:
-    host, port = _host_and_port(name)
+    host, _, port = name.removeprefix("[").partition("]:")
     offered = _OFFERS.findall(output.partition("host key is known for")[0])
     kind, shown = offered[-1] if offered else ("a key", "")
     into = f"-o UserKnownHostsFile={shlex.quote(options.known_hosts)} " if options.known_hosts else ""
@@ -99,7 +90,7 @@ def _unknown(node: str, options: Connection, name: str, output: str) -> Envbuild
         "host-key-unknown",
         f"the host key of {name} is not known",
         f"it offers {kind} {shown}".rstrip() + ", which is in no known_hosts file",
-        f"compare the fingerprint, then accept it: `ssh {into}-p {port} {host} true`",
+        f"compare the fingerprint, then accept it: `ssh {into}-p {port or 22} {host} true`",
         fingerprint=shown,
     )
 

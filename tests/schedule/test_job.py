@@ -25,7 +25,7 @@ from envbuild.schedule.job import (
     seconds_of,
 )
 from envbuild.schedule.slurm import Slurm
-from envbuild.schedule.wait import Clock, Limits, wait_for
+from envbuild.schedule.wait import Clock, wait_for
 from tests.schedule.jobs import job, training
 from tests.support.fails import fails
 
@@ -210,7 +210,7 @@ def test_a_status_file_ends_the_waiting_without_asking_the_scheduler(clock: Fake
 def test_a_job_that_asks_for_more_than_its_partition_has_is_not_waited_for(clock: FakeClock) -> None:
     script = Script(clock, [(1, PENDING), (1e9, JobState(Phase.PENDING, reason="PartitionTimeLimit", word="PENDING"))])
     with fails("job-refused", ExitCode.REFUSED) as caught:
-        wait_for(script, job(), "1", clock=clock, limits=Limits(start=2400))
+        wait_for(script, job(), "1", clock=clock, start=2400)
     assert "less time than it asks for" in caught.value.why and "--run-timeout" in caught.value.hint
     assert (script.asked, script.cancelled) == ([0, 2], ["1"])
 
@@ -218,7 +218,7 @@ def test_a_job_that_asks_for_more_than_its_partition_has_is_not_waited_for(clock
 def test_a_job_that_has_not_begun_by_its_deadline_is_cancelled(clock: FakeClock) -> None:
     script = Script(clock, [(1e9, PENDING)])
     with fails("job-not-started", ExitCode.TRY_AGAIN) as caught:
-        wait_for(script, job(), "1", clock=clock, limits=Limits(start=100))
+        wait_for(script, job(), "1", clock=clock, start=100)
     assert "Resources" in caught.value.why
     assert script.cancelled == ["1"]
     assert clock.time == pytest.approx(100)
@@ -226,14 +226,14 @@ def test_a_job_that_has_not_begun_by_its_deadline_is_cancelled(clock: FakeClock)
 
 def test_nodes_that_are_being_started_are_waited_for_and_then_time_does_not_matter(clock: FakeClock) -> None:
     script = Script(clock, [(80, BOOTING), (5000, RUNNING)])
-    assert wait_for(script, job(), "1", clock=clock, limits=Limits(start=100)).good
+    assert wait_for(script, job(), "1", clock=clock, start=100).good
     assert script.cancelled == []
 
 
 def test_a_requeued_job_has_its_whole_time_to_begin_again(clock: FakeClock) -> None:
     again = JobState(Phase.PENDING, reason="BeginTime", restarts=1)
     script = Script(clock, [(300, RUNNING), (450, again)])
-    assert wait_for(script, job(), "1", clock=clock, limits=Limits(start=200)).good
+    assert wait_for(script, job(), "1", clock=clock, start=200).good
 
 
 def test_a_silent_scheduler_is_asked_again_and_given_up_after_a_long_time(clock: FakeClock) -> None:

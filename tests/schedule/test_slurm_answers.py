@@ -16,7 +16,6 @@ from envbuild.schedule.slurm import (
     parse_job,
     parse_partition,
     parse_sacct,
-    unknown_job,
 )
 from tests.schedule.jobs import job
 from tests.support.programs import executable
@@ -80,8 +79,8 @@ def test_why_a_job_waits_is_told_in_words() -> None:
 def test_no_job_is_no_state() -> None:
     assert parse_job("") is None
     assert parse_job("Unable to contact slurm controller") is None
-    assert unknown_job("slurm_load_jobs error: Invalid job id specified\n")
-    assert not unknown_job("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    assert Slurm.unknown_job.search("slurm_load_jobs error: Invalid job id specified\n")
+    assert not Slurm.unknown_job.search("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 
 
 @pytest.mark.parametrize(

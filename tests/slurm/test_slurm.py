@@ -13,7 +13,7 @@ import pytest
 from envbuild.errors import ExitCode
 from envbuild.schedule.job import Failure, Gres, Job, JobState, JobStep, JobText, Phase, SchedulerUnavailableError
 from envbuild.schedule.slurm import Slurm
-from envbuild.schedule.wait import Clock, Limits, wait_for
+from envbuild.schedule.wait import Clock, wait_for
 from tests.slurm.cluster import GPUS, NODES, Cluster
 from tests.support import patience
 from tests.support.fails import fails
@@ -205,7 +205,7 @@ def test_a_job_that_does_not_begin_in_time_is_cancelled_with_its_reason(cluster:
     job = shell(cluster, "true")
     number = slurm.submit(job)
     with fails("job-not-started", ExitCode.TRY_AGAIN) as caught:
-        wait_for(slurm, job, number, limits=Limits(start=3.0))
+        wait_for(slurm, job, number, start=3.0)
     assert "DRAINED" in caught.value.why.upper()
     assert ended(slurm, job, number).failure is Failure.CANCELLED
 
@@ -294,7 +294,7 @@ def test_a_node_that_has_to_be_powered_up_is_waited_for(cluster: Cluster, slurm:
     job = shell(cluster, "echo up", queue="cloud", gpus_per_node=2, gres=partition.gres())
     number = slurm.submit(job)
     states: list[JobState] = []
-    state = wait_for(slurm, job, number, limits=Limits(start=550.0), on_change=states.append, clock=Hurried())
+    state = wait_for(slurm, job, number, start=550.0, on_change=states.append, clock=Hurried())
     assert state.good, (states, cluster.states())
     assert Phase.CONFIGURING in {each.phase for each in states}
     assert state.nodes == ("cloud1",)

@@ -26,7 +26,7 @@ from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.progress import TAIL, followed
 from envbuild.schedule.cluster import Runner
-from envbuild.schedule.job import Failure, Job, JobState, JobStep, hint_for, job_error
+from envbuild.schedule.job import HINTS, Failure, Job, JobState, JobStep, job_error
 from envbuild.text import how_it_ended
 
 # Of a verb whose request only a step before it writes (`ensure`), there is none yet.
@@ -295,7 +295,7 @@ def phases(failed: EnvbuildError, nodes: Iterable[str], runner: Runner, folder: 
             f"job-{Failure.OUT_OF_MEMORY}" if memory else failed.code,
             f"{node} was {where}: {failed.what}",
             why="\n".join(filter(None, (last, failed.why))),
-            hint=hint_for(Failure.OUT_OF_MEMORY) if memory else failed.hint,
+            hint=HINTS[Failure.OUT_OF_MEMORY] if memory else failed.hint,
             exit_code=failed.exit_code,
             details={**failed.details, "node": node, "verb": verb},
         )

@@ -20,11 +20,11 @@ from envbuild.node.redact import redact_text
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
 from envbuild.schedule.cluster import LIMIT, Here, Runner, Scheduler, submit_host
-from envbuild.schedule.job import Gres, Job, JobState, Pool, Share, Step, seconds_of
+from envbuild.schedule.job import Job, JobState, Pool, Step, seconds_of
 from envbuild.schedule.pbs import Offer, Pbs, Queues
 from envbuild.schedule.script import log_name, status_name
-from envbuild.schedule.slurm import Slurm
-from envbuild.schedule.wait import Limits, wait_for
+from envbuild.schedule.slurm import Partition, Slurm
+from envbuild.schedule.wait import wait_for
 
 PROBE_LIMIT = 600
 _SCHEDULERS: dict[str, type[Scheduler]] = {"slurm": Slurm, "pbs": Pbs}
@@ -62,10 +62,12 @@ class JobSite:
         """
         runner, wanted = submit_host(target), target.scheduler
         offers = tuple(Offer(node.cpus or 0, len(node.gpus), 0) for node in nodes)
-        pool: Pool = _UnaskedPool(target.partition or wanted.queue, max((offer.gpus for offer in offers), default=0))
         if wanted.kind == "pbs":
             offers = offers or (Offer(0, target.expects.gpus_per_node or gpus or 0, 0),)
-            pool = Queues(wanted.limits, offers)
+            pool: Pool = Queues(wanted.limits, offers)
+        else:
+            most = max((offer.gpus for offer in offers), default=0)
+            pool = Partition(target.partition, 1, {}, {("gpu", None): most}, asked=False)
         return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, Connection(kind="local"))
 
     @property
@@ -126,33 +128,6 @@ def cpus_unknown(site: JobSite, job: Job) -> str:
         "The job asks for no ncpus, as nobody asked the nodes of the target, and gets the site's default, often 1. "
         "Write `scheduler: {cpus_per_node: N}` in the target."
     )
-
-
-@dataclass(frozen=True)
-class _UnaskedPool:
-    """A pool of which nobody was asked anything."""
-
-    name: str | None
-    gpus_per_node: int = 0
-
-    @property
-    def label(self) -> str:
-        return f"the queue {self.name}" if self.name else "the default queue"
-
-    def gres(self) -> Gres | None:
-        return Gres()
-
-    def share(self, gpus: int, *, exclusive: bool) -> Share:
-        return Share()
-
-    def in_service(self) -> int:
-        return 1
-
-    def most(self) -> int | None:
-        return None
-
-    def queue(self, nodes: int, seconds: int) -> str | None:
-        return self.name
 
 
 def place(runner: Runner, folder: str, files: Mapping[str, bytes]) -> None:
@@ -216,10 +191,12 @@ def run_to_end(
         work.journal.stage(f"job {number}: {state.summary()}")
         on_state(state)
 
+    # Looking costs nothing here.
+    peek = Path(job.output, status_name(number)).exists if isinstance(site.runner, Here) else None
     try:
         state = wait_for(
-            site.scheduler, job, number, limits=Limits(start=site.start_deadline), on_change=changed,
-            cancelled=cancelled, peek=_peek(site, job, number),
+            site.scheduler, job, number, start=site.start_deadline, on_change=changed,
+            cancelled=cancelled, peek=peek,
         )  # fmt: skip
     except EnvbuildError as error:
         if error.code in ("job-not-started", "job-refused"):
@@ -236,13 +213,6 @@ def run_to_end(
     for node, reason in site.scheduler.bad_nodes(state.nodes).items():
         work.notes.append(f"{node} is drained after job {number}: {reason}")
     return number, state
-
-
-def _peek(site: JobSite, job: Job, number: str) -> Callable[[], bool] | None:
-    """Whether the status file is there, where looking costs nothing."""
-    if not isinstance(site.runner, Here):
-        return None
-    return Path(job.output, status_name(number)).exists
 
 
 def finish(work: Run, site: JobSite, job: Job, number: str, state: JobState, *, good: bool) -> None:
