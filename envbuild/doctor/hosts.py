@@ -63,10 +63,8 @@ def visit(target: Target, stack: Wanted | None = None) -> list[Visit]:
     if tried is not None:
         args["submit"] = tried
 
-    def request_for(node: str) -> dict[str, Any]:
-        return node_request("doctor", target.prefix, {"node": node, **args})
-
-    answers = contact(nodes, request_for, reached.connection, DEADLINE)
+    requests = {node: node_request("doctor", target.prefix, {"node": node, **args}) for node in nodes}
+    answers = contact(requests, reached.connection, DEADLINE)
     return [_visit(node, answers[node], target, stack) for node in nodes]
 
 

@@ -77,14 +77,13 @@ class Environments(Route):
             if result is not None:
                 outcome.responses.setdefault(name, {})["verify"] = {"ok": True, "changed": False, "result": result}
         good = [name for name in by_name if outcome.well(name) and "verify" not in outcome.responses.get(name, {})]
-
-        def request_for(node: str) -> dict[str, Any]:
+        requests = {}
+        for node in good:
             variant = work.survey.variants[node].to_json_dict()
             args = {"stack": plan.stack, "environment": by_name[node].environment, "variant": variant, "deep": False}
-            return node_request("verify", work.survey.facts[node].prefix.path, args, work.run.id)
-
+            requests[node] = node_request("verify", work.survey.facts[node].prefix.path, args, work.run.id)
         with work.phase("verify", "" if plan.nothing_to_do else "verifying"):
-            for node, answer in contact(good, request_for, work.prepared.target.connection, run=work.run).items():
+            for node, answer in contact(requests, work.prepared.target.connection, run=work.run).items():
                 outcome.take(node, "verify", answer)
 
     def evidence(self, work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
@@ -235,7 +234,7 @@ def _answers(
         work.phase(verb, f"{verb} on {plural(len(requests), 'node')}"),
         _telling(verb, requests, work) as asked,
     ):
-        answers = contact(asked, asked.__getitem__, prepared.target.connection, question.deadline, run=work.run)
+        answers = contact(asked, prepared.target.connection, question.deadline, run=work.run)
         for node, reply in answers.items() if verb == "smoke" else ():
             well = reply.failure is None and reply.result().get("ok", True)
             work.journal.tell(EventKind.STEP_FINISHED, node=node, step=verb, status="ok" if well else "failed")

@@ -54,7 +54,7 @@ def options(client: Path, server: Server, known: str | None, **more: Any) -> Con
 
 
 def error_of(server: Server, connection: Connection, deadline: float = PATIENCE) -> EnvbuildError:
-    found = first_contact.contact([server.address], request, connection, deadline)[server.address].error
+    found = first_contact.contact({server.address: request(server.address)}, connection, deadline)[server.address].error
     assert found is not None
     assert found.exit_code == 3
     assert found.details["node"] == server.address
@@ -88,7 +88,7 @@ def test_a_host_is_logged_in_on_once_ahead_of_the_questions_and_for_all_of_them(
     connection = options(client, server, server.known)
     first_contact.log_in_ahead([server.address], connection)
     for _ in range(3):
-        found = first_contact.contact([server.address], request, connection)[server.address]
+        found = first_contact.contact({server.address: request(server.address)}, connection)[server.address]
         assert found.result()["node"] == server.address
     assert logins(server) == 1
 
@@ -195,7 +195,7 @@ def test_broken_nodes_do_not_hold_up_good_ones(
     names = [f"n{number}" for number in range(4)]
 
     def codes(deadline: float) -> list[str]:
-        found = first_contact.contact(names, request, connection, deadline)
+        found = first_contact.contact({name: request(name) for name in names}, connection, deadline)
         return [each.error.code if each.error is not None else each.result()["node"] for each in found.values()]
 
     wanted = ["n0", "contact-failed", "contact-failed", "contact-failed"]
@@ -226,7 +226,7 @@ def test_proxy_jump_none_means_none(start: StartServer, client: Path) -> None:
 
 def test_node_name_that_is_none_is_an_error_of_that_node(client: Path) -> None:
     names = ["a" * 70 + ".invalid", "host:notaport", "unknown.invalid"]
-    found = first_contact.contact(names, request, Connection(kind="ssh", connect_timeout=3.0))
+    found = first_contact.contact({name: request(name) for name in names}, Connection(kind="ssh", connect_timeout=3.0))
     assert {each.error.code for each in found.values() if each.error is not None} == {"node-unreachable"}
     assert list(found) == names
 
@@ -236,7 +236,7 @@ def test_host_key_of_every_hop_is_verified(unknown: str, start: StartServer, cli
     server, jump = start("127.0.0.2"), start("127.0.0.3")
     connection = jump_config(client, server, jump)
     (client.parent / "known_hosts").write_text(jump.known if unknown == "inside" else server.known)
-    found = first_contact.contact(["inside"], request, connection)["inside"].error
+    found = first_contact.contact({"inside": request("inside")}, connection)["inside"].error
     assert found is not None
     assert found.code == "host-key-unknown"
     assert (jump if unknown == "gate" else server).address in found.what

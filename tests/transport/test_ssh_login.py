@@ -135,7 +135,7 @@ def configured(client: Path, text: str, *, key: bool = True) -> Connection:
 
 def asked(nodes: list[str], connection: Connection) -> list[str]:
     """What each node answers to our own question: its name, or the code of an error."""
-    found = first_contact.contact(nodes, request, connection, 2.0 * PATIENCE)
+    found = first_contact.contact({node: request(node) for node in nodes}, connection, 2.0 * PATIENCE)
     return [each.error.code if each.error is not None else each.result()["node"] for each in found.values()]
 
 

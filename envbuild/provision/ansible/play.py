@@ -24,7 +24,6 @@ from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult, Task
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.contact.payload import read_answer, write_payload
 from envbuild.provision.run.context import Outcome, Work
-from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind, Journal
 from envbuild.provision.run.progress import LONGEST, TAIL, followed, is_amount, tail_of
 from envbuild.provision.run.run_dir import RunDir
@@ -163,7 +162,12 @@ def _end_overdue(
     requests: Mapping[str, Mapping[str, dict[str, Any]]], running: Mapping[str, str], outcome: Outcome, work: Work
 ) -> None:
     """Give every node that is not done an error. `running`: the steps that had begun; the play has been stopped."""
-    late = [node for node, verbs in requests.items() if node in running or not _done(node, verbs, outcome)]
+
+    def is_done(node: str, verbs: Mapping[str, Any]) -> bool:
+        answers = outcome.responses.get(node, {})
+        return outcome.error_of(node) is not None or (bool(answers) and set(verbs) <= set(answers))
+
+    late = [node for node, verbs in requests.items() if node in running or not is_done(node, verbs)]
     prefixes = {node: str(next(iter(requests[node].values()))["prefix"]) for node in late if requests[node]}
     lines = _last_lines(prefixes, work.run, work.prepared.target.connection)
     for node in late:
@@ -182,23 +186,13 @@ def _end_overdue(
         )  # fmt: skip
 
 
-def _done(node: str, verbs: Mapping[str, Any], outcome: Outcome) -> bool:
-    """The node has answered to everything, or has ended with an error."""
-    answers = outcome.responses.get(node, {})
-    if node in outcome.errors or first_error(answers.values()) is not None:
-        return True
-    return bool(answers) and set(verbs) <= set(answers)
-
-
 def _last_lines(prefixes: Mapping[str, str], run: RunDir, connection: Connection) -> dict[str, str]:
     """By node the end of its log of a run, or that it does not answer."""
-
-    def request_for(node: str) -> dict[str, Any]:
-        return node_request("log", prefixes[node], {"log_of": run.id, "lines": _LAST_LINES}, run.id)
-
+    asked = {"log_of": run.id, "lines": _LAST_LINES}
+    requests = {node: node_request("log", prefix, asked, run.id) for node, prefix in prefixes.items()}
     limit = connection.model_copy(update={"connect_timeout": min(connection.connect_timeout, _OVERDUE_SECONDS)})
     lines = {}
-    for node, answer in contact(prefixes, request_for, limit, _OVERDUE_SECONDS, run=run).items():
+    for node, answer in contact(requests, limit, _OVERDUE_SECONDS, run=run).items():
         try:
             lines[node] = "the last lines of its log: " + "; ".join(answer.result()["lines"])
         except EnvbuildError as error:
@@ -226,9 +220,12 @@ class _Watcher:
             self._outcome.responses.setdefault(event.node, {})[event.role] = answer
         elif event.status in ("failed", "unreachable"):
             self._outcome.errors[event.node] = _step_error(event)
+        error = (answer or {}).get("error")
+        text = event.message if event.status in ("failed", "unreachable") else ""
+        text = str(error.get("what", "")) if error else text
         self._journal.append(
             EventKind.STEP_FINISHED, node=event.node, step=event.role, status=event.status, seconds=event.seconds,
-            error=(answer or {}).get("error"), text=visible(_headline(event, answer))[:LONGEST], **_parts(answer),
+            error=error, text=visible(text)[:LONGEST], **_parts(answer),
         )  # fmt: skip
 
 
@@ -251,12 +248,6 @@ def _answer(event: TaskEvent) -> dict[str, Any] | None:
     except ValueError:
         return None
     return data if isinstance(data, dict) and isinstance(data.get("ok"), bool) else None
-
-
-def _headline(event: TaskEvent, answer: Mapping[str, Any] | None) -> str:
-    if answer and answer.get("error"):
-        return str(answer["error"].get("what", ""))
-    return event.message if event.status in ("failed", "unreachable") else ""
 
 
 def _step_error(event: TaskEvent) -> EnvbuildError:

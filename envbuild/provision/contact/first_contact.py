@@ -15,7 +15,7 @@ import shlex
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -277,14 +277,13 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
 
 
 def contact(
-    nodes: Iterable[str],
-    request_for: Callable[[str], dict[str, Any]],
+    requests: Mapping[str, dict[str, Any]],
     connection: Connection,
     deadline: float = DEADLINE,
     *,
     run: RunFolder | None = None,
 ) -> dict[str, ContactResult]:
-    """Contact all nodes at once; each has its own result or error, and none waits for another's deadline.
+    """Contact all nodes of `requests` at once; each has its own result or error, and none waits for another's deadline.
 
     `run`: the one that asks.
     """
@@ -293,7 +292,7 @@ def contact(
     def one(node: str) -> ContactResult:
         try:
             with at_once:
-                return run_node(node, request_for(node), connection, deadline)
+                return run_node(node, requests[node], connection, deadline)
         except EnvbuildError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - one strange node must not cost the answers of the others
@@ -301,13 +300,12 @@ def contact(
         failure.details.setdefault("node", node)
         return ContactResult.failed(node, failure)
 
-    wanted = list(dict.fromkeys(nodes))
-    if len(wanted) == 1:
-        return {wanted[0]: one(wanted[0])}
+    if len(requests) == 1:
+        return {node: one(node) for node in requests}
     _packed(node_pyz())
     # Daemon threads: an interrupt ends the run at once and does not wait for every node's deadline.
-    answers = proc.parallel([partial(one, node) for node in wanted])
-    return {node: answer for node, answer in zip(wanted, answers, strict=True) if answer is not None}
+    answers = proc.parallel([partial(one, node) for node in requests])
+    return {node: answer for node, answer in zip(requests, answers, strict=True) if answer is not None}
 
 
 def ask_each(
@@ -315,5 +313,5 @@ def ask_each(
 ) -> dict[str, dict[str, Any] | EnvbuildError]:
     """Node of a target -> result of a verb with `args` (docs/dev/node-verbs.md), or why there is none."""
     request = node_request(verb, target.prefix, args, f"{verb}-{args.get('action', 'ask')}-{secrets.token_hex(6)}")
-    answers = contact(expand_hosts(target.hosts), lambda _: request, target.connection, deadline, run=run)
+    answers = contact(dict.fromkeys(expand_hosts(target.hosts), request), target.connection, deadline, run=run)
     return {node: answer.failure or answer.result() for node, answer in answers.items()}

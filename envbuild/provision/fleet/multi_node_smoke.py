@@ -152,12 +152,8 @@ def _member(work: Work, node: str, environment: str) -> Member | None:
         variant = matching_variant(work.prepared.lock, stamp.stamp) if stamp and stamp.stamp else None
     if variant is None:
         return None
-    return Member(node, environment, variant, own_addresses(facts), gpus_of(variant, facts, work.prepared.target))
-
-
-def own_addresses(facts: NodeFacts) -> tuple[str, ...]:
-    """Those of all its network interfaces."""
-    return tuple(address for nic in facts.nics for address in nic.addresses)
+    own = tuple(address for nic in facts.nics for address in nic.addresses)
+    return Member(node, environment, variant, own, gpus_of(variant, facts, work.prepared.target))
 
 
 def gpus_of(variant: Variant, facts: NodeFacts, target: Target) -> int:
@@ -175,7 +171,7 @@ def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[s
         )
     asked = requests(group[:WORKERS], target, work.run.id, number)
     deadline = float(next(iter(asked.values()))["args"]["deadline"]) + WAIT + _SLACK
-    return contact(asked, asked.__getitem__, target.connection, deadline, run=work.run)
+    return contact(asked, target.connection, deadline, run=work.run)
 
 
 def note_floors(work: Work, outcome: Outcome) -> None:

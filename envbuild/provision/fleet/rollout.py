@@ -86,12 +86,11 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
 
 def _look_again(work: Work, nodes: set[str]) -> None:
     """Put what finished nodes have now into the facts: the later waves are planned with it."""
-    prefixes = {node: work.survey.facts[node].prefix.path for node in sorted(nodes)}
-
-    def request_for(node: str) -> dict[str, object]:
-        return node_request("probe", prefixes[node], {"node": node, "brief": True}, work.run.id)
-
-    for node, answer in contact(prefixes, request_for, work.prepared.target.connection, run=work.run).items():
+    requests = {
+        node: node_request("probe", work.survey.facts[node].prefix.path, {"node": node, "brief": True}, work.run.id)
+        for node in sorted(nodes)
+    }
+    for node, answer in contact(requests, work.prepared.target.connection, run=work.run).items():
         try:
             now = NodeFacts.from_plain(answer.result())
         except EnvbuildError:

@@ -24,13 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError, ExitCode, writing
 from envbuild.model.plan import BuildClass, Plan, SpreadClass
 from envbuild.node import paths, proc
 from envbuild.plan.sharing import install_args, keys_of, stamp_of_environment
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.ansible.steps import NodeHost
-from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.contact.wheel_stores import fetch_wheels, store_of
 from envbuild.provision.environments import requests_of
 from envbuild.provision.run.context import Outcome, Work
@@ -64,13 +64,8 @@ class _SpreadGroup:
     waiting: list[str]
 
 
-@dataclass(frozen=True)
-class _Built:
-    """The bundle with the wheels of one class, on this machine."""
-
-    path: Path
-    digest: str
-    size: int
+# The bundle with the wheels of one class on this machine, and its index.
+_Built = tuple[Path, dict[str, Any]]
 
 
 def execute_shared(plan: Plan, files: Mapping[str, NodeHost], work: Work, stage: Stage) -> tuple[Plan, Outcome]:
@@ -212,23 +207,22 @@ class _Run:
             return (self._fetched(group) if lacking else None), lacking
         except EnvbuildError as error:
             return error
-        except OSError as error:
-            return EnvbuildError(
-                "bundle-not-written", f"the wheels of {group.by} cannot be stored on this machine", why=str(error)
-            )
         except Exception as error:  # noqa: BLE001 - in a thread; those who wait build for themselves
             return self.work.run.unexpected("they were not fetched", error)
 
     def _lacking(self, group: _BuildGroup) -> set[str]:
         """Who has not all wheels already: from an earlier run, or because the store is one for all."""
-        stores = {node: self._store(node) for node in group.waiting}
-        prefixes = {node: self.work.survey.facts[node].prefix.path for node in stores}
-
-        def request_for(node: str) -> dict[str, Any]:
-            return node_request("wheels", prefixes[node], {"action": "list", "store": stores[node]}, self.work.run.id)
-
-        answers = contact(stores, request_for, self.work.prepared.target.connection, run=self.work.run)
-        return {node for node in stores if not set(group.keys.values()) <= _keys_in(answers.get(node))}
+        work, lacking = self.work, set(group.waiting)
+        requests = {}
+        for node in group.waiting:
+            args = {"action": "list", "store": self._store(node)}
+            requests[node] = node_request("wheels", work.survey.facts[node].prefix.path, args, work.run.id)
+        for node, answer in contact(requests, work.prepared.target.connection, run=work.run).items():
+            # Of a store that cannot be read nothing is there.
+            entries = answer.result().get("entries", ()) if answer.failure is None else ()
+            if set(group.keys.values()) <= {str(row.get("key")) for row in entries if row.get("state") == "unchecked"}:
+                lacking.discard(node)
+        return lacking
 
     def _store(self, node: str) -> str:
         """The wheel store of a node that installs; of a donor, that of the node with the same target."""
@@ -245,28 +239,29 @@ class _Run:
         prefix = work.survey.facts[group.by].prefix.path
         here = work.run.staging / f"built-{secrets.token_hex(4)}.tar"
         self.bundles.append(here)
-        bundle = fetch_wheels(group.by, prefix, store, group.keys, here, work.prepared.target.connection, work.run)
-        return _Built(here, bundle["digest"], bundle["bytes"])
+        with writing(here):
+            bundle = fetch_wheels(group.by, prefix, store, group.keys, here, work.prepared.target.connection, work.run)
+        return here, bundle
 
     def _give(self, group: _BuildGroup, built: _Built | None, lacking: set[str], *, seconds: float) -> None:
         """Change requests and deliveries of those who wait: they take the wheels instead of building them."""
         self.work.journal.append(
             EventKind.HANDED_OVER, node=group.by, to=list(group.waiting), keys=group.keys,
-            bytes=built.size if built else 0, seconds=seconds,
+            bytes=built[1]["bytes"] if built else 0, seconds=seconds,
         )  # fmt: skip
         for node in group.waiting:
             install = self.requests[node]["install"] = copy.deepcopy(self.requests[node]["install"])
             handed: dict[str, Any] = {"by": group.by, "keys": group.keys}
             if built is not None and node in lacking:
-                handed.update(file=self._delivered(node, built), digest=built.digest)
+                handed.update(file=self._delivered(node, *built), digest=built[1]["digest"])
             install["args"]["build"].update(handed=handed, check_rebuild=False)
 
-    def _delivered(self, node: str, built: _Built) -> str:
+    def _delivered(self, node: str, here: Path, bundle: dict[str, Any]) -> str:
         """Put the bundle beside what else the node is brought; where it will lie there."""
-        files, name = self.files[node], f"built-{built.digest[:12]}.tar"
+        files, name = self.files[node], f"built-{bundle['digest'][:12]}.tar"
         prefix, variant = self.work.survey.facts[node].prefix.path, self.work.survey.variants[node]
         store = files.store or paths.delivered(prefix, variant.digest)
-        self.files[node] = replace(files, bundles={**files.bundles, name: built.path}, store=store)
+        self.files[node] = replace(files, bundles={**files.bundles, name: here}, store=store)
         return posixpath.join(store, name)
 
     def _has(self, group: _SpreadGroup) -> bool:
@@ -326,12 +321,6 @@ class _Run:
         return EnvbuildError(
             "smoke-failed", f"its smoke test failed: {', '.join(failed) or 'no answer'}", exit_code=code
         )
-
-
-def _keys_in(answer: ContactResult | None) -> set[str]:
-    """The keys of the entries that a node's store can be read to have; none where it does not say."""
-    entries = answer.result().get("entries", ()) if answer is not None and answer.failure is None else ()
-    return {str(entry.get("key")) for entry in entries if entry.get("state") == "unchecked"}
 
 
 def _built_alone(outcome: Outcome) -> list[str]:

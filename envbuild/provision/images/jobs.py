@@ -186,12 +186,12 @@ class InJobs(InImages):
         nodes = sorted((kept | set(good)) - bad)
         accepted = {**args, "action": "accept", "verify": verified, "nodes": nodes}
         request = node_request("container", prefix, accepted, work.run.id)
-        contact([site.login], lambda _: request, site.connection, run=work.run)[site.login].result()
+        contact({site.login: request}, site.connection, run=work.run)[site.login].result()
 
 
 def _ask_login(work: Work, site: JobSite) -> dict[str, Any]:
-    request = look_request(work, site.login)
-    return told_of(contact([site.login], lambda _: request, site.connection, run=work.run)[site.login])
+    request = {site.login: look_request(work, site.login)}
+    return told_of(contact(request, site.connection, run=work.run)[site.login])
 
 
 def _folder(login: Mapping[str, Any], work: Work) -> str:

@@ -121,7 +121,8 @@ class InImages(Route):
         target = work.prepared.target
         names = expand_hosts(target.hosts)
         with work.phase("probe", f"contacting {work.prepared.selection or plural(len(names), 'node')}"):
-            answers = contact(names, lambda node: look_request(work, node), target.connection, run=work.run)
+            requests = {node: look_request(work, node) for node in names}
+            answers = contact(requests, target.connection, run=work.run)
             for node, answer in answers.items():
                 try:
                     self.answers[node] = told_of(answer)
@@ -174,7 +175,7 @@ class InImages(Route):
         target = work.prepared.target
         names = expand_hosts(target.hosts)
         with work.phase(verb, f"{verb} in the images of {plural(len(names), 'node')}"):
-            return contact(names, lambda _: request, target.connection, ASK_DEADLINE, run=work.run)
+            return contact(dict.fromkeys(names, request), target.connection, ASK_DEADLINE, run=work.run)
 
     def decide(self, work: Work) -> None:
         """Decide for every node that has told: how it runs the image, and why it needs one."""

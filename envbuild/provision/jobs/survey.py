@@ -139,7 +139,7 @@ def login_facts(target: Target, stack: str | None, run: RunDir | None = None) ->
     (login,) = expand_hosts(host.hosts)
     args = {"node": login, "stack": stack, "verify": stack is not None, "brief": True, "published": local}
     request = node_request("probe", host.prefix, args, run.id if run else "-")
-    return NodeFacts.from_plain(contact([login], lambda _: request, host.connection, run=run)[login].result())
+    return NodeFacts.from_plain(contact({login: request}, host.connection, run=run)[login].result())
 
 
 def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:

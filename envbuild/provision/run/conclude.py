@@ -89,16 +89,14 @@ class FileLists:
             except (EnvbuildError, ValueError, KeyError, TypeError):
                 continue  # the report says in any case that there is none
 
-    def _answers(self, requests: Mapping[str, dict[str, Any]]) -> dict[str, ContactResult]:
+    def _answers(self, requests: dict[str, dict[str, Any]]) -> dict[str, ContactResult]:
         host = as_login(self._target)
         if self._target.connection.kind != "job":
-            return contact(requests, requests.__getitem__, host.connection, run=self._run)
+            return contact(requests, host.connection, run=self._run)
         (login,) = expand_hosts(host.hosts)
-
-        def asked(request: dict[str, Any]) -> ContactResult:
-            return contact([login], lambda _: request, host.connection, run=self._run)[login]
-
-        return {name: asked(request) for name, request in requests.items()}
+        return {
+            name: contact({login: request}, host.connection, run=self._run)[login] for name, request in requests.items()
+        }
 
 
 def attach(work: Work, variants: Iterable[Variant], lists: Mapping[str, Files]) -> tuple[Attachment, ...]:

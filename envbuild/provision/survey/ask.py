@@ -84,11 +84,8 @@ def _in_words(decision: Decision) -> str:
 def ask(nodes: Iterable[str], prepared: Prepared, run: RunDir, args: Mapping[str, Any], survey: Survey) -> None:
     """Probe nodes and put facts or errors into the survey."""
     target = prepared.target
-
-    def request_for(node: str) -> dict[str, Any]:
-        return node_request("probe", target.prefix, {"node": node, **args}, run.id)
-
-    for node, answer in contact(nodes, request_for, target.connection, run=run).items():
+    requests = {node: node_request("probe", target.prefix, {"node": node, **args}, run.id) for node in nodes}
+    for node, answer in contact(requests, target.connection, run=run).items():
         survey.take(node, answer)
         if node in survey.facts:
             survey.facts[node] = with_clock(survey.facts[node], datetime.now(UTC))
@@ -321,13 +318,10 @@ def rules() -> Compat:
 
 def probe_nodes(target: Target, deadline: float) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """Facts of every node of a target, and the errors of those that gave none within `deadline` seconds."""
-
-    def request_for(node: str) -> dict[str, Any]:
-        return node_request("probe", target.prefix, {"node": node})
-
+    requests = {node: node_request("probe", target.prefix, {"node": node}) for node in expand_hosts(target.hosts)}
     limit = min(target.connection.connect_timeout, deadline)
     connection = target.connection.model_copy(update={"connect_timeout": limit})
-    return told_facts(contact(expand_hosts(target.hosts), request_for, connection, deadline))
+    return told_facts(contact(requests, connection, deadline))
 
 
 def told_facts(answers: Mapping[str, ContactResult]) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:

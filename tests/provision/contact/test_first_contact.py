@@ -69,7 +69,7 @@ def test_local_contact_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest
         return {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).glob("envbuild-*.pyz")}
 
     before = remains()
-    found = first_contact.contact(["localhost"], lambda _: request(str(tmp_path / "p")), Connection())
+    found = first_contact.contact({"localhost": request(str(tmp_path / "p"))}, Connection())
     assert found["localhost"].result()["hostname"] == os.uname().nodename
     new = remains() - before  # and those of tests beside this one, which go too
     until(lambda: not any(map(os.path.exists, new)))
@@ -229,36 +229,46 @@ def test_error_of_the_node_program_is_raised_as_it_was() -> None:
 CODES = {"bad": "no-request", "worse": "internal", "full": "disk-full"}
 
 
-def for_node(node: str) -> dict[str, Any]:
-    """A request, but for nodes that none can be made for."""
-    if node == "bad":
-        raise EnvbuildError("no-request", "no request for this node")
-    if node == "worse":
-        raise KeyError(node)
-    if node == "full":
-        raise OSError(28, "No space left on device", "/tmp/x")
-    return request(node=node)
+@pytest.fixture
+def strange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes whose contact ends otherwise than by what they say."""
+    ask, ends = first_contact.run_node, {
+        "bad": EnvbuildError("no-request", "no request for this node"),
+        "worse": KeyError("worse"),
+        "full": OSError(28, "No space left on device", "/tmp/x"),
+    }  # fmt: skip
+
+    def for_node(node: str, *asked: Any) -> first_contact.ContactResult:
+        if node in ends:
+            raise ends[node]
+        return ask(node, *asked)
+
+    monkeypatch.setattr(first_contact, "run_node", for_node)
 
 
+@pytest.mark.usefixtures("strange")
 def test_one_nodes_error_does_not_touch_the_others() -> None:
-    found = first_contact.contact(["good", "bad", "worse", "good", "fine", "full"], for_node, Connection())
-    assert list(found) == ["good", "bad", "worse", "fine", "full"]
+    names = ["good", "bad", "worse", "fine", "full"]
+    found = first_contact.contact({name: request(node=name) for name in names}, Connection())
+    assert list(found) == names
     errors = {node: (each.error.code, each.error.details["node"]) for node, each in found.items() if each.error}
     assert errors == {node: (code, node) for node, code in CODES.items()}
     assert found["good"].result()["node"] == "good"
 
 
+@pytest.mark.usefixtures("strange")
 def test_without_a_run_it_is_said_how_the_traceback_of_a_mistake_of_ours_is_shown() -> None:
-    error = first_contact.contact(["worse"], for_node, Connection())["worse"].error
+    error = first_contact.contact({"worse": request()}, Connection())["worse"].error
     assert error is not None and error.exit_code == 70 and isinstance(error.__cause__, KeyError)
     assert (error.what, error.hint) == ("worse was not contacted", "run again with -v and report the traceback")
 
 
+@pytest.mark.usefixtures("strange")
 def test_a_run_keeps_the_traceback_of_a_mistake_of_ours_and_the_error_names_it(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
-    found = first_contact.contact(CODES, for_node, Connection(), run=run)
+    found = first_contact.contact(dict.fromkeys(CODES, request()), Connection(), run=run)
     (kept,) = run.path.glob("traceback-*.txt")
-    assert "in for_node\n    raise KeyError(node)" in kept.read_text()
+    assert "in for_node\n    raise ends[node]" in kept.read_text()
     hints = {node: each.error.hint for node, each in found.items() if each.error}
     assert hints["worse"] == f"report its traceback: {kept}" and str(kept) not in hints["bad"] + hints["full"]
 

@@ -68,8 +68,8 @@ class Stage:
             outcome.responses[name] = {"install": FAILED if name in self.bad else {"ok": True, "result": told}}
         return outcome
 
-    def _contact(self, nodes: Any, request_for: Any, connection: Any, deadline: float = 0, **_: Any) -> dict[str, Any]:
-        return {node: self._answer(node, request_for(node)["args"]) for node in nodes}
+    def _contact(self, requests: Any, connection: Any, deadline: float = 0, **_: Any) -> dict[str, Any]:
+        return {node: self._answer(node, request["args"]) for node, request in requests.items()}
 
     def _answer(self, node: str, args: Mapping[str, Any]) -> ContactResult:
         self.asked.append((node, args["action"]))
