@@ -49,7 +49,13 @@ def take_bundle(path: Path, prepared: Prepared) -> tuple[Prepared, dict[str, Any
     """
     # On this machine the node program checks the rest, as it unpacks it.
     index = read_index(path) if prepared.target.connection.kind == "local" else verify(path)
-    _refuse_other(path, index, prepared)
+    own = (prepared.lock.stack, prepared.lock.profile)
+    if (index["stack"], index["profile"]) != own:
+        raise _does_not_fit(
+            path,
+            f"it is for {index['stack']} ({index['profile']}), not for {own[0]} ({own[1]})",
+            f"envbuild bundle create {own[0]} --profile {own[1]} -o FILE",
+        )
     folder = resources.artifact_cache().parent / TOOLCHAIN
     pythons = [row["path"] for row in index["files"] if row["what"] == "interpreter"]
     lacking = {name: folder / Path(name).name for name in pythons if not (folder / Path(name).name).exists()}
@@ -58,16 +64,6 @@ def take_bundle(path: Path, prepared: Prepared) -> tuple[Prepared, dict[str, Any
         extract(path, lacking)
     target = prepared.target.model_copy(update={"delivery": "controller"})
     return prepared._replace(target=target), index
-
-
-def _refuse_other(path: Path, index: dict[str, Any], prepared: Prepared) -> None:
-    own = (prepared.lock.stack, prepared.lock.profile)
-    if (index["stack"], index["profile"]) != own:
-        raise _does_not_fit(
-            path,
-            f"it is for {index['stack']} ({index['profile']}), not for {own[0]} ({own[1]})",
-            f"envbuild bundle create {own[0]} --profile {own[1]} -o FILE",
-        )
 
 
 def _does_not_fit(path: Path, why: str, command: str) -> EnvbuildError:

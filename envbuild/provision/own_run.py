@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +22,6 @@ from envbuild.launch.shell import steps_of
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Bench, Launch, Reference
-from envbuild.model.lock import Variant
 from envbuild.model.stack import Stack
 from envbuild.model.target import as_login
 from envbuild.node import proc
@@ -163,11 +162,8 @@ def environments_in_use(work: Work) -> list[NodeEvidence]:
     It may be the evidence of a failure.
     """
     prepared = work.prepared._replace(target=as_login(work.prepared.target))
-    return ask_in_use(replace(work, prepared=prepared), Question("verify", _quick, DEADLINE))
-
-
-def _quick(variant: Variant, _: Mapping[str, object]) -> dict[str, object]:
-    return {"variant": variant.to_json_dict(), "deep": False}
+    quick = Question("verify", lambda variant, _: {"variant": variant.to_json_dict(), "deep": False}, DEADLINE)
+    return ask_in_use(replace(work, prepared=prepared), quick)
 
 
 def facts_of(work: Work, node: str = "localhost") -> NodeFacts | None:

@@ -22,6 +22,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.node.redact import redactor
 from envbuild.provision.ansible.steps import (
     MARKER,
+    SENTENCES,
     Limits,
     NodeHost,
     StepsResult,
@@ -38,9 +39,8 @@ if TYPE_CHECKING:
     from envbuild.model.target import Connection
 
 
-VERBS = ("install", "smoke", "activate")
-# What playbooks/image.yml runs.
-IMAGE_VERBS = ("container",)
+# A path that means itself in any shell, unquoted.
+_PLAIN = re.compile(r"/[A-Za-z0-9/._+@:,-]*")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,13 @@ class Inventory:
         """Write the inventory as YAML, for its owner only (mode 0600)."""
         import yaml
 
-        text = yaml.dump(_unsafe(self.as_dict()), Dumper=_dumper(), sort_keys=False, allow_unicode=True)
+        class InventoryDumper(yaml.SafeDumper):
+            """Plain YAML plus Ansible's tag."""
+
+        InventoryDumper.add_representer(
+            _UnsafeText, lambda dumper, text: dumper.represent_scalar("!unsafe", str(text), style='"')
+        )
+        text = yaml.dump(_unsafe(self.as_dict()), Dumper=InventoryDumper, sort_keys=False, allow_unicode=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8") as out:
             out.write("---\n" + text)
@@ -73,8 +79,7 @@ class Inventory:
 
 def host_variables(host: NodeHost) -> dict[str, Any]:
     """The host variables that roles read."""
-    unknown = set(host.requests) - {*VERBS, *IMAGE_VERBS}
-    if unknown:
+    if unknown := set(host.requests) - set(SENTENCES):
         raise ValueError(f"no playbook step for: {', '.join(sorted(unknown))}")
     out: dict[str, Any] = {
         # One path: Ansible quotes it for the shell itself (since 2.17).
@@ -97,7 +102,7 @@ def host_variables(host: NodeHost) -> dict[str, Any]:
     # These it gives to the node's shell as they are, so only plain paths can be used; else it takes private folders
     # in /tmp. The first is used before the toolchain has made the prefix.
     tmps = {"envbuild_first_tmp": host.tmp, "ansible_remote_tmp": host.ansible_tmp}
-    return out | {name: path for name, path in tmps.items() if path is not None and is_plain_path(path)}
+    return out | {name: path for name, path in tmps.items() if path is not None and _PLAIN.fullmatch(path)}
 
 
 def connection_variables(connection: Connection, host: str) -> dict[str, Any]:
@@ -116,11 +121,6 @@ def connection_variables(connection: Connection, host: str) -> dict[str, Any]:
     return out
 
 
-def is_plain_path(path: str) -> bool:
-    """Whether a path means itself in any shell, unquoted."""
-    return re.fullmatch(r"/[A-Za-z0-9/._+@:,-]*", path) is not None
-
-
 class _UnsafeText(str):
     """A text that Ansible must never treat as a template."""
 
@@ -134,18 +134,6 @@ def _unsafe(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _unsafe(item) for key, item in value.items()}
     return value
-
-
-def _dumper() -> Any:
-    import yaml
-
-    class InventoryDumper(yaml.SafeDumper):
-        """Plain YAML plus Ansible's tag."""
-
-    InventoryDumper.add_representer(
-        _UnsafeText, lambda dumper, text: dumper.represent_scalar("!unsafe", str(text), style='"')
-    )
-    return InventoryDumper
 
 
 _POLL_SECONDS = 0.1
@@ -190,7 +178,9 @@ def run_playbook(
     end_masters_of_the_dead()
     (private / "ansible.cfg").write_text(configuration(private), encoding="utf-8")
     watch = Watch(limits)
-    with _Collector(private / "events.jsonl", inventory, on_event) as collector, signals(watch):
+    fd = os.open(private / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as file, signals(watch):
+        collector = _Collector(file, inventory, on_event)
         try:
             rc = _run(program, playbook, private, forks, collector, watch)
         finally:
@@ -224,24 +214,13 @@ def find_program(name: str) -> Path:
 class _Collector:
     """Turns runner events into `TaskEvent`s and keeps a redacted copy, one JSON object a line."""
 
-    def __init__(self, path: Path, inventory: Inventory, on_event: Callable[[TaskEvent], None]) -> None:
+    def __init__(self, file: IO[str], inventory: Inventory, on_event: Callable[[TaskEvent], None]) -> None:
         self._steps = {host.name: host.steps() for host in inventory.hosts}
         self._redactor = redactor()
-        self._path = path
-        self._on_event = on_event
-        self._file: IO[str] | None = None
+        self._file, self._on_event = file, on_event
         self.nodes: dict[str, TaskEvent] = {}
         self.tasks_run = 0
         self.messages: list[str] = []
-
-    def __enter__(self) -> _Collector:
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._file = os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
 
     def __call__(self, raw: dict[str, Any]) -> bool:
         """Called by ansible-runner for each event; False: do not keep the raw event."""
@@ -285,9 +264,8 @@ class _Collector:
             kept["stdout"] = str(raw.get("stdout") or "")
         if result:
             kept["res"] = {key: value for key, value in result.items() if key not in dropped}
-        if self._file is not None:
-            self._file.write(json.dumps(self._redactor.data(kept), ensure_ascii=False, default=str) + "\n")
-            self._file.flush()
+        self._file.write(json.dumps(self._redactor.data(kept), ensure_ascii=False, default=str) + "\n")
+        self._file.flush()
 
 
 def _run(program: Path, playbook: Path, private: Path, forks: int, collector: _Collector, watch: Watch) -> int:

@@ -71,24 +71,14 @@ def _listed(path: Path) -> Any:
 
 def hosts_of(listed: Any, path: Path) -> dict[str, HostAddress]:
     """The hosts in what `ansible-inventory --list` printed for `path`."""
-    if not isinstance(listed, dict):
-        raise _invalid(path, "ansible-inventory printed something else than groups")
-    meta = listed.get("_meta")
-    hostvars = meta.get("hostvars") if isinstance(meta, dict) else None
-    hosts: dict[str, HostAddress] = {}
-    for group, content in listed.items():
-        names = content.get("hosts", []) if isinstance(content, dict) and group != "_meta" else []
-        for name in names if isinstance(names, list) else []:
-            if not isinstance(name, str):
-                raise _invalid(path, f"{name!r} is no host name")
-            if name not in hosts:
-                given = hostvars.get(name) if isinstance(hostvars, dict) else None
-                hosts[check_host(name)] = _address(path, name, given if isinstance(given, dict) else {})
-        if len(hosts) > MAX_HOSTS:
-            raise EnvbuildError(
-                "hosts-too-many", f"{path} names more than {MAX_HOSTS} hosts", hint="split the inventory"
-            )
-    return hosts
+    try:
+        variables = listed.get("_meta", {}).get("hostvars", {})
+        names = dict.fromkeys(name for group in listed.values() for name in group.get("hosts", ()))
+    except (AttributeError, TypeError):
+        raise _invalid(path, "ansible-inventory printed something else than groups") from None
+    if len(names) > MAX_HOSTS:
+        raise EnvbuildError("hosts-too-many", f"{path} names more than {MAX_HOSTS} hosts", hint="split the inventory")
+    return {check_host(str(name)): _address(path, name, variables.get(name) or {}) for name in names}
 
 
 def _address(path: Path, name: str, given: Mapping[str, Any]) -> HostAddress:

@@ -196,6 +196,8 @@ SENTENCES = {
     "activate": "Stamp the environment and make it current",
     "container": "Take the image in, test inside and write the launcher",
 }
+# What is only copied, without the node program.
+_PUT = ("deliver", "carry")
 _POLL_SECONDS = 0.1
 
 
@@ -233,7 +235,7 @@ def _step(role: str, host: NodeHost, watch: Watch, variables: Mapping[str, str])
     if role == "toolchain":
         done = _watched(["/bin/sh", str(host.payload)], None, watch, variables)
     elif role in _PUT:
-        done = _put(_PUT[role], host)
+        done = _put(host)
     else:
         done = _watched(call_here(host.python, role), host.requests[role].read_bytes(), watch, variables)
     answer = read_answer(done.out) or {}
@@ -258,29 +260,20 @@ def _watched(argv: list[str], stdin: bytes | None, watch: Watch, variables: Mapp
     return ended[0]
 
 
-def _put(work: Callable[[NodeHost, Path], None], host: NodeHost) -> proc.Finished:
+def _put(host: NodeHost) -> proc.Finished:
+    """The bundles or the image of a node into its store."""
     store = Path(host.store or "")
     try:
         store.mkdir(mode=0o755, parents=True, exist_ok=True)
-        work(host, store)
+        if host.bundles:
+            # Named by the run, so that another run which ends now leaves what this one delivers.
+            (store / "runs" / host.run).mkdir(mode=0o755, parents=True, exist_ok=True)
+        for name, bundle in host.bundles.items():
+            shutil.copyfile(bundle, store / name)
+        if host.image is not None:
+            place = store / host.image.name
+            place.touch(mode=0o600)
+            shutil.copyfile(host.image, place)
     except OSError as error:
         return proc.Finished(1, err=str(error))
     return proc.Finished(0)
-
-
-def _deliver(host: NodeHost, store: Path) -> None:
-    # Named by the run, so that another run which ends now leaves what this one delivers.
-    (store / "runs" / host.run).mkdir(mode=0o755, parents=True, exist_ok=True)
-    for name, bundle in host.bundles.items():
-        shutil.copyfile(bundle, store / name)
-
-
-def _carry(host: NodeHost, store: Path) -> None:
-    image = host.image
-    assert image is not None  # noqa: S101 - else there is no such step
-    place = store / image.name
-    place.touch(mode=0o600)
-    shutil.copyfile(image, place)
-
-
-_PUT: Mapping[str, Callable[[NodeHost, Path], None]] = {"deliver": _deliver, "carry": _carry}

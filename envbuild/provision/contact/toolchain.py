@@ -153,28 +153,25 @@ def node_tools(
         tools.append(standalone)
         # An environment stands on what lies on the same disk.
         interpreter = standalone.path(facts.prefix.path)
-    python = newest_python(facts, least_python().release)
-    if python is None:
-        fetch = folder is not None
-        runner = standalone or bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file, fetch=fetch)
-        if runner not in tools:
-            tools.append(runner)
-        python = runner.path(prefix)
-    chosen = NodeTools(tuple(tools), python, tools[0].path(prefix), tools[1].path(prefix), interpreter, tools[1].sha256)
-    return chosen if variant.conda is None else _with_rattler(chosen, facts, toolchain_file, fetch=folder is not None)
 
+    def python(least: tuple[int, ...], own: Tool | None = None) -> str:
+        """One that the node has, else one that becomes a tool: its `own`, or the pinned one."""
+        there = newest_python(facts, least)
+        if there is None:
+            fetch = folder is not None
+            runner = own or bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file, fetch=fetch)
+            tools.extend([] if runner in tools else [runner])
+            there = runner.path(prefix)
+        return there
 
-def _with_rattler(chosen: NodeTools, facts: NodeFacts, toolchain_file: Path | None, *, fetch: bool) -> NodeTools:
-    """The same with py-rattler, and a Python for it where the node is not known to have one that is new enough."""
+    program, uv, runs = tools[0].path(prefix), tools[1], python(least_python().release, standalone)
+    if variant.conda is None:
+        return NodeTools(tuple(tools), runs, program, uv.path(prefix), interpreter, uv.sha256)
     check_platform(facts)
-    rattler, python = rattler_tool(make=fetch), newest_python(facts, LEAST_PYTHON)
-    tools = [*chosen.tools, rattler]
-    if python is None:
-        runner = bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file, fetch=fetch)
-        tools += [] if runner in tools else [runner]
-        python = runner.path(facts.stage_prefix)
-    place = rattler.path(facts.stage_prefix)
-    return chosen._replace(tools=tuple(tools), rattler=place, rattler_python=python)
+    rattler = rattler_tool(make=folder is not None)
+    tools.append(rattler)
+    loads = python(LEAST_PYTHON)
+    return NodeTools(tuple(tools), runs, program, uv.path(prefix), interpreter, uv.sha256, rattler.path(prefix), loads)
 
 
 def disk_bytes(tool: Tool) -> int:
@@ -214,11 +211,10 @@ def runner_tools(
 
 def first_tools(answer: ContactResult, variants: Iterable[Variant], toolchain_file: Path | None) -> tuple[Tool, ...]:
     """What a node without any Python needs before it can be probed: a Python, the one of its lock where it has one."""
-    arch = answer.findings.get("arch", platform.machine())
-    libc = answer.findings.get("libc", "glibc").split()[0]
     standalone = next((item for item in variants if item.interpreter.kind == "standalone"), None)
     if standalone is not None:
         return (standalone_python(standalone, toolchain_file),)
+    arch, libc = answer.findings.get("arch", platform.machine()), answer.findings.get("libc", "glibc").split()[0]
     return (bootstrap_python(arch, libc, toolchain_file),)
 
 
@@ -262,15 +258,10 @@ def fetched_python(build: ToolchainPython) -> Tool:
     return python_tool(archive, build.sha256)
 
 
-@cache
-def _planned_program() -> Tool:
-    return Tool(NODE_PROGRAM, Path(f"{NODE_PROGRAM}.pyz"), node_pyz_digest(), "file", f"{NODE_PROGRAM}.pyz")
-
-
 def _node_program(folder: Path | None) -> Tool:
     """The node program as a file in `folder`."""
     if folder is None:
-        return _planned_program()
+        return Tool(NODE_PROGRAM, Path(f"{NODE_PROGRAM}.pyz"), node_pyz_digest(), "file", f"{NODE_PROGRAM}.pyz")
     path = folder / f"{NODE_PROGRAM}.pyz"
     path.write_bytes(node_pyz())
     return file_tool(NODE_PROGRAM, path, file=path.name)

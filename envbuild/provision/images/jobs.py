@@ -51,7 +51,7 @@ class InJobs(InImages):
             if not known:
                 asked = Asked("envbuild-probe", _folder(self.login, work), {"look": look_request(work)})
                 answers = ask_in_job(work, site, asked, PROBE_LIMIT)
-                looks = {node: _told(answer["look"]) for node, answer in answers.items()}
+                looks = _looks(answers)
         self._take_in(work, looks)
         self.decide(work)
         one_kind(self.nodes, work.survey.errors)
@@ -139,7 +139,10 @@ class InJobs(InImages):
         return {"path": posixpath.join(prefix, "images", f"{args['stack']}-{got.id[:12]}.{FILES[runtime]}")}
 
     def _test(self, work: Work, site: JobSite, args: dict[str, Any], prefix: str) -> tuple[Plan, Outcome]:
-        """One job: the file, where only a node can make it, then every node looks and tests inside; the outcome."""
+        """One job: the file, where only a node can make it, then every node looks and tests inside; the outcome.
+
+        Raises EnvbuildError of the node that makes the file, `node-silent` (exit 3).
+        """
 
         def request(action: str) -> dict[str, Any]:
             return node_request("container", prefix, {**args, "action": action}, work.run.id)
@@ -150,13 +153,17 @@ class InJobs(InImages):
         answers = ask_in_job(work, site, asked, site.limit(LIMIT))
         if once:
             made = next((answer["take"] for answer in answers.values() if "take" in answer), None)
-            args = {**args, "file": _made(made, args["file"])}
-        looks = {node: _told(answer["look"]) for node, answer in answers.items()}
-        before = dict(self.nodes)
-        self._take_in(work, looks)
+            if made is None:
+                raise EnvbuildError(
+                    "node-silent", f"the first node of the job did not report whether it built {args['file']['path']}",
+                    hint="see the log of the job"
+                )  # fmt: skip
+            args = {**args, "file": dict(made.result()["file"])}
+        first = next(iter(self.nodes.values()))
+        self._take_in(work, _looks(answers))
         self.nodes = {}
         self.decide(work)
-        one_kind(self.nodes, work.survey.errors, next(iter(before.values())))
+        one_kind(self.nodes, work.survey.errors, first)
         self.why = dict.fromkeys(self.nodes, "the job tests on every node")
         outcome = Outcome()
         for node in self.nodes:
@@ -198,11 +205,15 @@ def _folder(login: Mapping[str, Any], work: Work) -> str:
     return posixpath.join(login["facts"]["prefix"]["path"], "jobs", work.run.id)
 
 
-def _told(answer: ContactResult) -> dict[str, Any] | EnvbuildError:
-    try:
-        return told_of(answer)
-    except EnvbuildError as error:
-        return error
+def _looks(answers: Mapping[str, Mapping[str, ContactResult]]) -> dict[str, dict[str, Any] | EnvbuildError]:
+    """What nodes said of themselves, or why they did not."""
+    looks: dict[str, dict[str, Any] | EnvbuildError] = {}
+    for node, answer in answers.items():
+        try:
+            looks[node] = told_of(answer["look"])
+        except EnvbuildError as error:
+            looks[node] = error
+    return looks
 
 
 def shared_record(node: str, own: Mapping[str, Any], login: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,16 +245,6 @@ def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError], firs
                 hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
                 details={"node": node},
             )
-
-
-def _made(answer: ContactResult | None, meant: Mapping[str, Any]) -> dict[str, Any]:
-    """The file that the first node made. Raises EnvbuildError of that node, `node-silent` (exit 3)."""
-    if answer is None:
-        raise EnvbuildError(
-            "node-silent", f"the first node of the job did not report whether it built {meant['path']}",
-            hint="see the log of the job"
-        )  # fmt: skip
-    return dict(answer.result()["file"])
 
 
 def _answered(node: str, answer: ContactResult, args: Mapping[str, Any], prefix: str, outcome: Outcome) -> None:

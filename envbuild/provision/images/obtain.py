@@ -86,16 +86,6 @@ def wanted(prepared: Prepared) -> Wanted:
     )  # fmt: skip
 
 
-def needs_registry(why: str) -> EnvbuildError:
-    """The error (exit 7) where nodes can take an image from a registry alone, and the target names none."""
-    return EnvbuildError(
-        "container-needs-registry",
-        "the nodes need an image from a registry",
-        why=why,
-        hint="write `registry:` or `image:` in `container:` of the target",
-    )
-
-
 def _pulled(prepared: Prepared, settings: ContainerSettings, reference: str) -> Wanted:
     """An image of a registry, when its labels say that it is of this lock.
 

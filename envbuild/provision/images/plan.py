@@ -9,11 +9,12 @@ from typing import Any
 
 from envbuild.container.run_options import Chosen, ContainerFacts, choose, launcher
 from envbuild.container.verify_image import asked_of_image
+from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import ImageEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan, Resolution, Step
 from envbuild.plan.node_steps import smoke_items, uses_cuda
-from envbuild.provision.images.obtain import Obtained, Wanted, needs_registry, settings_of
+from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
 from envbuild.provision.run.context import Prepared
 from envbuild.text import plural
 
@@ -49,7 +50,12 @@ def node_image(
     )
     chosen = choose(node, settings, there)
     if chosen.runtime in ("enroot", "pyxis") and settings.image is None and settings.registry is None:
-        raise needs_registry(f"{chosen.runtime} on {node} takes images from registries alone")
+        raise EnvbuildError(
+            "container-needs-registry",
+            "the nodes need an image from a registry",
+            why=f"{chosen.runtime} on {node} takes images from registries alone",
+            hint="write `registry:` or `image:` in `container:` of the target",
+        )
     command = tuple(chosen.command(IMAGE))
     record: Mapping[str, Any] = answer.get("record") or {}
     has = bool(answer.get("present"))
@@ -101,34 +107,28 @@ def make_plan(
     resolutions: Mapping[str, Resolution], *, delivery: str,
 ) -> Plan:  # fmt: skip
     """The plan of a run. `delivery`: how the image gets to a node, as `load` or `pull`."""
-    plans = []
-    for name, node in nodes.items():
-        steps: tuple[Step, ...] = ()
-        if name in why:
-            what = f"{delivery} {image.name}, compare its id, verify and smoke-test inside, write the launcher"
-            steps = (Step(kind="container", what=f"with {node.chosen.runtime}: {what}", why=why[name], seconds=60.0),)
-        plans.append(
-            NodePlan(
-                node=name,
-                environment=image.environment,
-                variant_digest=image.variant.digest,
-                python=None,
-                steps=steps,
-                resolution=resolutions[name],
-            )
+    what = f"{delivery} {image.name}, compare its id, verify and smoke-test inside, write the launcher"
+
+    def planned(name: str, node: NodeImage) -> NodePlan:
+        words = f"with {node.chosen.runtime}: {what}"
+        return NodePlan(
+            node=name,
+            environment=image.environment,
+            variant_digest=image.variant.digest,
+            python=None,
+            steps=(Step(kind="container", what=words, why=why[name], seconds=60.0),) if name in why else (),
+            resolution=resolutions[name],
         )
-    warnings = (*image.warnings, *_folded(nodes))
+
+    # Each once, with how many nodes it is about.
+    counted = Counter(text for node in nodes.values() for text in node.chosen.warnings)
+    warnings = (*image.warnings, *(f"{text} (on {plural(count, 'node')})" for text, count in counted.items()))
     plan = Plan(
-        stack=prepared.stack.name, profile=prepared.profile, target=prepared.target.name, nodes=tuple(plans),
+        stack=prepared.stack.name, profile=prepared.profile, target=prepared.target.name,
+        nodes=tuple(planned(name, node) for name, node in nodes.items()),
         warnings=tuple(dict.fromkeys(warnings)),
     )  # fmt: skip
     return prepared.explained(plan)
-
-
-def _folded(nodes: Mapping[str, NodeImage]) -> list[str]:
-    """Warnings of nodes, each once with how many nodes it is about."""
-    counted = Counter(text for node in nodes.values() for text in node.chosen.warnings)
-    return [f"{text} (on {plural(count, 'node')})" for text, count in counted.items()]
 
 
 def install_args(

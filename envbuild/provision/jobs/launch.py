@@ -208,7 +208,7 @@ def run_job(work: Run, site: JobSite, job: Job, say: Callable[[str], None]) -> i
 
     The log is kept in the run directory. Raises EnvbuildError `job-…` where the job was ended by somebody or something.
     """
-    *_, ended = end_of_job(work, site, job, say)
+    _, _, ended = end_of_job(work, site, job, say)
     if isinstance(ended, EnvbuildError):
         raise ended
     return ended
@@ -227,15 +227,8 @@ def end_of_job(
     finish(work, site, job, number, state, good=state.good)
     for note in work.notes:
         work.journal.stage(f"warning: {note}")
-    code = _exit(state)
-    return state, work.run.path / log_name(job, number), job_error(number, state, last) if code is None else code
-
-
-def _exit(state: JobState) -> int | None:
-    """The exit code of the job's script; None where it has none of its own."""
-    if state.failure is not None or state.phase not in (Phase.DONE, Phase.FAILED):
-        return None
-    return state.exit
+    log, own = work.run.path / log_name(job, number), state.failure is None and state.phase is not Phase.LOST
+    return state, log, job_error(number, state, last) if not own or state.exit is None else state.exit
 
 
 class _Follow:

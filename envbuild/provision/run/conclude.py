@@ -139,13 +139,6 @@ def _contents(
         yield "files", f"files-{digest[:12]}.json.gz", pack(files), digest
 
 
-def variants_of(work: Work, nodes: Iterable[NodeEvidence]) -> dict[str, Variant]:
-    """By digest the variants that nodes have: as they were built, else of the lock."""
-    known = {variant.digest: variant for variant in (*work.prepared.lock.variants, *work.survey.variants.values())}
-    wanted = dict.fromkeys(str(node.variant_digest) for node in nodes)
-    return {digest: known[digest] for digest in wanted if digest in known}
-
-
 def write_evidence(
     work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = (), pages: bool = True
 ) -> Evidence:
@@ -164,21 +157,23 @@ def write_evidence(
     equality = equality_of(nodes, lists)
     if verb == "provision" and equality is not None:
         odd = {node.node for node in without_cause(nodes, equality) if node.exit == ExitCode.OK}
-        command = work.settings.command
         nodes = [collect.of_another_root(node, equality.root, command) if node.node in odd else node for node in nodes]
-    variants = variants_of(work, nodes)
+    known = {variant.digest: variant for variant in (*prepared.lock.variants, *work.survey.variants.values())}
+    # As they were built, else of the lock.
+    digests = dict.fromkeys(str(node.variant_digest) for node in nodes)
+    variants = {digest: known[digest] for digest in digests if digest in known}
     evidence = Evidence(
         envbuild=__version__,
         verb=verb,
         run=work.run.id,
         started=work.started,
         finished=utc_now(),
-        stack=prepared.stack.name,
+        stack=stack,
         profile=prepared.profile,
         target=prepared.target.name,
         lock_digest=prepared.lock_digest,
         exit=run_exit(nodes),
-        command=work.settings.command,
+        command=command,
         nodes=tuple(nodes),
         deviations=(*prepared.stack.profiles[prepared.profile].deviations, *collect.deviations(nodes)),
         warnings=(*warnings, *collect.of_gpus(nodes)),

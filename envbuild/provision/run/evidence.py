@@ -27,9 +27,7 @@ def node_evidence(
     error: EnvbuildError | None = None,
 ) -> NodeEvidence:
     """What one node answered, verb by verb; `error` when a step could not answer at all (killed, unreachable)."""
-    error = error or first_error(responses.values())
-    checks = tuple(_checks(responses))
-    exit_code = gravest([int(error.exit_code) if error else 0, checks_exit(checks)])
+    error, checks, exit_code = _found(responses, error)
     install, activate, verify = (_result(responses, verb) for verb in ("install", "activate", "verify"))
     rooted = _rooted(responses)
     unchanged = plan.nothing_to_do and exit_code == ExitCode.OK
@@ -43,7 +41,11 @@ def node_evidence(
         variant_digest=plan.variant_digest,
         root=rooted.get("root"),
         root_level=rooted.get("level"),
-        packages={**(verify.get("packages") or install.get("packages") or {}), **_of_conda(install)},
+        # What conda installed has its own names: `1.26.4 py39_0 (conda)`.
+        packages={
+            **(verify.get("packages") or install.get("packages") or {}),
+            **{name: f"{pin} (conda)" for name, pin in ((install.get("conda") or {}).get("packages") or {}).items()},
+        },
         base_packages=verify.get("base_packages") or install.get("base_packages") or {},
         sources=tuple(install.get("sources") or verify.get("sources") or ()),
         checks=checks,
@@ -54,10 +56,10 @@ def node_evidence(
     )
 
 
-def _of_conda(result: Mapping[str, Any]) -> dict[str, str]:
-    """What conda installed, by its own names: `1.26.4 py39_0 (conda)`."""
-    pins = (result.get("conda") or {}).get("packages") or {}
-    return {name: f"{pin} (conda)" for name, pin in pins.items()}
+def _found(responses: Responses, error: EnvbuildError | None) -> tuple[EnvbuildError | None, tuple[Check, ...], int]:
+    """What went wrong, what was checked, and the exit code of both."""
+    error, checks = error or first_error(responses.values()), tuple(_checks(responses))
+    return error, checks, gravest([int(error.exit_code) if error else 0, checks_exit(checks)])
 
 
 def inspected_node(
@@ -67,9 +69,7 @@ def inspected_node(
 
     `error`: why it did not answer to everything; `about`: more fields.
     """
-    error = error or first_error(responses.values())
-    checks = tuple(_checks(responses))
-    exit_code = gravest([int(error.exit_code) if error else 0, checks_exit(checks)])
+    error, checks, exit_code = _found(responses, error)
     drift, rooted = _result(responses, "verify"), _rooted(responses)
     return NodeEvidence(
         node=node,
@@ -109,10 +109,12 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
     left_out = slow and verb != "smoke"
     usable = "; it is not in use: `floors:` of the target can have a lower value, or null" if left_out else ""
     repeat = cure(first.says, place_words(command, stack), f"again: {again}{usable}" if command else "", printed)
+    log = first.details.get("log")  # of a run of its own
+    read = f"read {log} in the folder of the run; " if log else ""
     error = EnvbuildError(
         ("below-floor" if slow else "smoke-failed") if smoke else "drift" if node.drift_count else "check-failed",
         f"{node.node}: {first.name}: {first.says}{more}",
-        hint=_log(first) + repeat if computed(first) else _what_to_do(node, command),
+        hint=read + repeat if computed(first) else _what_to_do(node, command),
         exit_code=ExitCode(node.exit or ExitCode.CHECK_FAILED),
     )
     return node.model_copy(update={"error": error.as_dict()})
@@ -139,12 +141,6 @@ def _what_to_do(node: NodeEvidence, command: Sequence[str]) -> str:
         declare = "declare what runs write: `generated:` or `outputs:` of the source in the stack file"
         return f"{declare}; {repair} builds the environment without these files"
     return f"{repair} builds it again; {names}"
-
-
-def _log(check: Check) -> str:
-    """The log of a run of its own, as what to do first; empty where there is none."""
-    log = check.details.get("log")
-    return f"read {log} in the folder of the run; " if log else ""
 
 
 def _as(verb: str, command: Sequence[str]) -> str:
@@ -222,10 +218,6 @@ def _agreement(count: int, wrong: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _wanted(asked: int, required: int) -> str:
-    return f"{plural(asked, 'package')} for the stack, {required} that these require; nothing else is in the lock"
-
-
 def _checks(responses: Responses) -> Iterable[Check]:
     install = _result(responses, "install")
     if "record_checked" in install:
@@ -246,7 +238,9 @@ def _checks(responses: Responses) -> Iterable[Check]:
         yield Check(name="overwritten", status="passed", says=says, level="measured", details=details)
     yield from _conda_checks(install.get("conda") or {})
     if install.get("required"):
-        yield Check(name="required", status="passed", says=_wanted(**install["required"]), level="measured")
+        asked, required = (install["required"][key] for key in ("asked", "required"))
+        says = f"{plural(asked, 'package')} for the stack, {required} that these require; nothing else is in the lock"
+        yield Check(name="required", status="passed", says=says, level="measured")
     stamped = _rooted({verb: response for verb, response in responses.items() if verb != "verify"})
     for verb in ("ensure", "smoke", "verify", "meet"):
         for data in _result(responses, verb).get("checks", ()):
