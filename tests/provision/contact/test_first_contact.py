@@ -78,9 +78,7 @@ def test_local_contact_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest
 
 def test_prefix_is_data_and_never_code(tmp_path: Path) -> None:
     prefix = f'{tmp_path}/it\'s $(touch {tmp_path}/ran) `id` "x" @PYZ@ *'
-    script = first_contact.build_script(request(prefix), node_pyz(), NONCE)
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True)
-    found = first_contact.parse_output(done.stdout, NONCE)
+    found = asked(request(prefix))
     assert found.findings["prefix"] == prefix
     assert found.result()["prefix"]["path"] == prefix
     assert list(tmp_path.iterdir()) == []
@@ -91,35 +89,37 @@ def test_placeholders_of_the_prefix_are_filled_alike_by_sh_and_python(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", "relative/and/so/ignored")
-    script = first_contact.build_script(request("{data}/{user}/e"), node_pyz(), NONCE)
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True)
-    found = first_contact.parse_output(done.stdout, NONCE)
+    found = asked(request("{data}/{user}/e"))
     assert found.findings["prefix"] == found.result()["prefix"]["path"]
     assert found.findings["prefix"].startswith(f"{tmp_path}/.local/share/")
 
 
-def bare_path(folder: Path, *extra: str) -> str:
-    """A PATH with what the script needs and no Python."""
+@pytest.fixture
+def bare(tmp_path: Path) -> dict[str, str]:
+    """A PATH with what the script needs and no Python, `tmp_path/bin`, and a home."""
+    folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("id", "ls", "uname", "head", "getconf", "ldd", *extra):
-        path = shutil.which(name)
-        if path:
+    for name in ("id", "ls", "uname", "head", "getconf", "ldd"):
+        if path := shutil.which(name):
             (folder / name).symlink_to(path)
-    return str(folder)
+    return {"PATH": str(folder), "HOME": str(tmp_path)}
 
 
-def without_python(script: str) -> str:
-    """The script with the fixed places of Pythons changed, as on a node that has none there."""
-    for place in ("/usr/bin/python3", "/usr/local/bin/python3", "/usr/libexec/platform-python", "/opt/*"):
-        script = script.replace(place, "/nonexistent")
-    return script.replace(" /usr/local/bin /usr/bin\n", "\n")
+def asked(
+    asks: dict[str, Any], env: dict[str, str] | None = None, shared: str = "", **more: Any
+) -> first_contact.ContactResult:
+    """What /bin/sh answers; with an `env` of its own as on a node that has no Python in the usual places."""
+    script = first_contact.build_script(asks, node_pyz(), NONCE, shared)
+    if env is not None and not more:
+        for place in ("/usr/bin/python3", "/usr/local/bin/python3", "/usr/libexec/platform-python", "/opt/*"):
+            script = script.replace(place, "/nonexistent")
+        script = script.replace(" /usr/local/bin /usr/bin\n", "\n")
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, **more)
+    return first_contact.parse_output(done.stdout, NONCE, "n1")
 
 
-def test_node_without_python_gives_findings_only(tmp_path: Path) -> None:
-    script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
-    env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env)
-    found = first_contact.parse_output(done.stdout, NONCE, "n1")
+def test_node_without_python_gives_findings_only(tmp_path: Path, bare: dict[str, str]) -> None:
+    found = asked(request(str(tmp_path / "p")), bare)
     assert found.python is None
     assert found.response is None
     assert found.findings["libc"]
@@ -128,37 +128,28 @@ def test_node_without_python_gives_findings_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("minor", ["3.6", "3.13"])
-def test_python_of_the_toolchain_is_used(minor: str, tmp_path: Path) -> None:
+def test_python_of_the_toolchain_is_used(minor: str, tmp_path: Path, bare: dict[str, str]) -> None:
     real = require_python(minor)
     folder = tmp_path / "p/tools/python-x/bin"
     folder.mkdir(parents=True)
     (folder / f"python{minor}").symlink_to(real)
-    script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
-    env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env)
-    found = first_contact.parse_output(done.stdout, NONCE)
+    found = asked(request(str(tmp_path / "p")), bare)
     assert found.python == str(folder / f"python{minor}")
     assert found.result()["toolchain"] == ["python-x"]
 
 
-def test_a_python_staged_in_a_shared_folder_runs_where_the_node_has_none(tmp_path: Path) -> None:
+def test_a_python_staged_in_a_shared_folder_runs_where_the_node_has_none(tmp_path: Path, bare: dict[str, str]) -> None:
     folder = tmp_path / "it's shared/tools/python-x/python/bin"
     folder.mkdir(parents=True)
     (folder / "python3").symlink_to(sys.executable)
-    told = first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE, str(tmp_path / "it's shared"))
-    env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
-
-    def python() -> str | None:
-        done = subprocess.run(["/bin/sh", "-s"], input=without_python(told).encode(), capture_output=True, env=env)
-        return first_contact.parse_output(done.stdout, NONCE).python
-
-    assert python() == str(folder / "python3")
+    given = (request(str(tmp_path / "p")), bare, str(tmp_path / "it's shared"))
+    assert asked(*given).python == str(folder / "python3")
     (tmp_path / "it's shared/tools").chmod(0o1777)
-    assert python() is None, "others could have put it there"
+    assert asked(*given).python is None, "others could have put it there"
 
 
 @pytest.mark.parametrize("owner", ["everybody", "somebody"])
-def test_a_python_that_another_user_can_replace_is_never_run(owner: str, tmp_path: Path) -> None:
+def test_a_python_that_another_user_can_replace_is_never_run(owner: str, tmp_path: Path, bare: dict[str, str]) -> None:
     executable(tmp_path / "p/tools/python-x/bin/python3", f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     tools = tmp_path / "p/tools"
     if owner == "everybody":
@@ -167,35 +158,25 @@ def test_a_python_that_another_user_can_replace_is_never_run(owner: str, tmp_pat
         os.chown(tools, 65534, 65534)
     else:
         pytest.skip("only root can give a folder to another user")
-    script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
-    env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env)
-    assert first_contact.parse_output(done.stdout, NONCE).python is None
+    assert asked(request(str(tmp_path / "p")), bare).python is None
     assert not (tmp_path / "ran").exists()
 
 
-def test_shim_and_too_old_python_are_passed_over(tmp_path: Path) -> None:
-    path = bare_path(tmp_path / "bin")
+def test_shim_and_too_old_python_are_passed_over(tmp_path: Path, bare: dict[str, str]) -> None:
     for name, text in (("python3", "exit 127"), ("python3.13", "exit 1")):
         executable(tmp_path / "bin" / name, f"#!/bin/sh\n{text}\n")
     (tmp_path / "bin/python3.8").symlink_to(require_python("3.8"))
-    script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
-    env = {"PATH": path, "HOME": str(tmp_path)}
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env)
-    assert first_contact.parse_output(done.stdout, NONCE).python == str(tmp_path / "bin/python3.8")
+    assert asked(request(str(tmp_path / "p")), bare).python == str(tmp_path / "bin/python3.8")
 
 
-def test_a_newer_python_runs_the_node_program_where_an_old_one_comes_first(tmp_path: Path) -> None:
+def test_a_newer_python_runs_the_node_program_where_an_old_one_comes_first(
+    tmp_path: Path, bare: dict[str, str]
+) -> None:
     """One of 3.6 runs the probe, and nothing else does where no newer one is."""
-    path = bare_path(tmp_path / "bin")
     (tmp_path / "bin/python3").symlink_to(require_python("3.6"))
-    env = {"PATH": path, "HOME": str(tmp_path)}
 
     def ask(verb: str) -> first_contact.ContactResult:
-        asked = request(str(tmp_path / "p")) | {"verb": verb}
-        script = without_python(first_contact.build_script(asked, node_pyz(), NONCE))
-        done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env)
-        return first_contact.parse_output(done.stdout, NONCE)
+        return asked(request(str(tmp_path / "p")) | {"verb": verb}, bare)
 
     assert ask("probe").python == str(tmp_path / "bin/python3")
     assert ask("probe").result()["toolchain"] == []
@@ -206,12 +187,9 @@ def test_a_newer_python_runs_the_node_program_where_an_old_one_comes_first(tmp_p
 
 
 def test_prefix_in_somebody_elses_folder_is_not_writable() -> None:
-    script = first_contact.build_script(request("/usr/envbuild-test"), node_pyz(), NONCE)
     nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
-    argv = ["/bin/sh", "-s"]
-    done = subprocess.run(argv, input=script.encode(), capture_output=True, env=env, cwd="/", **nobody)
-    found = first_contact.parse_output(done.stdout, NONCE)
+    found = asked(request("/usr/envbuild-test"), env, cwd="/", **nobody)
     assert (found.findings["prefix_parent"], found.findings["prefix_writable"]) == ("/usr", "no")
     if found.python is None:
         pytest.skip("no Python that every user may run: the node program's own view is not proven here")
@@ -330,17 +308,17 @@ def test_script_refuses_what_it_would_paste_unquoted() -> None:
         first_contact.build_script({**request(), "verb": "a'b"}, b"", NONCE)
 
 
-def test_deadline_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_program, "_HERE", "import time; time.sleep(30)")
-    with fails("contact-failed"):
-        first_contact.run_node("localhost", request(), Connection(), deadline=0.2)
-
-
-def test_d76_endless_output_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_program, "_HERE", "print('x' * 300000)")
+@pytest.mark.parametrize(
+    ("code", "deadline", "why"),
+    [("import time; time.sleep(30)", 0.2, "no answer within 0.2 s"), ("print('x' * 300000)", 60, "without end")],
+)
+def test_d76_endless_time_or_output_is_a_coded_error(
+    code: str, deadline: float, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_program, "_HERE", code)
     monkeypatch.setattr(first_contact, "OUTPUT_LIMIT", 100_000)
-    with fails("contact-failed"):
-        first_contact.run_node("localhost", request(), Connection())
+    with fails("contact-failed", match=why):
+        first_contact.run_node("localhost", request(), Connection(), deadline=deadline)
 
 
 def test_local_contact_imports_no_ssh() -> None:
@@ -351,6 +329,4 @@ def test_local_contact_imports_no_ssh() -> None:
         "'args': {'pythons': ['3.99']}}, Connection())\n"
         "assert not {'fabric', 'paramiko', 'invoke'} & set(sys.modules)\n"
     )
-    import sys
-
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

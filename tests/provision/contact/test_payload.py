@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,12 +56,23 @@ def _bin(folder: Path, *programs: str, busybox: bool = False) -> Path:
     return folder
 
 
-def _run(shell: list[str], payload: Path, path: Path | str | None = None) -> tuple[int, dict[str, object], str]:
-    env = {"PATH": str(path or os.environ["PATH"])}
-    done = completed([*shell, str(payload)], env=env)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 1, done.stderr
-    return done.returncode, json.loads(lines[0]), done.stderr
+def _run(payload: Path, shell: str = "dash", path: Path | None = None) -> tuple[int, dict[str, Any], str]:
+    done = completed([*_shell(shell), str(payload)], env={"PATH": str(path or os.environ["PATH"])})
+    (line,) = done.stdout.splitlines()
+    return done.returncode, json.loads(line), done.stderr
+
+
+def _written(tmp_path: Path, *tools: Tool, packed: bool = False) -> Path:
+    """A payload for the prefix `tmp_path/p`."""
+    write_payload(tmp_path / "payload.sh", tools, prefix=str(tmp_path / "p"), packed=packed)
+    return tmp_path / "payload.sh"
+
+
+def _archived(path: Path, source: Path, name: str) -> str:
+    """A tar file with one file or folder; its sha256."""
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(source, name)
+    return sha256_of(path)
 
 
 @pytest.fixture
@@ -79,9 +92,7 @@ def python(tmp_path: Path) -> Tool:
     executable(inside / "python3", f"#!/bin/sh\n{real} | cut -d' ' -f1\n".replace("cut", str(shutil.which("cut"))))
     (inside / "python").symlink_to("python3")
     tarball = tmp_path / "python.tar.gz"
-    with tarfile.open(tarball, "w:gz") as archive:
-        archive.add(tmp_path / "tree" / "python", "python")
-    return python_tool(tarball, hashlib.sha256(tarball.read_bytes()).hexdigest())
+    return python_tool(tarball, _archived(tarball, tmp_path / "tree" / "python", "python"))
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "packed"])
@@ -92,7 +103,7 @@ def test_tools_land_in_folders_named_by_digest_and_a_second_run_changes_nothing(
     prefix = f"{tmp_path}/it's a {{{{ prefix }}}} $(touch {tmp_path}/pwned)"
     payload = tmp_path / "payload.sh"
     write_payload(payload, [*tools, python], prefix=prefix, packed=packed)
-    code, said, noise = _run(_shell(shell), payload)
+    code, said, noise = _run(payload, shell)
     assert (code, noise) == (0, "")
     folders = [python.folder, tools[0].folder, tools[1].folder]
     assert said == {"ok": True, "changed": True, "placed": folders, "present": [], "checked": "sha256"}
@@ -102,7 +113,7 @@ def test_tools_land_in_folders_named_by_digest_and_a_second_run_changes_nothing(
     assert os.access(python.path(prefix), os.X_OK)
     assert sorted(os.listdir(f"{prefix}/tools")) == sorted(folders)
     assert not (tmp_path / "pwned").exists()
-    code, said, _ = _run(_shell(shell), payload)
+    code, said, _ = _run(payload, shell)
     assert (code, said["changed"], said["placed"], said["present"]) == (0, False, [], folders)
 
 
@@ -114,7 +125,7 @@ def test_a_tool_is_compressed_once_for_all_prefixes(
     monkeypatch.setattr(payloads.gzip, "GzipFile", lambda **more: made.append(1) or original(**more))
     for name in ("a", "b", "c"):
         write_payload(tmp_path / f"{name}.sh", tools, prefix=str(tmp_path / name), packed=True)
-        assert _run(_shell("bash"), tmp_path / f"{name}.sh")[1]["ok"]
+        assert _run(tmp_path / f"{name}.sh", "bash")[1]["ok"]
     assert len(made) == len(tools)
 
 
@@ -122,10 +133,9 @@ def test_a_tool_is_compressed_once_for_all_prefixes(
 def test_few_programs_are_enough_and_the_unpacked_python_computes_digests(
     tmp_path: Path, tools: list[Tool], python: Tool, busybox: bool
 ) -> None:
-    payload = tmp_path / "payload.sh"
-    write_payload(payload, [*tools, python], prefix=str(tmp_path / "p"), packed=True)
     path = _bin(tmp_path / "bin", *PROGRAMS, busybox=busybox)
-    code, said, noise = _run(_shell("busybox" if busybox else "dash"), payload, path)
+    payload = _written(tmp_path, *tools, python, packed=True)
+    code, said, noise = _run(payload, "busybox" if busybox else "dash", path)
     assert (code, noise) == (0, "")
     assert said["checked"] == "sha256"
     assert (tmp_path / "p" / "tools" / tools[0].folder / "hello.sh").is_file()
@@ -133,12 +143,9 @@ def test_few_programs_are_enough_and_the_unpacked_python_computes_digests(
 
 @pytest.mark.parametrize("missing", ["tar", "gzip", "dd"])
 def test_a_missing_program_is_named(tmp_path: Path, tools: list[Tool], missing: str) -> None:
-    payload = tmp_path / "payload.sh"
-    write_payload(payload, tools, prefix=str(tmp_path / "p"), packed=True)
     path = _bin(tmp_path / "bin", *(program for program in PROGRAMS if program != missing))
-    code, said, noise = _run(_shell("dash"), payload, path)
-    assert code == ExitCode.REFUSED
-    assert said["error"]["code"] == f"{missing}-missing"  # type: ignore[index]
+    code, said, noise = _run(_written(tmp_path, *tools, packed=True), path=path)
+    assert (code, said["error"]["code"]) == (ExitCode.REFUSED, f"{missing}-missing")
     assert f"no {missing}" in noise
     assert not (tmp_path / "p").exists()
 
@@ -147,24 +154,21 @@ def test_a_missing_program_is_named(tmp_path: Path, tools: list[Tool], missing: 
 def test_a_damaged_tool_is_refused_and_nothing_is_left(
     tmp_path: Path, tools: list[Tool], python: Tool, with_sha256sum: bool
 ) -> None:
-    payload = tmp_path / "payload.sh"
-    write_payload(payload, [tools[1], python], prefix=str(tmp_path / "p"), packed=False)
+    payload = _written(tmp_path, tools[1], python)
     raw = bytearray(payload.read_bytes())
     at = raw.index(tools[1].source.read_bytes()[:64])
     raw[at] ^= 1
     payload.write_bytes(raw)
     path = _bin(tmp_path / "bin", *PROGRAMS, *(["sha256sum"] if with_sha256sum else []))
-    code, said, _ = _run(_shell("dash"), payload, path)
-    assert code == ExitCode.INTEGRITY
-    assert said["error"]["code"] == "toolchain-corrupt"  # type: ignore[index]
+    code, said, _ = _run(payload, path=path)
+    assert (code, said["error"]["code"]) == (ExitCode.INTEGRITY, "toolchain-corrupt")
     assert os.listdir(tmp_path / "p" / "tools") == [python.folder]
 
 
 def test_a_cut_payload_is_refused(tmp_path: Path, tools: list[Tool]) -> None:
-    payload = tmp_path / "payload.sh"
-    write_payload(payload, [tools[1]], prefix=str(tmp_path / "p"), packed=True)
+    payload = _written(tmp_path, tools[1], packed=True)
     os.truncate(payload, payload.stat().st_size // 2)
-    code, said, _ = _run(_shell("dash"), payload)
+    code, said, _ = _run(payload)
     assert code in (ExitCode.INTEGRITY, ExitCode.TRY_AGAIN)
     assert said["ok"] is False
     assert os.listdir(tmp_path / "p" / "tools") == []
@@ -172,33 +176,24 @@ def test_a_cut_payload_is_refused(tmp_path: Path, tools: list[Tool]) -> None:
 
 def test_a_tree_without_an_interpreter_is_refused(tmp_path: Path, tools: list[Tool]) -> None:
     tarball = tmp_path / "not-python.tar.gz"
-    with tarfile.open(tarball, "w:gz") as archive:
-        archive.add(tools[0].source, "other/file")
-    tool = python_tool(tarball, hashlib.sha256(tarball.read_bytes()).hexdigest())
-    write_payload(tmp_path / "payload.sh", [tool], prefix=str(tmp_path / "p"), packed=False)
-    code, said, _ = _run(_shell("dash"), tmp_path / "payload.sh")
-    assert code == ExitCode.INTEGRITY
-    assert said["error"]["code"] == "toolchain-layout"  # type: ignore[index]
+    tool = python_tool(tarball, _archived(tarball, tools[0].source, "other/file"))
+    code, said, _ = _run(_written(tmp_path, tool))
+    assert (code, said["error"]["code"]) == (ExitCode.INTEGRITY, "toolchain-layout")
 
 
 def test_a_prefix_that_cannot_be_made_is_a_coded_error(tmp_path: Path, tools: list[Tool]) -> None:
-    (tmp_path / "file").write_text("")
-    write_payload(tmp_path / "payload.sh", tools, prefix=str(tmp_path / "file"), packed=False)
-    code, said, _ = _run(_shell("dash"), tmp_path / "payload.sh")
-    assert (code, said["error"]["code"]) == (7, "not-writable")  # type: ignore[index]
+    (tmp_path / "p").write_text("")
+    code, said, _ = _run(_written(tmp_path, *tools))
+    assert (code, said["error"]["code"]) == (7, "not-writable")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_tools_folder_that_everybody_can_write_is_refused(tmp_path: Path, tools: list[Tool], shell: str) -> None:
-    folder = tmp_path / "prefix" / "tools"
+    folder = tmp_path / "p" / "tools"
     folder.mkdir(parents=True)
     folder.chmod(0o1777)
-    payload = tmp_path / "payload"
-    write_payload(payload, tools, prefix=str(tmp_path / "prefix"), packed=False)
-    rc, answer, _ = _run(_shell(shell), payload)
-    error = answer["error"]
-    assert isinstance(error, dict)
-    assert (rc, error["code"]) == (ExitCode.REFUSED, "prefix-open-to-all")
+    code, said, _ = _run(_written(tmp_path, *tools), shell)
+    assert (code, said["error"]["code"]) == (ExitCode.REFUSED, "prefix-open-to-all")
     assert not list(folder.iterdir())
 
 
@@ -223,8 +218,7 @@ def test_names_that_are_not_plain_are_a_mistake(name: str) -> None:
 
 def test_uv_is_found_and_runs_from_its_place(tmp_path: Path) -> None:
     tool = uv_tool()
-    write_payload(tmp_path / "payload.sh", [tool], prefix=str(tmp_path / "p"), packed=False)
-    code, said, _ = _run(_shell("dash"), tmp_path / "payload.sh")
+    code, said, _ = _run(_written(tmp_path, tool))
     assert (code, said["changed"]) == (0, True)
     done = completed([tool.path(str(tmp_path / "p")), "--version"], check=True)
     assert done.stdout.startswith("uv ")
@@ -246,11 +240,8 @@ def test_the_answer_is_found_among_other_lines(stdout: str, answer: object) -> N
 
 def test_a_folder_is_unpacked_and_its_archive_does_not_stay(tmp_path: Path, tools: list[Tool]) -> None:
     tarball = tmp_path / "library.tar.gz"
-    with tarfile.open(tarball, "w:gz") as archive:
-        archive.add(tools[0].source, "library/file")
-    tool = Tool("library", tarball, hashlib.sha256(tarball.read_bytes()).hexdigest(), "folder")
-    write_payload(tmp_path / "payload.sh", [tool, tools[1]], prefix=str(tmp_path / "p"), packed=True)
-    code, said, noise = _run(_shell("dash"), tmp_path / "payload.sh")
+    tool = Tool("library", tarball, _archived(tarball, tools[0].source, "library/file"), "folder")
+    code, said, noise = _run(_written(tmp_path, tool, tools[1], packed=True))
     assert (code, noise) == (0, "") and said["placed"] == [tool.folder, tools[1].folder]
     folder = Path(tool.path(str(tmp_path / "p")))
     assert [path.name for path in folder.iterdir()] == ["library"]
@@ -274,10 +265,19 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_arrives_whole_and_is_gone_there(start: StartServer, client: Path, tmp_path: Path, file: Path) -> None:
+Fetch = Callable[..., None]
+
+
+@pytest.fixture
+def fetch(start: StartServer, client: Path, tmp_path: Path) -> Fetch:
+    """Bring a file of a node to `tmp_path/to`, past what its start-up files print."""
     server = start()
     (server.home / ".bashrc").write_text("echo ===envbuild file; echo noise >&2\n")
-    receive(server.address, str(file), tmp_path / "to", connection=options(client, server, server.known), **told())
+    return partial(receive, server.address, to=tmp_path / "to", connection=options(client, server, server.known))
+
+
+def test_a_file_arrives_whole_and_is_gone_there(fetch: Fetch, tmp_path: Path, file: Path) -> None:
+    fetch(path=str(file), **told())
     assert (tmp_path / "to").read_bytes() == DATA
     assert not file.exists()
 
@@ -293,34 +293,19 @@ def test_a_file_arrives_whole_and_is_gone_there(start: StartServer, client: Path
     ],
 )
 def test_what_is_not_the_file_does_not_stay(
-    start: StartServer,
-    client: Path,
-    tmp_path: Path,
-    file: Path,
-    change: dict[str, Any],
-    code: str,
-    number: int,
+    fetch: Fetch, tmp_path: Path, file: Path, change: dict[str, Any], code: str, number: int,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    server = start()
+) -> None:  # fmt: skip
     # No test fills a disk.
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 32))
     with fails(code, number):
-        receive(
-            server.address, str(file), tmp_path / "to", connection=options(client, server, server.known),
-            **{**told(), **change},
-        )  # fmt: skip
+        fetch(path=str(file), **{**told(), **change})
     assert not [path for path in tmp_path.iterdir() if path.name.endswith((".half", "to"))]
 
 
-def test_a_file_that_is_not_there_is_told_with_the_words_of_the_node(
-    start: StartServer, client: Path, tmp_path: Path
-) -> None:
-    server = start()
+def test_a_file_that_is_not_there_is_told_with_the_words_of_the_node(fetch: Fetch) -> None:
     with fails("transfer-cut-off") as found:
-        receive(
-            server.address, "/nowhere/pack", tmp_path / "to", connection=options(client, server, server.known), **told()
-        )
+        fetch(path="/nowhere/pack", **told())
     assert "/nowhere/pack" in found.value.why
 
 
@@ -331,8 +316,8 @@ def test_on_this_machine_a_file_is_copied(tmp_path: Path, file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hundreds_of_megabytes_need_no_memory(start: StartServer, client: Path, tmp_path: Path) -> None:
-    server, path, block = start(), tmp_path / "large", os.urandom(1 << 20)
+def test_hundreds_of_megabytes_need_no_memory(fetch: Fetch, tmp_path: Path) -> None:
+    path, block = tmp_path / "large", os.urandom(1 << 20)
     total = hashlib.sha256()
     with path.open("wb") as out:
         for _ in range(400):
@@ -340,10 +325,7 @@ def test_hundreds_of_megabytes_need_no_memory(start: StartServer, client: Path, 
             total.update(block)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.monotonic()
-    receive(
-        server.address, str(path), tmp_path / "to", size=400 << 20, sha256=total.hexdigest(),
-        connection=options(client, server, server.known),
-    )  # fmt: skip
+    fetch(path=str(path), size=400 << 20, sha256=total.hexdigest())
     seconds = time.monotonic() - began
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     sys.stderr.write(f"400 MiB in {seconds:.1f} s, {grown / 1024:.0f} MiB more memory\n")
