@@ -234,7 +234,11 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
             doing = "reading the log of" if asked.logs else "running"
             with work.phase("bench", f"{doing} {first.model} on {gpus}"):
                 check = _check(reference, measure, made, work.run.path)
-            check = _of_logs(check) if asked.logs else check
+            if asked.logs:  # what they say of runs elsewhere is no check of anything here
+                status = "skipped" if check.status == "passed" else check.status
+                says = f"nothing ran here, a log was read; {check.says}"
+                more = {"status": status, "says": says, "seconds": None, "level": "not-checked"}
+                check = check.model_copy(update=more)
             nodes[0] = nodes[0].model_copy(update={"facts": made.facts})
             # A run that failed has failed on every node of it; its figure is told once.
             taking = nodes if check.status == "failed" else nodes[:1]
@@ -345,18 +349,11 @@ def _elsewhere(prepared: Prepared, asked: Asked) -> Way:
     # Nothing starts, so nodes need no real address.
     place = asked.place.model_copy(update={"master": asked.place.master or "first"})
     made = launch(prepared.stack, prepared.profile, asked.run.values, place)
-    return Way([Trial(made, partial(_read, path)) for path in asked.logs])
 
+    def read(log: Path, _: str) -> Log:
+        return Log(log)
 
-def _read(log: Path, _: str) -> Log:
-    return Log(log)
-
-
-def _of_logs(check: Check) -> Check:
-    """What logs say of runs elsewhere is no check of anything here."""
-    status = "skipped" if check.status == "passed" else check.status
-    says = f"nothing ran here, a log was read; {check.says}"
-    return check.model_copy(update={"status": status, "says": says, "seconds": None, "level": "not-checked"})
+    return Way([Trial(made, partial(read, path)) for path in asked.logs])
 
 
 def _with(node: NodeEvidence, check: Check) -> NodeEvidence:

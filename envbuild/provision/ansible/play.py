@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import posixpath
 import shlex
@@ -215,7 +214,8 @@ class _Watcher:
             self._journal.append(EventKind.STEP_STARTED, node=event.node, step=event.role)
             return
         self.running.pop(event.node, None)
-        answer = _answer(event)
+        # Of the node program, or of the toolchain payload.
+        answer = read_answer(event.stdout)
         if answer is not None:
             self._outcome.responses.setdefault(event.node, {})[event.role] = answer
         elif event.status in ("failed", "unreachable"):
@@ -235,19 +235,6 @@ def _parts(answer: dict[str, Any] | None) -> dict[str, Any]:
     seconds = seconds if isinstance(seconds, dict) else {}
     parts = {str(name): value for name, value in seconds.items() if is_amount(value)}
     return {"parts": parts} if parts else {}
-
-
-def _answer(event: TaskEvent) -> dict[str, Any] | None:
-    """The response of the node program, or of the toolchain payload, in a task's stdout; None when there is none."""
-    if event.role == "toolchain":
-        return read_answer(event.stdout)
-    if event.role == "deliver":
-        return None
-    try:
-        data = json.loads(event.stdout)
-    except ValueError:
-        return None
-    return data if isinstance(data, dict) and isinstance(data.get("ok"), bool) else None
 
 
 def _step_error(event: TaskEvent) -> EnvbuildError:

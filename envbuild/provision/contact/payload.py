@@ -104,7 +104,7 @@ def write_payload(path: Path, tools: Sequence[Tool], *, prefix: str, packed: boo
 
 
 def read_answer(stdout: str) -> dict[str, Any] | None:
-    """What a payload said: `ok`, `changed`, and `error` (as of the node program) or `placed`, `present`, `checked`.
+    """What a payload or the node program said: `ok`, `changed`, and `error`, or else what there is to say.
 
     It is the last line that is a JSON object (a terminal on the way mixes stderr in); None when there is none.
     """
@@ -112,7 +112,7 @@ def read_answer(stdout: str) -> dict[str, Any] | None:
         if line.startswith("{"):
             try:
                 data = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return None
             return data if isinstance(data, dict) and isinstance(data.get("ok"), bool) else None
     return None

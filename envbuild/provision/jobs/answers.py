@@ -21,6 +21,7 @@ from envbuild.node.read_text import integer
 from envbuild.node.redact import redact_text
 from envbuild.node_program import node_pyz
 from envbuild.provision.contact.first_contact import ContactResult, build_script, parse_output
+from envbuild.provision.contact.payload import read_answer
 from envbuild.provision.jobs.site import JobSite, finish, place, run_to_end
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
@@ -163,11 +164,8 @@ def _answer(
 
 def plain(data: bytes, _: str, node: str) -> ContactResult:
     """The answer of the node program without a first contact; one that cannot be read is an error of its node alone."""
-    try:
-        response = json.loads(data)
-    except (ValueError, RecursionError):
-        response = None
-    if not isinstance(response, dict) or not isinstance(response.get("ok"), bool):
+    response = read_answer(data.decode("utf-8", "replace"))
+    if response is None:
         error = EnvbuildError(
             "answer-unreadable",
             f"{node}: its answer cannot be read",
@@ -269,13 +267,11 @@ def _tell_phases(
 ) -> None:
     """Put into the answers that a failed job owes, as errors, in which verb their nodes were and how it ended."""
     owed = {
-        node: [verb for verb, answer in answers.items() if answer.error is failed]
+        node: verbs
         for node, answers in responses.items()
+        if (verbs := [verb for verb, answer in answers.items() if answer.error is failed])
     }
-    errors = (
-        phases(failed, [node for node, verbs in owed.items() if verbs], runner, folder) if any(owed.values()) else {}
-    )
-    for node, error in errors.items():
+    for node, error in phases(failed, owed, runner, folder).items() if owed else ():
         responses[node].update(dict.fromkeys(owed[node], ContactResult.failed(node, error)))
 
 

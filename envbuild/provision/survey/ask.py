@@ -38,13 +38,11 @@ _OF_THE_PREFIX = frozenset({"prefix-usable", "disk-space", "disk-inodes"})
 def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
     """Nothing fits a node: the error carries the rules that were against it. `fits`: what was tried, in words."""
     against = [decision for decision in resolution.decisions if decision.verdict == "refuse"]
-
-    def is_named(decision: Decision) -> bool:
-        """Whether what fits is the module that is missing."""
-        return decision.rule == "base-module" and (decision.compared or ("?",))[0] in fits
-
-    # Each of them has to go: what to do about one alone would lead to the next, or to one that nothing cures.
-    cures = [item.instead or "" for item in against if not is_named(item)]
+    # Each of them has to go: what to do about one alone would lead to the next, or to one that nothing cures. But for
+    # a module that is missing, where that is what fits.
+    cures = [
+        item.instead or "" for item in against if item.rule != "base-module" or (item.compared or ("?",))[0] not in fits
+    ]
     instead = "; and ".join(dict.fromkeys(cures[:4])) if all(cures) else ""
     what = f"{resolution.node}: no variant of {resolution.stack} fits this node"
     why = "; ".join(map(_in_words, against[:4]))
@@ -355,46 +353,41 @@ def kept(facts: NodeFacts, prepared: Prepared) -> NodePlan | None:
             continue
         written: Mapping[str, Any] = stamp.stamp or {}
         variant = matching_variant(prepared.lock, {**written, "variant_digest": stamp.variant_digest})
-        if variant is None or variant.base.kind != "none" or variant.engine != prepared.target.installer:
-            return None
-        if (written.get("evidence") or {}).get("hardware") != facts.hardware():
-            return None
-        if variant.arch_list is not None and not facts.gpus:
+        if (
+            variant is None
+            or variant.base.kind != "none"
+            or variant.engine != prepared.target.installer
+            or (written.get("evidence") or {}).get("hardware") != facts.hardware()
             # Compiled for what the target expected then; what it expects now is for the rules to say.
+            or (variant.arch_list is not None and not facts.gpus)
+            or written.get("variables") != variant.variables(prepared.target.environment)
+        ):
             return None
-        if written.get("variables") != variant.variables(prepared.target.environment):
-            return None
-        resolution = _resolution(facts.node, prepared.lock, variant, written.get("interpreter"))
-        return NodePlan(
-            node=facts.node,
-            environment=stamp.path,
-            variant_digest=variant.digest,
-            python=resolution.interpreter,
-            steps=(),
-            resolution=resolution,
+        interpreter, digest = written.get("interpreter"), variant.digest
+        python = interpreter if isinstance(interpreter, str) else None
+        decision = Decision(
+            rule=RULE,
+            verdict="allow",
+            what="the environment in use is of this lock, and driver and GPUs are those it was chosen for",
+            compared=(digest[:12], digest[:12]),
+            source="its stamp",
         )
+        resolution = Resolution(
+            node=facts.node,
+            stack=prepared.lock.stack,
+            profile=prepared.lock.profile,
+            variant_id=variant.id,
+            variant_digest=digest,
+            interpreter=python,
+            arch_list=variant.arch_list,
+            decisions=(decision,),
+            candidates=(),
+        )
+        return NodePlan(
+            node=facts.node, environment=stamp.path, variant_digest=digest, python=python, steps=(),
+            resolution=resolution,
+        )  # fmt: skip
     return None
-
-
-def _resolution(node: str, lock: Lock, variant: Variant, interpreter: object) -> Resolution:
-    decision = Decision(
-        rule=RULE,
-        verdict="allow",
-        what="the environment in use is of this lock, and driver and GPUs are those it was chosen for",
-        compared=(variant.digest[:12], variant.digest[:12]),
-        source="its stamp",
-    )
-    return Resolution(
-        node=node,
-        stack=lock.stack,
-        profile=lock.profile,
-        variant_id=variant.id,
-        variant_digest=variant.digest,
-        interpreter=interpreter if isinstance(interpreter, str) else None,
-        arch_list=variant.arch_list,
-        decisions=(decision,),
-        candidates=(),
-    )
 
 
 # Where it is, the variant it was built from, and its stamp.
@@ -432,11 +425,6 @@ def of_stack(items: Iterable[dict[str, Any]], stack: str | None, engine: str | N
     return max(theirs, key=lambda item: (bool(item.get("current")), str(item["stamp"].get("stamped_at"))), default=None)
 
 
-def _code_of(stamp: Mapping[str, Any]) -> str:
-    trees = few([str(tree["at"]) for tree in stamp.get("trees") or ()])
-    return f", with the code in {trees}" if trees else ""
-
-
 def current_of(prepared: Prepared, node: str, listed: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:
     """Path, variant and stamp of the environment that is asked for (`of_stack`), or why there is none."""
     if isinstance(listed, EnvbuildError):
@@ -445,30 +433,29 @@ def current_of(prepared: Prepared, node: str, listed: list[dict[str, Any]] | Env
     place = f"{prepared.reference or stack} --target {prepared.choice.target}"
     asked = f"{place} --profile {prepared.choice.profile}" if prepared.choice.profile else place
     item = of_stack(listed, stack, engine)
-    if item is not None:
-        stamp = item.get("stamp") or {}
-        variant = matching_variant(prepared.lock, stamp)
-        if variant is None:
-            profile = stamp.get("profile")
-            if profile != prepared.profile:
-                return EnvbuildError(
-                    "environment-not-of-lock",
-                    f"{node}: the environment in use is of the profile {profile}, not {prepared.profile}",
-                    hint=f"`--profile {profile}` asks about the one in use; "
-                    f"`envbuild provision {place} --profile {prepared.profile}` builds the other",
-                )
-            return EnvbuildError(
-                "environment-not-of-lock",
-                f"{node}: the environment in use matches no variant of {prepared.lock_file.name}",
-                why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}{_code_of(stamp)}",
-                hint=f"`envbuild provision {place} --profile {prepared.profile}` builds what the lock says now; "
-                "the old environment stays until removed",
-            )
+    if item is None:
+        return EnvbuildError(
+            "environment-unknown",
+            f"{node}: no environment of {stack} is {f'of the engine {engine}' if engine else 'in use'}",
+            hint=f"`envbuild plan {asked}` says whether it can be built there, and `envbuild provision {asked}` builds "
+            f"it; `envbuild status --all --target {prepared.choice.target}` lists the environments",
+            exit_code=ExitCode.CHECK_FAILED,
+        )
+    stamp = item.get("stamp") or {}
+    variant = matching_variant(prepared.lock, stamp)
+    if variant is not None:
         return str(item["path"]), variant, stamp
+    profile, builds = stamp.get("profile"), f"`envbuild provision {place} --profile {prepared.profile}` builds"
+    if profile != prepared.profile:
+        return EnvbuildError(
+            "environment-not-of-lock",
+            f"{node}: the environment in use is of the profile {profile}, not {prepared.profile}",
+            hint=f"`--profile {profile}` asks about the one in use; {builds} the other",
+        )
+    trees = few([str(tree["at"]) for tree in stamp.get("trees") or ()])
     return EnvbuildError(
-        "environment-unknown",
-        f"{node}: no environment of {stack} is {f'of the engine {engine}' if engine else 'in use'}",
-        hint=f"`envbuild plan {asked}` says whether it can be built there, and `envbuild provision {asked}` builds it; "
-        f"`envbuild status --all --target {prepared.choice.target}` lists the environments",
-        exit_code=ExitCode.CHECK_FAILED,
+        "environment-not-of-lock",
+        f"{node}: the environment in use matches no variant of {prepared.lock_file.name}",
+        why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}{trees and f', with the code in {trees}'}",
+        hint=f"{builds} what the lock says now; the old environment stays until removed",
     )

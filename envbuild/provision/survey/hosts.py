@@ -215,43 +215,30 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) ->
     `only_ask`: nodes are asked and not changed, so only how they are reached matters. `jobs`: the verb can work through
     jobs.
     """
-    missing = {}
-    if target.connection.kind == "job":
-        if jobs:
-            missing.update(_jobs(target))
-        else:
-            missing[f"connection: job (a job of {target.scheduler.kind})"] = "connection: {kind: ssh}"
-    # The node file of PBS is there inside a job; a partition of Slurm is no list of nodes that take SSH.
-    if isinstance(target.hosts, HostSource) and target.hosts.slurm and not (target.connection.kind == "job" and jobs):
-        named = ", ".join(f"{key}: {value}" for key, value in target.hosts.given.items())
-        missing[f"hosts named by {named}"] = "hosts: [...]"
-    if only_ask:
-        return missing
-    if target.privilege == "sudo":
-        missing["privilege: sudo (envbuild installs no system packages)"] = "privilege: none"
-    if target.engine == "container":
-        missing.update(_images(target))
-    return missing
-
-
-def _images(target: Target) -> dict[str, str]:
-    missing = {}
-    runtime = target.container.runtime if target.container is not None else "auto"
-    if runtime == "pyxis" and not (target.connection.kind == "job" and target.scheduler.kind == "slurm"):
-        missing["container: {runtime: pyxis} without jobs of Slurm"] = "container: {runtime: enroot}"
-    return missing
-
-
-def _jobs(target: Target) -> dict[str, str]:
-    missing = {}
-    hosts = target.hosts.given if isinstance(target.hosts, HostSource) else {}
-    if target.scheduler.kind == "slurm" and "slurm" not in hosts:
-        missing["connection: job with hosts that are not a partition"] = "hosts: {slurm: PARTITION}"
-    if target.scheduler.kind == "pbs" and hosts.get("pbs") != NODE_FILE:
-        missing["connection: job with hosts that are not those of the job"] = "hosts: {pbs: nodefile}"
-    if target.base == "image":
-        missing["connection: job with base: image"] = "base: none"
-    return missing
+    job, source = target.connection.kind == "job", target.hosts if isinstance(target.hosts, HostSource) else None
+    given, scheduler = source.given if source else {}, target.scheduler.kind
+    image = target.engine == "container" and target.container is not None and target.container.runtime == "pyxis"
+    rows = {
+        f"connection: job (a job of {scheduler})": (job and not jobs, "connection: {kind: ssh}"),
+        "connection: job with hosts that are not a partition": (
+            job and jobs and scheduler == "slurm" and "slurm" not in given, "hosts: {slurm: PARTITION}",
+        ),
+        "connection: job with hosts that are not those of the job": (
+            job and jobs and scheduler == "pbs" and given.get("pbs") != NODE_FILE, "hosts: {pbs: nodefile}",
+        ),
+        "connection: job with base: image": (job and jobs and target.base == "image", "base: none"),
+        # The node file of PBS is there inside a job; a partition of Slurm is no list of nodes that take SSH.
+        f"hosts named by {', '.join(f'{key}: {value}' for key, value in given.items())}": (
+            bool(source and source.slurm) and not (job and jobs), "hosts: [...]",
+        ),
+        "privilege: sudo (envbuild installs no system packages)": (
+            not only_ask and target.privilege == "sudo", "privilege: none",
+        ),
+        "container: {runtime: pyxis} without jobs of Slurm": (
+            not only_ask and image and not (job and scheduler == "slurm"), "container: {runtime: enroot}",
+        ),
+    }  # fmt: skip
+    return {what: setting for what, (applies, setting) in rows.items() if applies}
 
 
 def refuse_unsupported(target: Target, *, only_ask: bool = False, jobs: bool = False) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envbuild.catalog.node_facts import of_target
+from envbuild.catalog.patches import patches_of
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.node import identity
@@ -22,9 +22,6 @@ from envbuild.provision.contact.toolchain import disk_bytes, node_tools
 from envbuild.provision.run.context import Prepared, Survey, Work
 from envbuild.provision.survey.ask import decide, note_refusals
 from envbuild.provision.survey.hosts import narrow, unsupported
-
-if TYPE_CHECKING:
-    from envbuild.model.patch import Patch
 
 
 def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None) -> Plan:
@@ -119,7 +116,7 @@ def _planned(
         channels=prepared.channels,
         indexes=index_addresses(),
         tool_bytes={tool.folder: disk_bytes(tool) for tool in missing},
-        patches=_patches(prepared.lock),
+        patches=patches_of(prepared.lock),
         asked=prepared.asked,
         **given,
     )
@@ -129,14 +126,6 @@ def _planned(
         if (node in tools or resolution.refused) and (only is None or node in only)
     }
     return make_plan(prepared.target, prepared.lock, facts, chosen, inputs)
-
-
-def _patches(lock: Lock) -> dict[str, Patch]:
-    if not any(source.patches for variant in lock.variants for source in variant.sources):
-        return {}
-    from envbuild.catalog.patches import patches_of  # few locks need the patch program
-
-    return patches_of(lock)
 
 
 def _sharing(target: Target, survey: Survey, tools: Mapping[str, NodeTools]) -> Sharing:

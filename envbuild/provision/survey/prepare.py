@@ -35,7 +35,11 @@ def prepare(
     `lock-edited` (exit 5) when the lock holds something else than that file asks for, and `source-unreachable`; and
     `not-yet-supported` (exit 7) for a target whose nodes cannot be reached yet, unless `recorded`.
     """
-    given = loader.load_target(choice.target, _overrides(choice), template=True)
+    named = {name: getattr(choice, name) for name in ("prefix", "base", "engine", "interpreter", "cache")}
+    overrides = {
+        key: value for key, value in {**named, "hosts": list(choice.hosts) or None}.items() if value is not None
+    }
+    given = loader.load_target(choice.target, overrides, template=True)
     target = given.target
     if not recorded:
         refuse_unsupported(target, jobs=jobs)
@@ -119,11 +123,6 @@ def _with_trees(lock: Lock, loaded: loader.LoadedStack, profile: str, *, build: 
             )
     variants = tuple(variant.with_trees(places) for variant in lock.variants)
     return lock.model_copy(update={"variants": variants}) if places else lock
-
-
-def _overrides(choice: Choice) -> dict[str, Any]:
-    given = {name: getattr(choice, name) for name in ("prefix", "base", "engine", "interpreter", "cache")}
-    return {key: value for key, value in {**given, "hosts": list(choice.hosts) or None}.items() if value is not None}
 
 
 def chosen(prepared: Prepared, settings: Settings) -> Prepared:
