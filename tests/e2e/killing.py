@@ -1,4 +1,4 @@
-"""Has envbuild killed right after the n-th journal event of a kind, as `World.run(..., before=...)` asks for it."""
+"""Has envbuild killed right after the first journal event of a kind, as `World.run(..., before=...)` asks for it."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def install(kind: str, number: int, whom: str) -> None:
-    """Wrap `Journal.append`; `whom` is `self`, `all` (its descendants too), `others` (its descendants alone) or
-    `interrupt` (SIGINT instead).
+def install(kind: str, step: str, whom: str) -> None:
+    """Wrap `Journal.append`; the event is the first one of `step`, or of any where that is empty.
+
+    `whom` is `self`, `all` (its descendants too), `others` (its descendants alone) or `interrupt` (SIGINT instead).
     """
     append = Journal.append
-    seen = 0
+    seen = False
 
     def appended(self: Journal, event: EventKind, *, node: str | None = None, **data: Any) -> Event:
         nonlocal seen
         made = append(self, event, node=node, **data)
-        seen += event == kind
-        if event == kind and seen == number:
+        if event == kind and step in ("", data.get("step")) and not seen:
+            seen = True
             for process in descendants(os.getpid()) if whom in ("all", "others") else []:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)

@@ -21,9 +21,9 @@ from tests.support.patience import PATIENCE
 from tests.support.programs import completed
 
 pytestmark = pytest.mark.slow
-# A first build has the steps toolchain, install, smoke, activate; an update and a repair have no toolchain step.
-STEPS = {"first": 4, "update": 3, "repair": 3}
-DURING_WORK = (EventKind.STEP_STARTED, EventKind.STEP_FINISHED)
+# An update and a repair find the toolchain of the first build.
+STEPS = {"first": ("toolchain", "install", "smoke", "activate"), "update": ("install", "smoke", "activate")}
+STEPS["repair"] = STEPS["update"]
 # Not of a run that goes well on this machine alone; tests/slurm and tests/fleet kill runs with jobs and with nodes.
 ELSEWHERE = (
     EventKind.INTERRUPTED,
@@ -37,22 +37,24 @@ ELSEWHERE = (
     EventKind.STAGE,
     EventKind.NOW,
 )
-POINTS = [
-    (str(kind), number)
-    for kind in EventKind
-    if kind not in ELSEWHERE
-    for number in (1, 2, 3, 4)
-    if number == 1 or kind in DURING_WORK
+HERE = [kind for kind in EventKind if kind not in ELSEWHERE]
+STARTED, FINISHED = EventKind.STEP_STARTED, EventKind.STEP_FINISHED
+BEFORE_WORK, AFTER_WORK = HERE[: HERE.index(STARTED)], HERE[HERE.index(FINISHED) + 1 :]
+# Of a step that has begun there are processes that could go on, or be killed, alone.
+WHOM = {"first": ("self", "all"), "update": ("self", "all", "others"), "repair": ("self", "all", "others")}
+# Nothing is stamped before the environment is activated: until then the next run does all of it again.
+CHAINS = [(scenario, whom) for scenario in STEPS for whom in WHOM[scenario]]
+ENDS = [
+    *(
+        (scenario, STARTED, step, whom)
+        for scenario, steps in STEPS.items()
+        for step in steps
+        for whom in WHOM[scenario]
+    ),
+    *((scenario, FINISHED, step, "self") for scenario, steps in STEPS.items() for step in steps),
+    *(("update", kind, "", "self") for kind in AFTER_WORK),
 ]
-WORKING = [point for point in POINTS if point[0] in DURING_WORK]
-# Before the first step nothing is written that a second run does not write as well.
-BEFORE_WORK = [kind for kind, _ in POINTS[: POINTS.index(WORKING[0])]]
-# Only while a step runs are there processes that could go on, or be killed, alone.
-RUNNING = [point for point in WORKING if point[0] == EventKind.STEP_STARTED]
-CASES = [(*point, "self") for point in POINTS if point[0] not in BEFORE_WORK] + [(*point, "all") for point in RUNNING]
-OTHERS = [(*point, "others") for point in RUNNING]
-WHOM = {"first": CASES, "update": [*CASES, *OTHERS], "repair": [each for each in CASES if each[:2] in WORKING] + OTHERS}
-MATRIX = [(scenario, *case) for scenario, steps in STEPS.items() for case in WHOM[scenario] if case[1] <= steps]
+ENDS = [each for each in ENDS if each[2] not in ("install", "smoke")]
 OLD, NEW = "1.0", "2.0"
 
 
@@ -72,10 +74,17 @@ class Shared:
         for suffix in ("yaml", "lock.toml"):
             shutil.copy(self.world.top / version / f"tiny.{suffix}", self.world.work / f"tiny.{suffix}")
 
-    def kill(self, kind: str, number: int, whom: str, *more: str) -> int:
+    def kill(self, kind: str, step: str, whom: str, *more: str) -> int:
         """Provision, killed after an event; the process's status."""
         args = ("provision", "--target", "local", "--stack", "./tiny.yaml", *more)
-        return self.world.run(*args, before=("tests.e2e.killing:install", kind, number, whom)).rc
+        return self.world.run(*args, before=("tests.e2e.killing:install", kind, step, whom)).rc
+
+    def prepare(self, scenario: str) -> None:
+        """An empty prefix; for `update` with the old version built there and in use, for `repair` with the new one."""
+        shutil.rmtree(self.world.prefix, ignore_errors=True)
+        if scenario in IN_USE:
+            shutil.copytree(self.built[IN_USE[scenario]], self.world.prefix, symlinks=True)
+        self.choose(NEW)
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +108,9 @@ IN_USE = {"update": OLD, "repair": NEW}
 
 @pytest.fixture(params=list(STEPS))
 def scenario(request: pytest.FixtureRequest, shared: Shared) -> str:
-    """An empty prefix; for `update` with the old version built there and in use, for `repair` with the new one."""
-    name = str(request.param)
-    shutil.rmtree(shared.world.prefix, ignore_errors=True)
-    if name in IN_USE:
-        shutil.copytree(shared.built[IN_USE[name]], shared.world.prefix, symlinks=True)
-    shared.choose(NEW)
-    return name
+    """The prefix is as `Shared.prepare` has it."""
+    shared.prepare(request.param)
+    return str(request.param)
 
 
 def in_use(shared: Shared) -> str:
@@ -125,35 +130,57 @@ def check_convergence(shared: Shared, *, again: bool = False) -> None:
         assert [path.name for path in (world.prefix / "envs").iterdir()] == [world.current.name]
     assert evidence["root"] == shared.roots[NEW]
     assert in_use(shared) == NEW
-    again = world.provision()
-    assert (again.rc, again.json["steps_run"], again.node["root"]) == (0, 0, shared.roots[NEW])
-    deep = world.run("verify", "--stack", "./tiny.yaml", "--json")
-    assert (deep.rc, deep.node["drift"]) == (0, []), deep.err
     left = [*world.prefix.glob("lease.json*"), *world.prefix.glob("envs/*.trash-*"), *world.prefix.glob("tmp/*")]
     assert left == []
 
 
-@pytest.mark.parametrize(("scenario", "kind", "number", "whom"), MATRIX, indirect=["scenario"])
-def test_a_killed_run_leaves_what_was_in_use_and_a_rerun_converges(
-    shared: Shared, scenario: str, kind: str, number: int, whom: str
-) -> None:
-    status = shared.kill(kind, number, whom, *(["--repair"] if scenario == "repair" else []))
+def check_nothing_to_do(shared: Shared) -> None:
+    """One more run does nothing, and every file is as it was built."""
+    world = shared.world
+    again = world.provision()
+    assert (again.rc, again.json["steps_run"], again.node["root"]) == (0, 0, shared.roots[NEW])
+    deep = world.run("verify", "--stack", "./tiny.yaml", "--json")
+    assert (deep.rc, deep.node["drift"]) == (0, []), deep.err
+
+
+def check_killed(shared: Shared, scenario: str, kind: str, step: str, whom: str) -> None:
+    """A run is killed after an event; what was in use is in use, or what comes after it."""
+    status = shared.kill(kind, step, whom, *(["--repair"] if scenario == "repair" else []))
     # A step whose program is killed ends the run; between two steps there is no program.
-    assert status in (0, 4) if whom == "others" else status == -signal.SIGKILL
+    assert status in (0, 4) if whom == "others" else status == -signal.SIGKILL, (kind, step, status)
     if scenario in IN_USE:
         # The new one is in use as soon as it has been activated, which an orphan may still do now.
         assert in_use(shared) in (IN_USE[scenario], NEW)
+        assert in_use(shared) == IN_USE[scenario] or kind not in BEFORE_WORK
+
+
+@pytest.mark.parametrize(("scenario", "whom"), CHAINS, indirect=["scenario"])
+def test_runs_killed_one_after_the_other_before_they_activate_leave_what_was_in_use_and_a_rerun_converges(
+    shared: Shared, scenario: str, whom: str
+) -> None:
+    assert BEFORE_WORK == ["run-started", "contacted", "resolved", "planned", "playbook-started"]
+    for kind in BEFORE_WORK if whom == "self" else ():
+        check_killed(shared, scenario, kind, "", whom)
+    for step in ("install", "smoke"):
+        for kind in (STARTED, FINISHED) if whom == "self" else (STARTED,):
+            check_killed(shared, scenario, kind, step, whom)
+            if whom == "others" and in_use(shared) == NEW:
+                shared.prepare(scenario)
+    runs = shared.world.good("run", "list", "--json").json["runs"]
+    assert whom == "others" or runs[0]["status"] == "died"
     check_convergence(shared, again=scenario == "repair")
+    check_nothing_to_do(shared)
     assert orphans(shared.world) == []
 
 
-@pytest.mark.parametrize("scenario", list(IN_USE | {"first": ""}), indirect=True)
-def test_runs_killed_one_after_the_other_before_they_work_leave_what_was_in_use(shared: Shared, scenario: str) -> None:
-    assert BEFORE_WORK == ["run-started", "contacted", "resolved", "planned", "playbook-started"]
-    for kind in BEFORE_WORK:
-        assert shared.kill(kind, 1, "self", *(["--repair"] if scenario == "repair" else [])) == -signal.SIGKILL
-        assert scenario not in IN_USE or in_use(shared) == IN_USE[scenario]
+@pytest.mark.parametrize(("scenario", "kind", "step", "whom"), ENDS, indirect=["scenario"])
+def test_a_killed_run_leaves_what_was_in_use_and_a_rerun_converges(
+    shared: Shared, scenario: str, kind: str, step: str, whom: str
+) -> None:
+    check_killed(shared, scenario, kind, step, whom)
     check_convergence(shared, again=scenario == "repair")
+    if step == "activate":
+        check_nothing_to_do(shared)
     assert orphans(shared.world) == []
 
 
@@ -225,11 +252,11 @@ def test_d100_a_prune_that_is_killed_at_any_moment_leaves_the_environment_in_use
     started = time.monotonic()
     world.good(*command)
     whole = time.monotonic() - started
-    for share in range(1, 11):
+    for share in range(1, 6):
         shutil.rmtree(world.prefix)
         shutil.copytree(saved, world.prefix, symlinks=True)
         process = world.start(*command)
-        time.sleep(whole * share / 10)
+        time.sleep(whole * share / 5)
         for number in (*descendants(process.pid), process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
@@ -260,34 +287,31 @@ def own_files(world: World) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("scenario", ["first"], indirect=True)
 @pytest.mark.parametrize(
-    ("kind", "number", "share"),
-    [("step-started", 2, 0.5), ("step-finished", 3, 0.0), ("step-finished", 3, 0.5), ("evidence-written", 1, 0.5)],
+    ("kind", "step", "share"),
+    [
+        (STARTED, "install", 0.5),
+        (FINISHED, "smoke", 0.0),
+        (FINISHED, "smoke", 0.5),
+        (EventKind.EVIDENCE_WRITTEN, "", 0.5),
+    ],
 )
 def test_files_of_our_own_that_a_killed_run_left_torn_are_no_mistake_of_envbuild(
-    shared: Shared, scenario: str, kind: str, number: int, share: float
+    shared: Shared, scenario: str, kind: str, step: str, share: float
 ) -> None:
     world = shared.world
-    assert shared.kill(kind, number, "all") == -signal.SIGKILL
+    assert shared.kill(kind, step, "all") == -signal.SIGKILL
     found = own_files(world)
     for path, content in found.items():
         path.write_bytes(content[: int(len(content) * share)])
     lease = world.prefix / "lease.json"
-    assert (lease in found) == (kind == "step-finished")
+    assert (lease in found) == (kind == FINISHED)
     for verb in ("run list", "run show", "report show", "status", "status --all", "store list"):
         done = world.run(*verb.split())
         assert done.rc != 70 and done.code != "node-internal", f"{verb}\n{done.err}"
     if lease in found:
         os.utime(lease, (0, 0))  # one that cannot be read counts until its heartbeat is old
     check_convergence(shared)
-
-
-@pytest.mark.parametrize("scenario", ["update"], indirect=True)
-def test_a_run_killed_while_it_builds(shared: Shared, scenario: str) -> None:
-    assert shared.kill("step-started", 1, "self") == -signal.SIGKILL
-    assert in_use(shared) == OLD
-    runs = shared.world.good("run", "list", "--json").json["runs"]
-    assert runs[0]["status"] == "died"
-    check_convergence(shared)
+    check_nothing_to_do(shared)
 
 
 @pytest.mark.parametrize("scenario", ["first"], indirect=True)
