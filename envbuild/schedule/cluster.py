@@ -154,12 +154,7 @@ class Scheduler(ABC):
         """
         made = self.runner.run(["mkdir", "-p", "-m", "0700", "--", job.output])
         if not made.ok:
-            raise EnvbuildError(
-                "not-writable",
-                f"{job.output} cannot be made on {self.runner.host}",
-                why=made.err.strip()[-300:],
-                hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",
-            )
+            raise not_writable(job.output, self.runner.host, made)
         done = self.runner.run(self.submits, stdin=self.render(job, "").encode(), timeout=TIMEOUT)
         # A site's plugin may print before it.
         match = re.search(r"^([0-9]+)(?:;\S*|\.\S+)?\s*\Z", done.out.strip(), re.MULTILINE)
@@ -231,6 +226,16 @@ class Scheduler(ABC):
             why=failure_text(done),
             hint=self.limits,
         )
+
+
+def not_writable(folder: str, host: str, done: Finished) -> EnvbuildError:
+    """The error (exit 7) where a folder of jobs cannot be made or filled."""
+    return EnvbuildError(
+        "not-writable",
+        f"{folder} cannot be written on {host}",
+        why=done.err.strip()[-300:] or "no answer in time",
+        hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",
+    )
 
 
 def failure_text(done: Finished) -> str:

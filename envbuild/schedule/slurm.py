@@ -117,7 +117,6 @@ class Partition:
     states: Mapping[str, int]
     gpus: Mapping[tuple[str, str | None], int]
     knows_gpus: bool = False
-    time_limit: str = ""
     kinds: frozenset[tuple[int, int]] = frozenset()
     asked: bool = True
 
@@ -184,7 +183,6 @@ def parse_partition(name: str, partition: str, nodes: str, config: str) -> Parti
     total = re.search(r"(?:\A|\s)TotalNodes=([0-9]{1,15})(?![0-9])", partition)
     if total is None:
         return None
-    limit = re.search(r"(?:\A|\s)MaxTime=(\S+)", partition)
     states: dict[str, int] = {}
     gpus: dict[tuple[str, str | None], int] = {}
     kinds: set[tuple[int, int]] = set()
@@ -202,7 +200,7 @@ def parse_partition(name: str, partition: str, nodes: str, config: str) -> Parti
     knows = types is not None and "gpu" in types[1].split(",")
     if "DefCpuPerGPU=" in partition + config:
         kinds.clear()
-    return Partition(name, int(total[1]), states, gpus, knows, limit[1] if limit else "", frozenset(kinds))
+    return Partition(name, int(total[1]), states, gpus, knows, frozenset(kinds))
 
 
 def _for_jobs(cpus: int, partition: str) -> int:

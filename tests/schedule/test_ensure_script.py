@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 
 from envbuild.model.target import Target
-from envbuild.provision.jobs.node_local import is_local, refuse_script, require_shared
+from envbuild.provision.jobs.node_local import is_local, refuse_script
+from envbuild.provision.jobs.survey import login_facts
 from envbuild.schedule.script import ensure_script
 from tests.support.fails import fails
 from tests.support.programs import completed
@@ -40,9 +41,8 @@ def target(**more: object) -> Target:
 def test_what_node_local_jobs_need_is_refused_by_name() -> None:
     assert is_local(target())
     assert not is_local(target(placement="shared"))
-    assert require_shared(target(shared="/lus/{user}")) == "/lus/{user}"
     for call, code, exit_code in (
-        (lambda: require_shared(target()), "shared-missing", 2),
+        (lambda: login_facts(target(), None), "shared-missing", 2),
         (lambda: refuse_script(target()), "script-impossible", 7),
         (lambda: refuse_script(target(engine="container", placement="image")), "script-impossible", 7),
     ):

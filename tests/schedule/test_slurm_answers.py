@@ -130,7 +130,6 @@ def test_a_partition_of_one_gpu_type_says_the_type_and_a_mixed_one_does_not() ->
     one = parse_partition("p", SHOWN, "p|6|idle|gpu:a100:8(S:0-1)\np|2|alloc|gpu:a100:8(S:0-1)\n", CONFIG)
     assert one is not None
     assert (one.nodes, one.hidden, one.gpus_per_node, one.gres()) == (8, 0, 8, Gres(type="a100"))
-    assert one.time_limit == "1-00:00:00"
     mixed = parse_partition("p", SHOWN, "p|4|idle|gpu:a100:8\np|4|idle|gpu:v100:4\n", CONFIG)
     assert mixed is not None
     assert mixed.gres() == Gres()

@@ -192,7 +192,7 @@ def run_playbook(
         raise ended_early(name, watch.reason, limits.deadline, collector.nodes)
     if rc != 0 and not collector.nodes:
         raise _broken(name, private, collector)
-    return StepsResult(rc, "successful" if rc == 0 else "failed", dict(collector.nodes), collector.tasks_run)
+    return StepsResult(rc, dict(collector.nodes), collector.tasks_run)
 
 
 def find_program(name: str) -> Path:

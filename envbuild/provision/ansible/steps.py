@@ -96,7 +96,6 @@ class StepsResult:
     """The outcome. `nodes` has the last event of each node, `tasks_run` counts ended tasks that were not skipped."""
 
     rc: int
-    status: Literal["successful", "failed"]
     nodes: Mapping[str, TaskEvent] = field(default_factory=dict)
     tasks_run: int = 0
 
@@ -226,8 +225,7 @@ def run_here(playbook: str, host: NodeHost, *, on_event: Callable[[TaskEvent], N
             end_marked(MARKER, watch.marker)
     if watch.reason:
         raise ended_early(playbook, watch.reason, limits.deadline, {host.name: last})
-    failed = last.status == "failed"
-    return StepsResult(int(failed), "failed" if failed else "successful", {host.name: last}, count)
+    return StepsResult(int(last.status == "failed"), {host.name: last}, count)
 
 
 def _step(role: str, host: NodeHost, watch: Watch, variables: Mapping[str, str]) -> TaskEvent:

@@ -52,7 +52,6 @@ if [ -d "$p" ] && [ -w "$p" ] && [ -x "$p" ]; then say prefix_writable yes; else
 if [ -n "${SLURM_JOB_ID-}" ] || have sinfo; then say scheduler slurm
 elif [ -n "${PBS_JOBID-}" ] || have qstat; then say scheduler pbs
 else say scheduler none; fi
-for tool in tar gzip curl wget git; do have "$tool" && say tool "$tool"; done
 
 # A Python runs the node program if it is 3.8 or newer, its probe if it is 3.6, and is real: shims without a version
 # fail here.

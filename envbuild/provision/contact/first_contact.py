@@ -80,14 +80,13 @@ class RunFolder(Protocol):
 class ContactResult(NamedTuple):
     """What one contact brought back.
 
-    `findings`: sh's own, by key (`arch`, `libc`, `prefix`, `prefix_writable`, `scheduler`, `python`, ...); `tools`: the
-    programs it found; `response`: the node program's answer, None where no Python 3.6 or newer is; `exit`: its exit
-    code; `log`: the end of what went to stderr; `error`: why nothing came back at all.
+    `findings`: sh's own, by key (`arch`, `libc`, `prefix`, `prefix_writable`, `scheduler`, `python`, ...); `response`:
+    the node program's answer, None where no Python 3.6 or newer is; `exit`: its exit code; `log`: the end of what went
+    to stderr; `error`: why nothing came back at all.
     """
 
     node: str
     findings: dict[str, str]
-    tools: tuple[str, ...]
     response: dict[str, Any] | None
     exit: int | None
     log: str = ""
@@ -96,7 +95,7 @@ class ContactResult(NamedTuple):
     @classmethod
     def failed(cls, node: str, error: EnvbuildError) -> Self:
         """What a contact is that brought nothing back."""
-        return cls(node, {}, (), None, None, error=error)
+        return cls(node, {}, None, None, error=error)
 
     @property
     def python(self) -> str | None:
@@ -196,18 +195,15 @@ def parse_output(data: bytes, nonce: str, node: str = "localhost", log: str = ""
     if not marker:
         raise _garbled(node, "contact-failed", "the probe ended early", log[-300:].strip(), log)
     findings: dict[str, str] = {}
-    tools: list[str] = []
     for line in body.split(b"\n"):
         key, _, value = line.decode("utf-8", "replace").partition("=")
-        if key == "tool":
-            tools.append(value)
-        elif key:
+        if key:
             findings.setdefault(key, value)
     code = findings.pop("exit", "")
     number = int(code) if re.fullmatch(r"[0-9]{1,3}", code) else None
     text = findings.pop("response", "")
     response = _response(text, number, node, log) if findings.get("python") else None
-    return ContactResult(node, findings, tuple(tools), response, number, log)
+    return ContactResult(node, findings, response, number, log)
 
 
 def _response(text: str, code: int | None, node: str, log: str) -> dict[str, Any]:
@@ -272,7 +268,7 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
         raise _garbled(node, "contact-failed", f"no answer within {deadline:g} s", log[-300:].strip(), log)
     if here:
         response = _response(done.out.rstrip(), done.rc, node, log)
-        return ContactResult(node, {"python": sys.executable}, (), response, done.rc, log)
+        return ContactResult(node, {"python": sys.executable}, response, done.rc, log)
     return parse_output(done.out.encode(), nonce, node, log)
 
 

@@ -29,6 +29,7 @@ from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.survey import facts_file, login_work, on_login
 from envbuild.provision.run.context import Outcome, Work
+from envbuild.provision.run.evidence import of_another_kind
 from envbuild.provision.run.run_dir import keep, read_recent
 
 LIMIT = 3600
@@ -237,14 +238,9 @@ def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError], firs
     for node, runtime in list(nodes.items()):
         if first is not None and (runtime.command, runtime.cuda) != (first.command, first.cuda):
             del nodes[node]
-            errors[node] = EnvbuildError(
-                "nodes-differ",
-                f"{node} is not of the kind of the first node of the job",
-                why=f"it would run the image with `{' '.join(runtime.command)}`, the first with "
-                f"`{' '.join(first.command)}`",
-                hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
-                details={"node": node},
-            )
+            why = f"it would run the image with `{' '.join(runtime.command)}`, the first with "
+            why += f"`{' '.join(first.command)}`"
+            errors[node] = of_another_kind(node, "the first node of the job", why)
 
 
 def _answered(node: str, answer: ContactResult, args: Mapping[str, Any], prefix: str, outcome: Outcome) -> None:

@@ -175,7 +175,7 @@ def plain(data: bytes, _: str, node: str) -> ContactResult:
         response = {"ok": False, "changed": False, "error": error.as_dict()}
     result = response.get("result") or {}
     good = response["ok"] and result.get("ok", True)
-    return ContactResult(node, {}, (), response, int(result.get("exit", Exit.OK if good else Exit.CHECK_FAILED)))
+    return ContactResult(node, {}, response, int(result.get("exit", Exit.OK if good else Exit.CHECK_FAILED)))
 
 
 def not_shared(folder: str, number: str) -> EnvbuildError:

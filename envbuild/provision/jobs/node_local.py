@@ -7,40 +7,18 @@ staged tools, bundles and built wheels, and says what nodes get: `node/env/publi
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError
-from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.target import Target
 from envbuild.provision.run.context import Prepared, Survey, Work
-from envbuild.schedule.job import JobStep
-from envbuild.schedule.script import ensure_file, ensure_script
+from envbuild.schedule.script import ensure_script
 
 
 def is_local(target: Target) -> bool:
     """Whether nodes are reached through jobs and each has a disk of its own for environments."""
     return target.connection.kind == "job" and target.placement == "node-local"
-
-
-def require_shared(target: Target) -> str:
-    """The template of the folder that login host and nodes share. Raises EnvbuildError `shared-missing` (exit 2)."""
-    if target.shared is None:
-        raise EnvbuildError(
-            "shared-missing",
-            f"the target {target.name} names no folder that its login node and nodes share",
-            why="`placement: node-local` keeps jobs, tools and bundles in such a folder, and the prefix on each node",
-            hint="`shared: /path/on/the/shared/file/system` in the target file; or `placement: shared`",
-        )
-    return target.shared
-
-
-def with_published(facts: NodeFacts, shared: Mapping[str, Any]) -> NodeFacts:
-    """Facts of a node with what the shared folder says; the environment only where its own disk had it."""
-    own = {(item.path, item.root) for item in facts.environments if item.stamp}
-    there = tuple(item for item in shared["environments"] if (item.path, item.root) in own)
-    return facts.model_copy(update={**shared, "environments": there})
 
 
 def keep_only_wanted(survey: Survey, prepared: Prepared, nodes: list[str]) -> None:
@@ -74,16 +52,6 @@ def published(builder: NodePlan, work: Work, folder: str) -> dict[str, Any]:
         "install": install["args"],
         "requests": [posixpath.join(folder, "requests", "ensure.json")],
     }
-
-
-def ensure_step(target: Target, shared: str, stack: str) -> tuple[JobStep, ...]:
-    """What a job begins with where nodes may have lost an environment; nothing where the prefix is shared.
-
-    A node that cannot have it goes on, and says so in its answers.
-    """
-    code = '/bin/sh "$1" > /dev/null || echo "$(uname -n): the environment is not there" >&2'
-    step = JobStep(argv=("/bin/sh", "-c", code, "ensure", ensure_file(shared, stack)))
-    return (step,) if is_local(target) else ()
 
 
 def refuse_script(target: Target) -> None:

@@ -19,14 +19,15 @@ from envbuild.provision.environments import Environments, asked_evidence, stage
 from envbuild.provision.fleet.multi_node_smoke import gpus_of, gpus_of_stamp, job_request, note_floors
 from envbuild.provision.fleet.sharing import not_built
 from envbuild.provision.jobs.answers import Asked, Requests, ask_in_job
-from envbuild.provision.jobs.node_local import ensure_step, is_local, published
+from envbuild.provision.jobs.node_local import is_local, published
 from envbuild.provision.jobs.site import UNASKED, JobSite, cpus_unknown
 from envbuild.provision.jobs.survey import facts_file, login_facts, survey_jobs, write_facts
 from envbuild.provision.jobs.survey import stage as stage_on_login
 from envbuild.provision.run.context import Outcome, Question, Work
-from envbuild.provision.run.evidence import all_well, first_error
+from envbuild.provision.run.evidence import all_well, first_error, of_another_kind
 from envbuild.provision.survey.ask import current_of, decide, probe_args
 from envbuild.schedule.job import JobStep
+from envbuild.schedule.script import ensure_file
 from envbuild.text import comment
 
 SMOKE_LIMIT = 3600
@@ -171,13 +172,8 @@ def _misfit(work: Work, node: str, digest: str) -> EnvbuildError | None:
     resolution, variant = work.survey.resolutions.get(node), work.survey.variants.get(node)
     if resolution is None or (variant is not None and variant.digest == digest):
         return None
-    return EnvbuildError(
-        "nodes-differ",
-        f"{node} is not of the kind of the node that the plan was made for",
-        why=f"for it, the rules choose {resolution.variant_id or 'nothing'}",
-        hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
-        details={"node": node},
-    )
+    why = f"for it, the rules choose {resolution.variant_id or 'nothing'}"
+    return of_another_kind(node, "the node that the plan was made for", why)
 
 
 def _not_built(node: str, built_on: str | None, responses: Mapping[str, Mapping[str, Any]]) -> EnvbuildError | None:
@@ -231,7 +227,10 @@ class InJobs(Environments):
         meeting = job_request(work, variant, environment, gpus_of_stamp(variant, stamp), site.nodes)
         folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
         with work.phase("smoke", "testing through a job"):
-            first = ensure_step(prepared.target, facts.prefix.path, prepared.stack.name)
+            # Nodes may have lost an environment of their own; one that cannot have it goes on, and its answers say so.
+            code = '/bin/sh "$1" > /dev/null || echo "$(uname -n): the environment is not there" >&2'
+            ensure = ("/bin/sh", "-c", code, "ensure", ensure_file(facts.prefix.path, prepared.stack.name))
+            first = [JobStep(argv=ensure)] if is_local(prepared.target) else []
             asked = Asked("envbuild-smoke", folder, requests, before=first, after=meeting)
             answers = ask_in_job(work, site, asked, site.limit(SMOKE_LIMIT))
         for node, verbs in answers.items():

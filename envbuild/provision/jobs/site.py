@@ -19,7 +19,7 @@ from envbuild.model.target import Connection, Target, login_connection, proxies
 from envbuild.node.redact import redact_text
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
-from envbuild.schedule.cluster import LIMIT, Here, Runner, Scheduler, submit_host
+from envbuild.schedule.cluster import LIMIT, Here, Runner, Scheduler, not_writable, submit_host
 from envbuild.schedule.job import Job, JobState, Pool, Step, seconds_of
 from envbuild.schedule.pbs import Offer, Pbs, Queues
 from envbuild.schedule.script import log_name, status_name
@@ -144,12 +144,7 @@ def place(runner: Runner, folder: str, files: Mapping[str, bytes]) -> None:
     code = 'umask 077; mkdir -p -- "$1" && cd -- "$1" && tar -xf -'
     done = runner.run(["/bin/sh", "-c", code, "sh", folder], stdin=data.getvalue())
     if not done.ok:
-        raise EnvbuildError(
-            "not-writable",
-            f"{folder} cannot be written on {runner.host}",
-            why=done.err.strip()[-300:] or "no answer in time",
-            hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",
-        )
+        raise not_writable(folder, runner.host, done)
 
 
 LOG_LIMIT = LIMIT // 2  # bytes of a job's log that are brought here

@@ -27,7 +27,7 @@ from envbuild.provision.contact.first_contact import ContactResult, contact, nod
 from envbuild.provision.contact.payload import write_payload
 from envbuild.provision.contact.toolchain import first_tools
 from envbuild.provision.jobs.answers import Asked, ask_in_job
-from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_published
+from envbuild.provision.jobs.node_local import is_local, keep_only_wanted
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.context import Run, Survey, Work
 from envbuild.provision.run.run_dir import MAX_AGE, RunDir, keep, read_recent
@@ -102,7 +102,11 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False, anew: 
             survey = _bring_python(work, site, top, survey)
             top, shared = look_at_login(work, site)
     if is_local(prepared.target):
-        survey.facts = {node: with_published(facts, shared) for node, facts in survey.facts.items()}
+        for node, facts in survey.facts.items():
+            # The environment only where its own disk had it.
+            own = {(item.path, item.root) for item in facts.environments if item.stamp}
+            there = tuple(item for item in shared["environments"] if (item.path, item.root) in own)
+            survey.facts[node] = facts.model_copy(update={**shared, "environments": there})
     elif known:
         survey.facts = {node: facts.model_copy(update=shared) for node, facts in known.items()}
     if not work.settings.repair:
@@ -133,8 +137,13 @@ def login_facts(target: Target, stack: str | None, run: RunDir | None = None) ->
 
     Raises EnvbuildError as `contact` does, and `shared-missing` (exit 2).
     """
-    if local := is_local(target):
-        require_shared(target)
+    if (local := is_local(target)) and target.shared is None:
+        raise EnvbuildError(
+            "shared-missing",
+            f"the target {target.name} names no folder that its login node and nodes share",
+            why="`placement: node-local` keeps jobs, tools and bundles in such a folder, and the prefix on each node",
+            hint="`shared: /path/on/the/shared/file/system` in the target file; or `placement: shared`",
+        )
     host = as_login(target)
     (login,) = expand_hosts(host.hosts)
     args = {"node": login, "stack": stack, "verify": stack is not None, "brief": True, "published": local}

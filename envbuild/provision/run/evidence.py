@@ -102,7 +102,11 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
         return node
     first, more = failed[0], f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     smoke = first.name.startswith("smoke/")
-    words = _only(command, first.name) if smoke and verb == "smoke" else list(command)
+    words = list(command)
+    if smoke and verb == "smoke":  # for one check, in the place of what it was for
+        pairs = zip(("", *command), command, strict=False)
+        kept = [word for before, word in pairs if before != "--only" and word.partition("=")[0] != "--only"]
+        words = [*kept, "--only", first.name.removeprefix("smoke/")]
     again = shlex.join([*words, *(["--host", node.node] if several and "--host" not in command else [])])
     printed = " ".join(f"{check.says} {check.details.get('output', '')}" for check in failed)
     slow = node.exit == ExitCode.BELOW_FLOOR
@@ -148,13 +152,6 @@ def _as(verb: str, command: Sequence[str]) -> str:
     return f"envbuild {verb} {shlex.join(place_words(command))}".rstrip()
 
 
-def _only(command: Sequence[str], name: str) -> list[str]:
-    """The command of `smoke` for one check, in the place of what it was for."""
-    pairs = zip(("", *command), command, strict=False)
-    kept = [word for before, word in pairs if before != "--only" and word.partition("=")[0] != "--only"]
-    return [*kept, "--only", name.removeprefix("smoke/")]
-
-
 def failed_node(
     node: str, error: EnvbuildError, *, facts: NodeFacts | None = None, resolution: Resolution | None = None
 ) -> NodeEvidence:
@@ -184,6 +181,17 @@ def of_gpus(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
         for text in check.details.get(key, ())
     )
     return tuple(dict.fromkeys(warnings))
+
+
+def of_another_kind(node: str, first: str, why: str) -> EnvbuildError:
+    """`nodes-differ` (exit 7): a job does for all its nodes what fits its `first`."""
+    return EnvbuildError(
+        "nodes-differ",
+        f"{node} is not of the kind of {first}",
+        why=why,
+        hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
+        details={"node": node},
+    )
 
 
 def all_well(responses: Responses) -> bool:

@@ -105,19 +105,13 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, on_event: Watch | None = None) -> None:
-        """Open `path` for appending; a torn last line is cut off, so that the next event starts a line.
-
-        Raises EnvbuildError `journal-unwritable` (exit 75).
-        """
+        """Make the file `path`. Raises EnvbuildError `journal-unwritable` (exit 75)."""
         self.path = path
         self._lock = threading.Lock()
         self._on_event = on_event
-        self._room = TOLD
+        self._room, self._seq = TOLD, 0
         try:
-            past = read_journal(path).events if path.exists() else ()
-            self._seq = past[-1].seq if past else 0
-            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            _cut_torn_line(self._fd)
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             sync_folder(str(path.parent))  # its name, too, and not only its contents
         except OSError as error:
             raise _unwritable(path, error) from error
@@ -244,23 +238,6 @@ def _parse(line: bytes) -> Event | None:
     if not isinstance(seq, int) or not isinstance(t, str) or not isinstance(kind, str) or not isinstance(extra, dict):
         return None
     return Event(seq, t, kind, node if isinstance(node, str) else None, extra)
-
-
-def _cut_torn_line(fd: int) -> None:
-    """Truncate the file after its last newline."""
-    size = os.fstat(fd).st_size
-    end = size
-    while end > 0:
-        start = max(0, end - 65536)
-        block = os.pread(fd, end - start, start)
-        newline = block.rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end != size:
-        os.ftruncate(fd, end)
-        os.fsync(fd)
 
 
 def _unwritable(path: Path, error: OSError) -> EnvbuildError:

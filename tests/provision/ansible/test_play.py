@@ -139,7 +139,7 @@ def test_a_bundle_is_put_into_its_store_and_named_by_its_run(tmp_path: Path) -> 
     (tmp_path / "made.tar").write_bytes(b"bundle")
     bundles = {"bundle.tar": tmp_path / "made.tar"}
     result, events = _put("provision.yml", tmp_path / "store", bundles=bundles, run="run-1")
-    assert (result.status, [event.status for event in events]) == ("successful", ["started", "changed"])
+    assert (result.rc, [event.status for event in events]) == (0, ["started", "changed"])
     assert (tmp_path / "store/bundle.tar").read_bytes() == b"bundle"
     assert (tmp_path / "store/runs/run-1").is_dir()
 
@@ -148,7 +148,7 @@ def test_an_image_is_copied_for_its_owner_alone(tmp_path: Path) -> None:
     (tmp_path / "image.tar").write_bytes(b"image")
     result, _ = _put("image.yml", tmp_path / "store", image=tmp_path / "image.tar")
     place = tmp_path / "store/image.tar"
-    assert (result.status, place.read_bytes(), stat.S_IMODE(place.stat().st_mode)) == ("successful", b"image", 0o600)
+    assert (result.rc, place.read_bytes(), stat.S_IMODE(place.stat().st_mode)) == (0, b"image", 0o600)
 
 
 def test_an_interrupt_ends_the_steps_also_where_nobody_reads_what_is_said(tmp_path: Path) -> None:

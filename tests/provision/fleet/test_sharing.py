@@ -75,13 +75,11 @@ class Stage:
         self.asked.append((node, args["action"]))
         if args["action"] == "list":
             entries = [{"key": KEY, "state": "unchecked"}] if node in self.has else []
-            return ContactResult(node, {}, (), {"ok": True, "result": {"entries": entries}}, 0)
+            return ContactResult(node, {}, {"ok": True, "result": {"entries": entries}}, 0)
         if self.pack_fails:
             return ContactResult.failed(node, EnvbuildError("wheel-unknown", "the store has no such wheel"))
         assert args["keys"] == [KEY]
-        return ContactResult(
-            node, {}, (), {"ok": True, "result": {"bytes": 9, "sha256": "c" * 64, "digest": "b" * 64}}, 0
-        )
+        return ContactResult(node, {}, {"ok": True, "result": {"bytes": 9, "sha256": "c" * 64, "digest": "b" * 64}}, 0)
 
     def _receive(self, node: str, path: str, to: Path, **_: Any) -> None:
         self.received.append((path, to))

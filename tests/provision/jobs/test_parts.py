@@ -212,7 +212,7 @@ def test_a_script_is_made_of_what_is_known_and_never_submits_a_job(
 
 
 def bare(node: str) -> ContactResult:
-    return ContactResult(node, {"arch": "x86_64", "libc": "glibc 2.31", "user": "u"}, (), None, None)
+    return ContactResult(node, {"arch": "x86_64", "libc": "glibc 2.31", "user": "u"}, None, None)
 
 
 @pytest.mark.parametrize("bring", [True, False])

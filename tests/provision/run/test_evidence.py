@@ -304,7 +304,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             for name in requests
         }
         return {
-            name: ContactResult(name, {}, (), {"ok": True, "result": {"root": "", "files": text}}, 0)
+            name: ContactResult(name, {}, {"ok": True, "result": {"root": "", "files": text}}, 0)
             for name, text in packed.items()
         }
 
