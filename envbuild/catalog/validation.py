@@ -24,6 +24,7 @@ _MISSING = object()
 Step = str | int
 Model = TypeVar("Model", bound=StrictModel)
 
+_PARTITION = "hosts: {slurm: NAME}"
 _COMMIT = "must be a full commit or tree hash: 40 lower-case hex digits"
 _TIME = "must be a time: 90s, 40m or 2h"
 _BY_FIELD = {
@@ -134,12 +135,15 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
     where = f"{place[0]}:{place[1]}:{place[2]}" if place else "given on the command line"
     hint = ""
     if kind == "extra_forbidden":
-        hint = did_you_mean(str(path[-1]), _keys_at(model, path[:-1]))
+        hint = _inside(model, path) or did_you_mean(str(path[-1]), _keys_at(model, path[:-1]))
         shown = ""
     elif kind == "string_type" and isinstance(value, int | float):
         hint = f"put {field} in quotes (without them 3.10 is the number 3.1)"
     elif kind == "tuple_type" and isinstance(value, str | int | float):
         hint = f'write {path[-1]}: ["{show_value(value).strip(chr(34))}"]'
+        hint += f"; of a partition {_PARTITION}" * (path == ("hosts",))
+    elif says == "must be a mapping" and (keys := _keys_at(model, path)):
+        hint = f"write {path[-1]}: {{KEY: VALUE}}, KEY being {' or '.join(keys)}"
     elif kind == "string_pattern_mismatch" and isinstance(path[-1], int) and re.search(r"\w[:,]\s*\w", str(value)):
         hint = f"write [{', '.join(re.split(r'[:,] *', show_value(value).strip(chr(34))))}]"
     elif kind == "literal_error":
@@ -200,6 +204,15 @@ def _keys_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[str]:
         annotations = [inner for annotation in annotations for inner in _descend(annotation, step)]
     models = [m for annotation in annotations for m in _alternatives(annotation) if _is_model(m)]
     return [field.alias or name for m in models for name, field in m.model_fields.items()]
+
+
+def _inside(model: type[BaseModel], path: tuple[Step, ...]) -> str:
+    """Where a key belongs that stands beside the key which has it."""
+    *above, key = path
+    has = (name for name in _keys_at(model, tuple(above)) if key in _keys_at(model, (*above, name)))
+    if key == "partition":
+        return f"write `{_PARTITION}`"
+    return next((f"write `{name}: {{{key}: …}}`" for name in has), "")
 
 
 def _descend(annotation: Any, step: Step) -> list[Any]:

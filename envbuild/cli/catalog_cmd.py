@@ -397,7 +397,8 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         text = "GPU model, as nvidia-smi has it without NVIDIA" + ("" if usual_gpu else " (empty: any)")
         gpu = ask(text, usual_gpu, lambda text: _model(text, usual_gpu))
         usual_count = count or base.expects.gpus_per_node or 0
-        count = ask("GPUs of a node (empty: not said)", usual_count, click.IntRange(0, 64)) if gpu else count
+        text = "GPUs of a node (empty: not said; `bench` and `launch` need it)"
+        count = ask(text, usual_count, click.IntRange(0, 64)) if gpu or job else count
     except click.Abort:
         if sys.stdin.isatty():
             raise

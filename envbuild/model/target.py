@@ -12,6 +12,7 @@ from envbuild.model.stack import BaseKind, EnvironmentValue
 RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
 _PATH = re.compile(r"(?:/[A-Za-z0-9._+-]+)+")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+NODE_FILE = "nodefile"  # `hosts: {pbs: nodefile}`: the nodes that the job gets
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
 
 _PROXY = re.compile(r"(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
@@ -69,7 +70,7 @@ def _device(value: str) -> str:
 def _path_template(value: str) -> str:
     """An absolute path that may begin with, and hold, the placeholders of `Target`."""
     unknown = set(_PLACEHOLDERS.findall(value)) - {"{user}", "{home}", "{data}"}
-    if unknown or "{{" in value or "}}" in value:
+    if unknown or "{{" in value or "}}" in value or set("$<>") & set(value):
         raise ValueError("only the placeholders {user}, {home} and {data} can be used")
     if not value.startswith(("/", "{home}", "{data}")):
         raise ValueError("must be absolute, or begin with {home} or {data}")
@@ -377,6 +378,11 @@ class Target(StrictModel):
             raise ValueError("connection: job needs `scheduler: {kind: slurm}` or `{kind: pbs}`")
         if isinstance(hosts, HostSource) and (hosts.slurm or hosts.pbs) and kind not in hosts.given:
             raise ValueError(f"hosts from {next(iter(hosts.given))} need a scheduler of that kind")
+        given = hosts.given if isinstance(hosts, HostSource) else {}
+        if self.connection.kind == "job" and kind == "slurm" and not given.get("slurm"):
+            raise ValueError("a job of Slurm runs on the nodes of a partition: write `hosts: {slurm: PARTITION}`")
+        if self.connection.kind == "job" and kind == "pbs" and given.get("pbs") != NODE_FILE:
+            raise ValueError("a job of PBS runs on the nodes that it gets: write `hosts: {pbs: nodefile}`")
         return self
 
     @model_validator(mode="after")

@@ -169,7 +169,7 @@ def test_a_user_file_overrides_every_part(tmp_path: Path) -> None:
 
 
 def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
-    target = own(tmp_path, "extends: azure-nd96\nhosts: {command: [my-hosts, --all]}\n")
+    target = own(tmp_path, "extends: azure-nd96\nconnection: {kind: ssh}\nhosts: {command: [my-hosts, --all]}\n")
     assert isinstance(target.hosts, HostSource)
     assert target.hosts.given == {"command": "my-hosts --all"}
     with fails("not-yet-supported", 7):
@@ -184,6 +184,14 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nhosts: {slurm: a, inventory: b}", "exactly one of"),
         ("extends: slurm\nhosts: {}", "exactly one of"),
         ("extends: slurm\nhosts: {slurm: -p}", "start with '-'"),
+        ("extends: slurm\nhosts: [gpu1]", "write `hosts: {slurm: PARTITION}`"),
+        ("extends: slurm\nhosts: hpc", "write hosts: [\"hpc\"]; of a partition hosts: {slurm: NAME}"),
+        ("extends: pbs\nhosts: {pbs: ./nodes}", "write `hosts: {pbs: nodefile}`"),
+        ("extends: slurm\npartition: hpc", "write `hosts: {slurm: NAME}`"),
+        ("extends: slurm\nlogin: null", "write `connection: {login: …}`"),
+        ("extends: slurm\nscheduler: {modules: cuda}", "write modules: {KEY: VALUE}, KEY being use or load"),
+        ("extends: slurm\nprefix: /shared/$USER/envs", "only the placeholders {user}, {home} and {data}"),
+        ("extends: slurm\nprefix: /shared/<user>/envs", "only the placeholders {user}, {home} and {data}"),
         ("extends: local\nplacement: image", "needs engine: container"),
         ("extends: local\nengine: docker", "must be 'venv', 'conda' or 'container'"),
         ("extends: slurm\nhosts: {slurm: a}\nscheduler: {start_deadline: soon}", "must be a time"),
@@ -192,4 +200,4 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
 def test_a_target_that_contradicts_itself_is_refused(text: str, says: str, tmp_path: Path) -> None:
     with fails("manifest-invalid") as caught:
         own(tmp_path, text + "\n")
-    assert says in f"{caught.value.what}\n{caught.value.why}"
+    assert says in f"{caught.value.what}\n{caught.value.why}\n{caught.value.hint}"

@@ -36,12 +36,12 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
              "prefix": "/p/{user}", "expects": {"gpu": "A100", "gpus_per_node": 8}},
         ),
         (
-            ("slurm", "", "gpu", "login1", "", "proj", "", "", "", ""),
+            ("slurm", "", "gpu", "login1", "", "proj", "", "", "", "", ""),
             {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job", "login": {"host": "login1"}},
              "scheduler": {"kind": "slurm", "account": "proj", "exclusive": True}, "prefix": "{home}/envbuild"},
         ),
         (
-            ("pbs", "", "", "debug", "", "proj", "0", "4", "soon", "90m", "home, eagle", "", ""),
+            ("pbs", "", "", "debug", "", "proj", "0", "4", "soon", "90m", "home, eagle", "", "", ""),
             {"hosts": {"pbs": "nodefile"}, "connection": {"kind": "job"},
              "scheduler": {"kind": "pbs", "queue": "debug", "account": "proj", "exclusive": True, "nodes": 4,
                            "time_limit": "90m", "filesystems": ["home", "eagle"]}},
@@ -67,8 +67,8 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
             {"stack": "megatron-deepspeed-alcf", "profile": "ported"},
         ),
         (
-            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", "", ""),
-            {"stack": "megatron-deepspeed-alcf", "profile": "ported", "expects": None},
+            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", "", "", "4"),
+            {"stack": "megatron-deepspeed-alcf", "profile": "ported", "expects": {"gpus_per_node": 4}},
         ),
     ],
 )  # fmt: skip
@@ -147,7 +147,7 @@ def test_the_queues_of_pbs_that_take_jobs_are_offered(tmp_path: Path, monkeypatc
     qstat.chmod(0o755)
     monkeypatch.setenv("PATH", f"{qstat.parent}:/usr/bin:/bin")
     monkeypatch.setattr(begin, "scheduler_here", lambda: "PBS")
-    done = init(tmp_path, answers=("", "opt-175b", "", "", "lab", "", "", "", "", ""))
+    done = init(tmp_path, answers=("", "opt-175b", "", "", "lab", "", "", "", "", "", ""))
     assert done.exit_code == 0 and "PBS queue (gpu, debug) [gpu]" in done.output, done.output
     assert load_target(str(tmp_path / "lab.yaml")).target.partition == "gpu"
 

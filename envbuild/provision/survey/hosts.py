@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from envbuild.catalog.loader import LoadedTarget, load_target, refuse_template
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import MAX_HOSTS, expand_hosts, fold_hosts
-from envbuild.model.target import HostAddress, HostSource, Target
+from envbuild.model.target import NODE_FILE, HostAddress, HostSource, Target
 from envbuild.node import proc
 from envbuild.node.proc import clean_env
 from envbuild.node.protocol import NodeError, expand_prefix
@@ -205,8 +205,6 @@ def _known(lists: Sequence[str], names: Sequence[str], option: str, whose: str) 
 
 
 CODE = "not-yet-supported"
-# `hosts: {pbs: nodefile}`: the nodes that the job gets.
-NODE_FILE = "nodefile"
 
 
 def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) -> dict[str, str]:
@@ -220,12 +218,6 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) ->
     image = target.engine == "container" and target.container is not None and target.container.runtime == "pyxis"
     rows = {
         f"connection: job (a job of {scheduler})": (job and not jobs, "connection: {kind: ssh}"),
-        "connection: job with hosts that are not a partition": (
-            job and jobs and scheduler == "slurm" and "slurm" not in given, "hosts: {slurm: PARTITION}",
-        ),
-        "connection: job with hosts that are not those of the job": (
-            job and jobs and scheduler == "pbs" and given.get("pbs") != NODE_FILE, "hosts: {pbs: nodefile}",
-        ),
         "connection: job with base: image": (job and jobs and target.base == "image", "base: none"),
         # The node file of PBS is there inside a job; a partition of Slurm is no list of nodes that take SSH.
         f"hosts named by {', '.join(f'{key}: {value}' for key, value in given.items())}": (

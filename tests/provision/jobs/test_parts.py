@@ -144,12 +144,7 @@ def test_an_account_that_no_directive_can_carry_is_an_error_of_the_target() -> N
         ({"base": "module"}, []),
         ({"base": "prefix", "placement": "node-local", "shared": "/s"}, []),
         ({"base": "image"}, ["connection: job with base: image"]),
-        ({"hosts": ["gpu1"]}, ["connection: job with hosts that are not a partition"]),
         ({"hosts": {"pbs": "nodefile"}, "scheduler": {"kind": "pbs"}}, []),
-        (
-            {"hosts": {"pbs": "./nodes"}, "scheduler": {"kind": "pbs"}},
-            ["connection: job with hosts that are not those of the job"],
-        ),
     ],
 )
 def test_what_a_job_cannot_do_is_refused_by_name(more: dict[str, Any], missing: list[str]) -> None:
