@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 def test_two_nodes_without_a_network_get_one_verified_environment(
     fleet: Callable[..., list[Node]], tmp_path: Path, conda_python: Path, world: FleetWorld
 ) -> None:
-    nodes = fleet(2, kind="gcc")
+    nodes = fleet(2, kind="gcc", tools=True)
     channel = fill(Channel(tmp_path / "forge", "forge"), conda_python)
     section: dict[str, Any] = {"channels": [{"name": "forge", "url": channel.url}], "packages": ["tool", "pure"]}
     build = {"kind": "wheel", "extensions": ["quick._fast"]}

@@ -39,7 +39,7 @@ def test_four_nodes_one_dies_half_way_and_the_same_command_touches_only_that_one
     fleet: Callable[..., list[Node]], fleet_network: Fleet, tmp_path: Path, standalone_python: Path
 ) -> None:
     world = _world(tmp_path, standalone_python)
-    nodes = [*fleet(1, kind="gcc"), *fleet(1, kind="bare"), *fleet(2, kind="full")]
+    nodes = [*fleet(1, kind="gcc", tools=True), *fleet(1, kind="bare", tools=True), *fleet(2, kind="full", tools=True)]
     for node in nodes[:2]:
         assert node.run(["sh", "-c", "command -v python3 python"], check=False).stdout == ""
     victim, others = nodes[3], nodes[:3]

@@ -28,7 +28,7 @@ def _world(folder: Path, standalone: Path, node: Node) -> FleetWorld:
 def test_of_eight_nodes_seven_then_four_then_one_fail(
     fleet: Callable[..., list[Node]], fleet_network: Fleet, tmp_path: Path, standalone_python: Path
 ) -> None:
-    nodes = fleet(8, kind="full")
+    nodes = fleet(8, kind="full", tools=True)
     world = _world(tmp_path, standalone_python, nodes[0])
     world.target(nodes, connection={"connect_timeout": 2.0})
     roots: set[str] = set()

@@ -47,6 +47,8 @@ def _assert_nothing_to_do(world: FleetWorld, nodes: list[Node]) -> None:
 
 def test_a_node_whose_own_python_is_3_6_is_provisioned(fleet: StartNodes, world: FleetWorld) -> None:
     (node,) = fleet(1, kind="py36")
+    modules = "import sys, json, ssl, ctypes, zlib, hashlib, bz2; print(sys.version_info[:2])"
+    assert node.run(["python3", "-c", modules]).stdout == "(3, 6)\n"
     world.target([node])
     probed = world.fleet("doctor", "--facts-out", "facts.json")
     versions = [python["version"][:4] for python in probed.json["facts"][node.address]["pythons"]]
@@ -62,7 +64,16 @@ def test_a_node_whose_own_python_is_3_6_is_provisioned(fleet: StartNodes, world:
     _assert_nothing_to_do(world, [node])
 
 
-def test_a_node_without_any_python_gets_one_first(fleet: StartNodes, world: FleetWorld) -> None:
+def _refused(world: FleetWorld, node: Node) -> tuple[int, dict[str, Any]]:
+    done = world.fleet("provision")
+    error = by_node(done)[node.address]["error"]
+    assert f"error[{error['code']}]" in done.err
+    return done.rc, error
+
+
+def test_a_node_without_any_python_gets_one_first_and_what_keeps_it_from_the_node_is_told_with_its_own_code(
+    fleet: StartNodes, world: FleetWorld
+) -> None:
     (node,) = fleet(1, kind="bare")
     world.target([node])
     before = listing(node)
@@ -71,25 +82,6 @@ def test_a_node_without_any_python_gets_one_first(fleet: StartNodes, world: Flee
     assert looked.json["errors"][node.address]["code"] == "node-without-python"
     assert "installs Python into the prefix" in looked.json["errors"][node.address]["hint"]
     assert listing(node) == before, "looking changes nothing"
-    done = world.fleet("provision")
-    assert done.rc == 0, done.err
-    _assert_built(node, by_node(done)[node.address])
-    assert [step for _, step in _tasks_begun(world)] == [
-        "toolchain", "toolchain", "deliver", "install", "smoke", "activate",
-    ]  # fmt: skip
-    _assert_nothing_to_do(world, [node])
-
-
-def _refused(world: FleetWorld, node: Node) -> tuple[int, dict[str, Any]]:
-    done = world.fleet("provision")
-    error = by_node(done)[node.address]["error"]
-    assert f"error[{error['code']}]" in done.err
-    return done.rc, error
-
-
-def test_what_keeps_the_toolchain_from_a_node_is_told_with_its_own_code(fleet: StartNodes, world: FleetWorld) -> None:
-    (node,) = fleet(1, kind="bare")
-    world.target([node])
 
     node.run(["mkdir", PREFIX])
     node.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", PREFIX])
@@ -113,8 +105,13 @@ def test_what_keeps_the_toolchain_from_a_node_is_told_with_its_own_code(fleet: S
     world.target([node], tmp="/opt/my-tmp")
     done = world.fleet("provision")
     assert done.rc == 0, done.err
+    _assert_built(node, by_node(done)[node.address])
+    assert [step for _, step in _tasks_begun(world)] == [
+        "toolchain", "toolchain", "deliver", "install", "smoke", "activate",
+    ]  # fmt: skip
     assert node.run(["ls", "-A", "/opt/my-tmp"]).stdout == "", "temporary files went there and are gone"
     assert node.run(["stat", "-c", "%a", PREFIX]).stdout == "755\n"
+    _assert_nothing_to_do(world, [node])
 
 
 FILE = f"{PREFIX}/current/own/lib/python{MINOR}/site-packages/lib/__init__.py"

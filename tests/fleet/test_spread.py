@@ -23,7 +23,7 @@ def left(node: Node) -> str:
 def test_every_node_installs_from_the_bundle_and_gets_the_root_of_all_others(
     fleet: StartNodes, world: FleetWorld
 ) -> None:
-    nodes = fleet(4, kind="bare")
+    nodes = fleet(2, kind="bare")
     world.target(nodes)
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
@@ -35,7 +35,7 @@ def test_every_node_installs_from_the_bundle_and_gets_the_root_of_all_others(
     steps = steps_of(world)
     whole = ["toolchain", "toolchain", "deliver", "install", "smoke", "activate"]
     assert steps == {node.address: whole for node in nodes}
-    assert [left(node) for node in nodes] == [""] * 4, "bundles go with what was unpacked from them"
+    assert [left(node) for node in nodes] == [""] * 2, "bundles go with what was unpacked from them"
     assert world.fleet("verify").rc == 0
 
     again = world.fleet("provision")
@@ -188,7 +188,7 @@ def _waves(world: FleetWorld) -> list[list[str]]:
 
 
 def test_waves_follow_each_other_and_end_when_too_many_nodes_have_failed(fleet: StartNodes, world: FleetWorld) -> None:
-    first, broken, third, fourth = fleet(4, kind="full")
+    first, broken, third, fourth = fleet(4, kind="full", tools=True)
     world.target([first, broken, third, fourth])
     # A folder where the link of the environment in use belongs: everything goes well until it is to be switched.
     broken.run(["mkdir", "-p", f"{PREFIX}/current/{STACK}/in-the-way"])

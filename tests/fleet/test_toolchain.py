@@ -89,19 +89,8 @@ def test_two_nodes_without_python_get_one_and_run_the_node_program_with_it(
     for node in nodes:
         facts = _probe(node, tools["python"].path(ODD), tools)
         assert facts["os"]["id"] == "debian"  # type: ignore[index]
+        assert node.run([tools["python"].path(ODD), "-c", "import ssl, ctypes, lzma, sqlite3"]).stdout == ""
     assert [(event.role, event.status) for event in _place(tmp_path, nodes, tools)] == [("toolchain", "ok")] * 2
-
-
-def test_a_node_whose_only_python_is_3_6_runs_the_probe_with_that_and_takes_the_toolchain(
-    fleet: Callable[..., list[Node]], tmp_path: Path, tools: dict[str, Tool]
-) -> None:
-    (node,) = fleet(1, kind="py36")
-    modules = "import sys, json, ssl, ctypes, zlib, hashlib, bz2; print(sys.version_info[:2])"
-    assert node.run(["python3", "-c", modules]).stdout == "(3, 6)\n"
-    _place(tmp_path, [node], tools)
-    assert node.run([tools["python"].path(ODD), "-c", "import ssl, ctypes, lzma, sqlite3"]).stdout == ""
-    facts = _probe(node, "python3", tools)
-    assert any(python["version"].startswith("3.6") for python in facts["pythons"])  # type: ignore[attr-defined]
 
 
 def test_nodes_are_separate_and_a_wrong_host_key_is_refused(fleet: Callable[..., list[Node]], tmp_path: Path) -> None:
