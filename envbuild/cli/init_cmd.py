@@ -251,7 +251,7 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
         _lock(ui, stack, flags.get("profile") or config.profile, _asking(yes, asks))
     settings, confirm = settings_of(config), None if yes else _confirm(asks)
     while True:
-        prepared = prepared_of(ui, {**flags, "stack": stack}, config, jobs=True, ahead=True)
+        prepared = prepared_of(ui, {**flags, "stack": stack}, config, jobs=True)
         evidence, run = carry_out(ui, prepared, settings, confirm)
         error = next((node.error for node in evidence.nodes if node.error), None)
         if stack is None or error is None or not _mended(ui, stack, error, prepared.lock, _asking(yes, asks)):

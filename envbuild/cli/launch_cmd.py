@@ -477,7 +477,7 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     config = configured(flags)
     measured_by(load_stack(flags["stack"]).stack)
     profile = profile_to_run(flags, "bench", read=bool(logs))
-    prepared = prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True, ahead=False)
+    prepared = prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True)
     kind = "local" if logs else prepared.target.connection.kind
     if kind == "local":
         flags["output"] = absolute(flags["output"] or "bench")

@@ -75,7 +75,7 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     if facts is not None and not (flags["dry_run"] or script):
         raise click.UsageError("--facts needs --dry-run or --print-script: recorded nodes cannot be changed")
     asks = facts is None
-    prepared = prepared_of(ui, flags, config, locked=not flags["frozen"], recorded=not asks, jobs=asks, ahead=asks)
+    prepared = prepared_of(ui, flags, config, locked=not flags["frozen"], recorded=not asks, jobs=asks)
     _refuse_batches_of_jobs(prepared, flags)
     if script:
         from envbuild.catalog.loader import load_target, refuse_template
@@ -123,7 +123,7 @@ def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     Without STACK, it is that of this folder (if only one there has a lock), else the target's. Changes nothing.
     """
     config, asks = configured(flags), facts is None
-    prepared = prepared_of(ui, flags, config, recorded=not asks, jobs=asks, ahead=asks)
+    prepared = prepared_of(ui, flags, config, recorded=not asks, jobs=asks)
     return _plan(ui, prepared, replace(settings_of(config), jobs=flags["jobs"]), facts)
 
 
@@ -360,7 +360,7 @@ def verify(ui: Ui, /, quick: bool, since: str | None, deadline: float | None, **
     from envbuild.model.target import as_login
     from envbuild.provision import provision
 
-    prepared, settings = _prepared(ui, flags, ahead=deadline is None)
+    prepared, settings = _prepared(ui, flags)
     # The files of a shared prefix can be read on the login host, without a job; pyxis starts images in jobs alone.
     if not (prepared.target.engine == "container" and runs_in_jobs_alone(prepared.target.container)):
         prepared = prepared._replace(target=as_login(prepared.target))
@@ -417,17 +417,17 @@ def smoke(ui: Ui, /, *, only: tuple[str, ...], **flags: Any) -> int:
     from envbuild.cli.progress import RunProgress
     from envbuild.provision import provision
 
-    prepared, settings = _prepared(ui, flags, ahead=True)
+    prepared, settings = _prepared(ui, flags)
     with RunProgress(ui) as progress:
         return show_evidence(ui, *provision.smoke(prepared, replace(settings, only=only), progress))
 
 
-def _prepared(ui: Ui, flags: dict[str, Any], *, ahead: bool) -> tuple[Prepared, Settings]:
+def _prepared(ui: Ui, flags: dict[str, Any]) -> tuple[Prepared, Settings]:
     """What is asked about, as `prepare` has it, and how; nodes that were left out are told."""
     from envbuild.catalog.loader import manifest_digest
 
     config = configured(flags)
-    prepared = prepared_of(ui, flags, config, locked=False, jobs=True, ahead=ahead)
+    prepared = prepared_of(ui, flags, config, locked=False, jobs=True)
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
     if prepared.lock.manifest_digest != manifest_digest(prepared.stack, prepared.profile):

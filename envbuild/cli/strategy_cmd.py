@@ -168,7 +168,7 @@ def _search(ui: Ui, flags: dict[str, Any], deadline: float) -> int:
 
     config = configured(flags)
     profile = profile_to_run(flags, "strategy")
-    prepared = prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True, ahead=False)
+    prepared = prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True)
     if prepared.target.connection.kind != "local" or flags["gpus"] != flags["gpus_per_node"]:
         where = f"{prepared.target.name} is reached through {prepared.target.connection.kind}"
         raise EnvbuildError(

@@ -45,12 +45,11 @@ _lock = threading.Lock()
 _answered = 0
 
 
-def log_in(node: str, options: Connection, *, ahead: bool = False) -> None:
+def log_in(node: str, options: Connection) -> None:
     """Have a connection to `node`: opened here, or waited for where another thread opens it.
 
     Raises EnvbuildError `host-key-unknown`, `host-key-changed`, `ssh-auth-failed`, `login-needs-terminal`,
-    `node-unreachable`, `ssh-missing` (exit 3), and as `ssh_config.arguments` does. The next call tries again; what went
-    wrong `ahead`, it raises.
+    `node-unreachable`, `ssh-missing` (exit 3), and as `ssh_config.arguments` does. The next call tries again.
     """
     key = tuple(_command(node, options, "own"))
     with _lock:
@@ -68,8 +67,7 @@ def log_in(node: str, options: Connection, *, ahead: bool = False) -> None:
                 mine.set_result(None)
         (begun or mine).result()
     except BaseException:
-        if not ahead:
-            logins.pop(key, None)
+        logins.pop(key, None)
         raise
 
 

@@ -81,30 +81,19 @@ def logins(server: Server) -> int:
     return (server.root / "log").read_text().count("Accepted publickey")
 
 
-def test_a_host_is_logged_in_on_once_ahead_of_the_questions_and_for_all_of_them(
-    start: StartServer, client: Path
-) -> None:
+def test_a_host_is_logged_in_on_once_for_all_questions(start: StartServer, client: Path) -> None:
     server = start()
     connection = options(client, server, server.known)
-    first_contact.log_in_ahead([server.address], connection)
     for _ in range(3):
         found = first_contact.contact({server.address: request(server.address)}, connection)[server.address]
         assert found.result()["node"] == server.address
     assert logins(server) == 1
 
 
-def test_what_goes_wrong_ahead_is_told_by_the_contact(start: StartServer, client: Path) -> None:
-    server = start()
-    connection = options(client, server, "")
-    first_contact.log_in_ahead([server.address], connection)
-    assert error_of(server, connection).code == "host-key-unknown"
-    assert logins(server) == 0
-
-
-def test_a_login_that_was_begun_with_other_options_is_not_used(start: StartServer, client: Path) -> None:
+def test_a_login_that_was_made_with_other_options_is_not_used(start: StartServer, client: Path) -> None:
     server = start()
     connection = options(client, server, server.known)
-    first_contact.log_in_ahead([server.address], connection.model_copy(update={"user": "nobody-here"}))
+    assert error_of(server, connection.model_copy(update={"user": "nobody-here"})).code == "ssh-auth-failed"
     assert first_contact.run_node(server.address, request("n1"), connection).result()["node"] == "n1"
 
 

@@ -22,7 +22,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.node.redact import redactor
 from envbuild.provision.ansible.steps import (
     MARKER,
-    SENTENCES,
+    STEPS,
     Limits,
     NodeHost,
     StepsResult,
@@ -79,7 +79,7 @@ class Inventory:
 
 def host_variables(host: NodeHost) -> dict[str, Any]:
     """The host variables that roles read."""
-    if unknown := set(host.requests) - set(SENTENCES):
+    if unknown := set(host.requests).difference(*STEPS.values()):
         raise ValueError(f"no playbook step for: {', '.join(sorted(unknown))}")
     out: dict[str, Any] = {
         # One path: Ansible quotes it for the shell itself (since 2.17).
@@ -237,7 +237,6 @@ class _Collector:
             status = "changed"
         event = TaskEvent(
             node=str(data.get("host", "")),
-            task=str(data.get("task", "")),
             status=status,
             role=str(data.get("role") or ""),
             seconds=data.get("duration"),

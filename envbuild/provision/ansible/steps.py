@@ -75,13 +75,12 @@ def tmp_folder(template: str | None, user: str, home: str = "") -> str | None:
 
 @dataclass(frozen=True)
 class TaskEvent:
-    """One task on one node: begun, or ended. `role` is the step (`install`, `smoke`, …), `task` its sentence.
+    """One task on one node: begun, or ended. `role` is the step (`install`, `smoke`, …).
 
     `seconds` is the time that Ansible measured (None for `started`); `stdout` and `stderr` are the command's own.
     """
 
     node: str
-    task: str
     status: TaskStatus
     role: str = ""
     seconds: float | None = None
@@ -163,7 +162,7 @@ def signals(watch: Watch) -> Iterator[None]:
 
 def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, TaskEvent]) -> EnvbuildError:
     """What a run raises that a deadline or an interrupt has ended; `events`: the last of each node."""
-    nodes = {node: f"{event.task}: {event.status}" for node, event in events.items()}
+    nodes = {node: f"{event.role}: {event.status}" for node, event in events.items()}
     if reason == "deadline":
         return EnvbuildError(
             "playbook-deadline",
@@ -181,19 +180,10 @@ def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, Ta
     )
 
 
-# The roles of each playbook in order, and the sentence of each role's last task.
+# The roles of each playbook in order.
 STEPS = {
     "provision.yml": ("toolchain", "deliver", "install", "smoke", "activate"),
     "image.yml": ("toolchain", "carry", "container"),
-}
-SENTENCES = {
-    "toolchain": "Put the toolchain in place",
-    "deliver": "Deliver the bundles",
-    "carry": "Send the image",
-    "install": "Build the environment",
-    "smoke": "Run the smoke tests in the environment",
-    "activate": "Stamp the environment and make it current",
-    "container": "Take the image in, test inside and write the launcher",
 }
 # What is only copied, without the node program.
 _PUT = ("deliver", "carry")
@@ -204,7 +194,7 @@ def run_here(playbook: str, host: NodeHost, *, on_event: Callable[[TaskEvent], N
     """Run the steps that `host` is asked for, up to the first that fails; arguments and errors as of `run_playbook`."""
     end_orphans(MARKER)
     watch = Watch(limits)
-    last, count = TaskEvent(host.name, "", "ok"), 0
+    last, count = TaskEvent(host.name, "ok"), 0
     with signals(watch):
         try:
             for role in STEPS[playbook]:
@@ -212,7 +202,7 @@ def run_here(playbook: str, host: NodeHost, *, on_event: Callable[[TaskEvent], N
                     continue
                 if watch():
                     break
-                last = TaskEvent(host.name, SENTENCES[role], "started", role)
+                last = TaskEvent(host.name, "started", role)
                 on_event(last)
                 ended = _step(role, host, watch, {MARKER: watch.marker, CONNECTION: "local"})
                 if watch.reason:
@@ -239,7 +229,7 @@ def _step(role: str, host: NodeHost, watch: Watch, variables: Mapping[str, str])
     answer = read_answer(done.out) or {}
     status: TaskStatus = "failed" if done.rc != 0 else "changed" if answer.get("changed", role in _PUT) else "ok"
     seconds = round(time.monotonic() - began, 6)
-    return TaskEvent(host.name, SENTENCES[role], status, role, seconds, done.rc, done.out.rstrip(), done.err.rstrip())
+    return TaskEvent(host.name, status, role, seconds, done.rc, done.out.rstrip(), done.err.rstrip())
 
 
 def _watched(argv: list[str], stdin: bytes | None, watch: Watch, variables: Mapping[str, str]) -> proc.Finished:

@@ -15,8 +15,7 @@ import shlex
 import sys
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -223,25 +222,6 @@ def _response(text: str, code: int | None, node: str, log: str) -> dict[str, Any
 
 def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
-
-
-def log_in_ahead(nodes: Sequence[str], connection: Connection) -> None:
-    """Begin to log in on nodes that are asked soon, while this process still reads what it will ask.
-
-    What goes wrong is told by `contact`. Of very many nodes, the first.
-    """
-    if connection.kind != "ssh":
-        return
-
-    def one(node: str) -> None:
-        from envbuild.transport import ssh
-
-        with suppress(EnvbuildError):
-            ssh.log_in(node, connection, ahead=True)
-
-    threading.Thread(target=lambda: _packed(node_pyz()), daemon=True).start()
-    for node in dict.fromkeys(nodes[:WORKERS]):
-        threading.Thread(target=one, args=(node,), daemon=True).start()
 
 
 def run_node(node: str, request: dict[str, Any], connection: Connection, deadline: float = DEADLINE) -> ContactResult:

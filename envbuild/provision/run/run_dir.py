@@ -34,11 +34,10 @@ MAX_AGE = 7 * 86400.0
 _FOR_GOOD = (errno.EACCES, errno.EEXIST, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 
 
-def read_recent(path: Path, now: float | None = None) -> Any:
+def read_recent(path: Path) -> Any:
     """What was kept in the last week, None where it is older. Raises OSError, ValueError."""
     written = path.stat().st_mtime  # before the clock: another run may write it meanwhile
-    age = (time.time() if now is None else now) - written
-    return json.loads(path.read_bytes()) if 0 <= age < MAX_AGE else None
+    return json.loads(path.read_bytes()) if 0 <= time.time() - written < MAX_AGE else None
 
 
 def keep(path: Path, data: object) -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 from envbuild.catalog import loader
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.hostlist import expand_hosts
 from envbuild.lock.agreement import choose_profile, refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock
-from envbuild.model.target import HostSource
 from envbuild.node.variables import is_of_stacks
 from envbuild.provision.run.context import Choice, Prepared, Settings
 from envbuild.provision.survey.hosts import refuse_unsupported, settle_hosts
@@ -25,10 +23,9 @@ def prepare(
     locked: bool = True,
     recorded: bool = False,
     jobs: bool = False,
-    ahead: bool = False,
 ) -> Prepared:
     """Load and compare. `recorded`: nodes will not be asked, their facts are recorded ones. `jobs`: the verb can work
-    through jobs of a scheduler. `ahead`: nodes are asked next; where the target lists them, logging in begins here.
+    through jobs of a scheduler.
 
     Raises EnvbuildError: the loaders' own, those of `settle_hosts`, `target-without-stack` (exit 2), `lock-missing`
     (exit 2); while `locked` is true, `lock-stale` (exit 2) when the stack file has changed since the lock was made,
@@ -44,12 +41,6 @@ def prepare(
     if not recorded:
         refuse_unsupported(target, jobs=jobs)
         loader.refuse_template(given)
-    settled = None
-    if ahead and target.connection.kind == "ssh" and not isinstance(target.hosts, HostSource):
-        from envbuild.provision.contact.first_contact import log_in_ahead
-
-        settled = settle_hosts(given, choice.narrowing)
-        log_in_ahead(expand_hosts(settled[0].hosts), settled[0].connection)
     reference = choice.stack or given.target.stack
     if reference is None:
         raise EnvbuildError(
@@ -82,7 +73,7 @@ def prepare(
         _refuse_variables(lock, loaded.path)
     digest = sha256_of(path)
     # Last: who names the hosts may be a program or a network away.
-    target, selection = settled or ((target, None) if recorded else settle_hosts(given, choice.narrowing))
+    target, selection = (target, None) if recorded else settle_hosts(given, choice.narrowing)
     lock = _with_trees(lock, loaded, profile, build=locked)
     return Prepared(loaded.stack, profile, target, lock, path, digest, choice, selection, reference, chosen.why)
 

@@ -203,7 +203,7 @@ def test_a_deadline_ends_everything_that_was_started(tmp_path: Path, way: str) -
 
     _, error = with_deadline(refused, 6, lambda _: bool(text_of(pid_file)))
     assert (error.code, error.exit_code) == ("playbook-deadline", ExitCode.BUILD_FAILED)
-    assert error.details["nodes"] == {"localhost": "Build the environment: started"}
+    assert error.details["nodes"] == {"localhost": "install: started"}
     assert not alive(_await(pid_file))
 
 

@@ -24,13 +24,10 @@ from envbuild.provision.jobs import answers as job_answers
 from envbuild.provision.jobs.answers import Asked, _tell_phases, collect, first_death, last_attempt, plain
 from envbuild.provision.jobs.launch import _bounded, _Follow, make_jobs
 from envbuild.provision.jobs.site import JobSite, place
-from envbuild.provision.run.context import Settings, one_run
-from envbuild.provision.run.run_dir import list_runs
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Job, JobState, JobStep, Phase, job_error
 from envbuild.schedule.script import log_name
 from tests.launch.support import stack
-from tests.provision.ansible.test_play import unseen
 from tests.provision.jobs.test_parts import site
 from tests.support.files import write_file
 
@@ -230,14 +227,6 @@ def test_of_a_job_whose_login_host_is_gone_since_it_ended_nothing_is_told_of_gpu
 
     lost = replace(site({"idle": 1}), runner=SimpleNamespace(host="login", run=gone))
     assert launch.taken_by(lost, "/out") == (Taken(), [], [])
-
-
-@pytest.mark.parametrize(("code", "status"), [(0, "finished"), (3, "failed")])
-def test_the_journal_says_how_what_was_waited_for_ended(tmp_path: Path, code: int, status: str) -> None:
-    with one_run("launch", Settings(tmp_path), unseen, target="cluster") as run:
-        run.exit = code
-    (found,) = list_runs(tmp_path)
-    assert (found.journal.events[-1].data["exit"], found.status) == (code, status)
 
 
 def test_nodes_of_a_job_are_asked_what_they_do_while_it_runs_and_not_while_it_waits(

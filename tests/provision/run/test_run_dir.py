@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -127,11 +128,10 @@ def test_names_are_in_the_order_of_time(tmp_path: Path) -> None:
 def test_what_is_kept_comes_back_for_a_week(tmp_path: Path) -> None:
     path = tmp_path / "nodes" / "x.json"
     keep(path, {"a": [1]})
-    written = path.stat().st_mtime
-    assert read_recent(path) == read_recent(path, now=written + MAX_AGE - 1) == {"a": [1]}
-    assert read_recent(path, now=written + MAX_AGE + 1) is None
     # A clock that was set back says nothing about age.
-    assert read_recent(path, now=written - 3600) is None
+    for age, known in ((0, True), (MAX_AGE - 60, True), (MAX_AGE + 1, False), (-3600, False)):
+        os.utime(path, (time.time() - age,) * 2)
+        assert read_recent(path) == ({"a": [1]} if known else None)
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
@@ -229,8 +229,13 @@ def test_what_was_on_its_way_to_nodes_goes_when_the_run_ends(tmp_path: Path, err
     assert sorted(path.name for path in made.path.iterdir()) == ["ansible", "journal.jsonl", "logs"]
 
 
-def test_events_are_numbered_stamped_and_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a journal."""
+    return tmp_path / "journal.jsonl"
+
+
+def test_events_are_numbered_stamped_and_read_back(path: Path) -> None:
     seen: list[Event] = []
     with Journal(path, on_event=seen.append) as journal:
         journal.append(EventKind.RUN_STARTED, pid=7)
@@ -246,8 +251,7 @@ def test_events_are_numbered_stamped_and_read_back(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_was_seen_is_on_the_disk_before_work_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_what_was_seen_is_on_the_disk_before_work_begins(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synchronised: list[int] = []
     with Journal(path) as journal:
         monkeypatch.setattr(os, "fsync", lambda fd: synchronised.append(os.fstat(fd).st_size))
@@ -262,8 +266,7 @@ def test_what_was_seen_is_on_the_disk_before_work_begins(tmp_path: Path, monkeyp
         assert synchronised == [path.stat().st_size]
 
 
-def test_a_torn_last_line_is_dropped_and_said(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_torn_last_line_is_dropped_and_said(path: Path) -> None:
     with Journal(path) as journal:
         journal.append(EventKind.RUN_STARTED)
         journal.append(EventKind.PLANNED)
@@ -274,8 +277,7 @@ def test_a_torn_last_line_is_dropped_and_said(tmp_path: Path) -> None:
     assert "torn" in contents.remarks[0]
 
 
-def test_a_journal_cut_anywhere_reads_as_a_prefix(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_journal_cut_anywhere_reads_as_a_prefix(path: Path) -> None:
     with Journal(path) as journal:
         for number in range(3):
             journal.append(EventKind.STEP_FINISHED, node="n", number=number, text="ä\n")
@@ -297,8 +299,7 @@ def test_any_bytes_can_be_read(tmp_path_factory: pytest.TempPathFactory, raw: by
     assert bool(contents.remarks) == bool(raw.rpartition(b"\n")[2]) or raw.count(b"\n")
 
 
-def test_threads_write_whole_lines(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_threads_write_whole_lines(path: Path) -> None:
     with Journal(path) as journal:
         threads = [
             threading.Thread(target=lambda: [journal.append(EventKind.STEP_STARTED, x="y" * 500) for _ in range(10)])
@@ -311,8 +312,7 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
     assert [event.seq for event in read_journal(path).events] == list(range(1, 41))
 
 
-def test_a_killed_writer_loses_nothing_that_append_returned_for(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_killed_writer_loses_nothing_that_append_returned_for(path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
         "from envbuild.provision.run.journal import EventKind, Journal\n"
@@ -325,9 +325,8 @@ def test_a_killed_writer_loses_nothing_that_append_returned_for(tmp_path: Path) 
     assert [event.kind for event in read_journal(path).events] == ["run-started", "planned"]
 
 
-def test_secrets_do_not_reach_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_do_not_reach_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INDEX_TOKEN", "canary-0123456789")
-    path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         journal.append(EventKind.FAILED, what="GET https://me:canary-0123456789@host/simple failed")
     assert "canary" not in path.read_text()
@@ -345,8 +344,8 @@ def test_a_full_disk_is_a_coded_error() -> None:
     assert caught.value.exit_code == ExitCode.TRY_AGAIN
 
 
-def test_what_is_told_is_kept_and_shown_without_secrets_and_escapes(tmp_path: Path) -> None:
-    path, seen = tmp_path / "journal.jsonl", list[Event]()
+def test_what_is_told_is_kept_and_shown_without_secrets_and_escapes(path: Path) -> None:
+    seen = list[Event]()
     with Journal(path, on_event=seen.append) as journal:
         journal.stage("asking 1 node")
         journal.now("gpu1", {"phase": "fetching https://me:hunter2@example.org/x", "what": "\x1b[2Jquick"})
@@ -355,10 +354,10 @@ def test_what_is_told_is_kept_and_shown_without_secrets_and_escapes(tmp_path: Pa
 
 
 def test_a_journal_takes_so_much_of_what_is_told_and_all_that_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "TOLD", 300)
-    path, seen = tmp_path / "journal.jsonl", list[Event]()
+    seen = list[Event]()
     with Journal(path, on_event=seen.append) as journal:
         for number in range(20):
             journal.stage(f"stage {number}")
@@ -368,12 +367,12 @@ def test_a_journal_takes_so_much_of_what_is_told_and_all_that_is_done(
     assert events[-1].kind == "run-finished" and len(events) < 10 and len(seen) == 21
 
 
-def test_what_is_only_told_fails_no_run_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_only_told_fails_no_run_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
     seen = list[Event]()
-    with Journal(tmp_path / "journal.jsonl", on_event=seen.append) as journal:
+    with Journal(path, on_event=seen.append) as journal:
         monkeypatch.setattr(os, "write", full)
         journal.stage("more")
         monkeypatch.undo()
@@ -381,8 +380,8 @@ def test_what_is_only_told_fails_no_run_on_a_full_disk(tmp_path: Path, monkeypat
     assert [event.kind for event in seen] == ["stage", "run-finished"]
 
 
-def test_who_follows_gets_every_event_until_the_run_has_ended(tmp_path: Path) -> None:
-    path, seen = tmp_path / "journal.jsonl", list[Event]()
+def test_who_follows_gets_every_event_until_the_run_has_ended(path: Path) -> None:
+    seen = list[Event]()
     with Journal(path) as journal:
         journal.stage("asking 1 node")
         looks = iter([True, False])
