@@ -9,13 +9,13 @@ import inspect
 import posixpath
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.errors import EnvbuildError
 from envbuild.export import steps
-from envbuild.export.bash_sources import needs_of, quote, sources
+from envbuild.export.bash_sources import needs_of, part, quote, sources
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import proxies
@@ -26,35 +26,7 @@ from envbuild.node.redact import looks_secret
 from envbuild.resolve.variant_checks import record_command
 from envbuild.text import comment, grouped, plural, visible
 
-_FUNCTION = """\
-# required BASE NAME...: every package is one of these, or is named by the metadata of one that is, or of the BASE.
-required() {
-  "$python" -I - "$environment" "$@" <<'EOF' || fail 'the lock has a package that nothing asks for' 5
-from __future__ import annotations
-
-import errno
-import io
-import os
-import re
-import stat
-import sys
-
-
-@PARTS@
-
-base = set()
-if sys.argv[2] != "none":
-    from importlib import metadata
-
-    base = {required_name(text) for package in metadata.distributions() for text in package.requires or []}
-edges = requires(sys.argv[1])
-odd = unwanted(edges, edges, sys.argv[3:], base)
-if odd:
-    sys.exit("neither the stack nor the metadata of an installed package names: " + ", ".join(odd))
-EOF
-}
-"""
-_PARTS = (
+_REQUIRED = (
     *(read_text.names, read_text.opened, installed.normal_name, installed.required_name, installed.site_packages),
     *(installed.dist_infos, installed.headers, installed._metadata, installed.requires, installed.unwanted),
 )
@@ -62,63 +34,7 @@ _PARTS = (
 
 def function() -> str:
     """The bash function `required`: the node program's own, run by the interpreter below the environment."""
-    return _FUNCTION.replace("@PARTS@", "\n\n".join(inspect.getsource(part) for part in _PARTS))
-
-
-def call(variant: Variant, asked: Collection[str] | None) -> list[str]:
-    """The line that calls it before anything of the packages can run; none where nobody says what is asked for."""
-    if asked is None:
-        return []
-    return ["", f"  required {shlex.join([variant.base.kind, *asked])}"]
-
-
-_HEADER = """\
-#!/usr/bin/env bash
-# @TITLE@
-#
-# Rendered by envbuild from a plan and its lock; where it runs, it needs bash, uv and git on PATH@NEEDS@.
-# It does not do what only envbuild does: check files against RECORD, build without a network and without logins,
-# compile in parallel and keep what it compiled, run the smoke test, write a stamp, build so that it can be resumed.
-# uv reads UV_DEFAULT_INDEX and UV_FIND_LINKS, not pip's configuration: set them where an index is out of reach.
-@INDEXES@set -euo pipefail
-export UV_LINK_MODE=copy          # linked files would change together with uv's cache
-export UV_PYTHON_DOWNLOADS=never  # the interpreter is the one that the plan names
-export PYTHONDONTWRITEBYTECODE=1 PYTHONNOUSERSITE=1
-export SOURCE_DATE_EPOCH=@EPOCH@ PYTHONHASHSEED=0  # two builds are equal
-unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
-
-fail() { printf 'error: %s\\n' "$1" >&2; exit "${2:-4}"; }
-command -v uv >/dev/null || fail 'uv is not on PATH'
-@CHECK@work=$(mktemp -d)
-trap 'rm -rf -- "$work"' EXIT
-
-# install FILE BUILD-OPTIONS: one requirements file, every hash checked. What lies in UV_FIND_LINKS is taken from there,
-# without asking an index that may be out of reach; the rest comes from where `index` says, else from UV_DEFAULT_INDEX.
-# The hashes hold in all.
-install() {
-  local always=(--python "$environment/bin/python" --no-deps --require-hashes --no-compile-bytecode -r "$@")
-  : > "$work/said"
-  if [ -n "${UV_FIND_LINKS:-}" ] && uv pip install --no-index "${always[@]}" 2> "$work/said"; then return; fi
-  uv pip install "${index[@]}" "${always[@]}" && return
-  if [ -n "${UV_DEFAULT_INDEX:-}" ] && uv pip install "${index[@]:0:2}" "${always[@]}"; then return; fi
-  [ ! -s "$work/said" ] || { printf 'and with UV_FIND_LINKS alone:\\n'; cat "$work/said"; } >&2
-  return 4
-}
-
-# checkout URL COMMIT TREE FOLDER: exactly that commit, and no other tree than the recorded one.
-checkout() {
-  local git=(git -c core.hooksPath=/dev/null -c protocol.ext.allow=never -c core.autocrlf=false -C "$4")
-  mkdir -p -- "$4"
-  "${git[@]}" init --quiet --template=
-  [ ! -f "$1" ] || printf '%s\\n' "$2" > "$4/.git/shallow"  # a bundle has the commit without its history
-  "${git[@]}" fetch --quiet --no-tags --depth 1 -- "$1" "$2" ||
-    "${git[@]}" fetch --quiet --no-tags -- "$1" '+refs/heads/*:refs/all/heads/*' '+refs/tags/*:refs/all/tags/*'
-  local found
-  found=$("${git[@]}" rev-parse --verify "$2^{tree}") || fail "commit $2 is not in $1" 5
-  [ "$found" = "$3" ] || fail "$1 has tree $found at $2, expected $3" 5
-  "${git[@]}" checkout --quiet --detach "$2"
-}
-"""
+    return part("required", PARTS="\n\n".join(inspect.getsource(one) for one in _REQUIRED))
 
 
 def render_script(
@@ -130,27 +46,25 @@ def render_script(
 
     Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2) and `script-impossible` (exit 7).
     """
-    title = f"{plan.stack} ({plan.profile}) on {plan.target}"
-    parts = [_HEADER.replace("@EPOCH@", str(EPOCH)).replace("@TITLE@", visible(title))]
-    parts[0] += "".join(f"{comment(f'Left out, {_reason(error)}')}\n" for error in (errors or {}).values())
+    title, why = visible(f"{plan.stack} ({plan.profile}) on {plan.target}"), list(map(_reason, (errors or {}).values()))
+    left = "".join(f"{comment(f'Left out, {reason}')}\n" for reason in why)
     groups = list(grouped(plan.nodes, lambda node: node.environment).values())
-    if not groups:
-        reasons = map(_reason, (errors or {}).values())
-        says = quote("; ".join(("no node of this plan has anything that fits", *reasons)))
-        return parts[0].replace("@NEEDS@", "").replace("@INDEXES@", "").replace("@CHECK@", "") + f"\nfail {says} 7\n"
-    firsts = [node for node in map(_first, groups) if _installs(node)]
-    built = [_variant(lock, node) for node in firsts]
+    firsts = [node for node in map(_first, groups) if _args(node)]
+    built = [_variant(node) for node in firsts]
     for variant in built:
         steps.refuse_conda(variant)
-    needs, check, helpers = needs_of(built)
+    needs, check, helpers = needs_of(built) if groups else ("", "", [])
     pythons = sorted({str(node.python) for node in firsts})
     needs = "".join(f", the interpreter {visible(path)}" for path in pythons) + needs
-    named = {name: index["url"] for nodes in groups for name, index in _indexes(_first(nodes)).items()}
-    indexes = "".join(f"{comment(f'The index {name} is {url}')}\n" for name, url in sorted(named.items()))
-    ways = dict.fromkeys(way for node in firsts for way in _brings(_variant(lock, node), str(node.python)))
-    notes = "".join(f"{comment(text)}\n" for text in ways) + indexes
+    ways = dict.fromkeys(way for node in firsts for way in _brings(_variant(node), str(node.python)))
+    named = {name: index["url"] for node in firsts for name, index in _indexes(node).items()}
+    notes = [*ways, *(f"The index {name} is {url}" for name, url in sorted(named.items()))]
+    indexes = "".join(f"{comment(text)}\n" for text in notes)
     check += "".join(dict.fromkeys(text for node in firsts for text in _tmp(node)))
-    parts[0] = parts[0].replace("@NEEDS@", needs).replace("@INDEXES@", notes).replace("@CHECK@", check)
+    parts = [part("head", EPOCH=str(EPOCH), TITLE=title, NEEDS=needs, INDEXES=indexes, CHECK=check) + left]
+    if not groups:
+        says = quote("; ".join(("no node of this plan has anything that fits", *why)))
+        return f"{parts[0]}\nfail {says} 7\n"
     parts += [function(), *helpers] if built else helpers
     for number, nodes in enumerate(groups, 1):
         parts.append(_function(f"build_{number}", nodes, lock, chosen or (lock.stack, "--profile", lock.profile)))
@@ -162,21 +76,20 @@ def _reason(error: EnvbuildError) -> str:
     return " ".join(visible(f"{error.what} ({error.code}): {error.why}").split())
 
 
-def _variant(lock: Lock, node: NodePlan) -> Variant:
-    """The variant as this node builds it: without what its base has, compiled for its GPUs."""
-    for step in node.steps:
-        if step.kind == "install" and step.request is not None:
-            return Variant.from_plain(step.request["args"]["variant"])
-    return next(v for v in lock.variants if v.id == node.resolution.variant_id)
-
-
-def _installs(node: NodePlan) -> bool:
-    return any(step.kind == "install" and step.request is not None for step in node.steps)
-
-
 def _args(node: NodePlan) -> Mapping[str, Any]:
-    """What the node is asked to install, and how."""
-    return next(step.request["args"] for step in node.steps if step.kind == "install" and step.request is not None)
+    """What the node is asked to install, and how; empty where it has nothing to install."""
+    requests = (step.request for step in node.steps if step.kind == "install" and step.request is not None)
+    return next((request["args"] for request in requests), {})
+
+
+def _variant(node: NodePlan) -> Variant:
+    """The variant as this node builds it: without what its base has, compiled for its GPUs."""
+    return Variant.from_plain(_args(node)["variant"])
+
+
+def _indexes(node: NodePlan) -> Mapping[str, Mapping[str, str]]:
+    """Address and kind of the indexes that the lock names and this node asks, by name."""
+    return _args(node)["artifacts"].get("indexes") or {}
 
 
 def _brings(variant: Variant, python: str) -> list[str]:
@@ -199,15 +112,9 @@ def _tmp(node: NodePlan) -> list[str]:
     return [f'export TMPDIR={quote(tmp)}  # of the target\nmkdir -p -- "$TMPDIR"\n'] * given
 
 
-def _indexes(node: NodePlan) -> Mapping[str, Mapping[str, str]]:
-    """Address and kind of the indexes that the lock names and this node asks, by name."""
-    requests = (step.request for step in node.steps if step.kind == "install" and step.request is not None)
-    return next((request["args"]["artifacts"].get("indexes") or {} for request in requests), {})
-
-
 def _first(nodes: Sequence[NodePlan]) -> NodePlan:
     """The node whose steps say how the environment is made; others may take it over from that one."""
-    return next((node for node in nodes if _installs(node)), nodes[0])
+    return next((node for node in nodes if _args(node)), nodes[0])
 
 
 def _dispatch(groups: Sequence[Sequence[NodePlan]]) -> str:
@@ -231,9 +138,8 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, chosen: Sequence
     lines += [f"  local prefix={quote(prefix)}", f"  environment={quote(first.environment)}"]
     variables = requests["activate"]["args"]["variables"]
     lines += [f"  export {name}={quote(value)}" for name, value in sorted(proxies(variables).items())]
-    if "install" in requests:
-        variant = _variant(lock, first)
-        args = requests["install"]["args"]
+    if args := _args(first):
+        variant = _variant(first)
         bundle = args["artifacts"].get("bundle")
         folders = ",".join(args["artifacts"].get("find_links") or [])
         if bundle:
@@ -242,7 +148,8 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, chosen: Sequence
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(folders)}')
         lines += _venv(variant, first, args)
         lines += _packages(variant, _indexes(first), record_command(lock.stack, lock.profile))
-        lines += call(variant, args.get("asked"))
+        if args.get("asked") is not None:  # before anything of the packages can run
+            lines += ["", f"  required {shlex.join([variant.base.kind, *args['asked']])}"]
         lines += sources(lock.stack, variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
     lines += _activation(lock.stack, variables)
     return "\n".join([*lines, "}", ""])

@@ -3,69 +3,33 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from envbuild.export import steps
 from envbuild.model.lock import LockedSource, LockedTree, Variant
+from envbuild.node.build.programs import editable
+from envbuild.regular_file import read_text
 from envbuild.resolve.variant_checks import needs_nvcc
 from envbuild.text import visible
 
 quote = shlex.quote
 
-_CHECK = """\
-# Patches are edits that are placed by syntax, counted and checked: envbuild makes them.
-command -v envbuild >/dev/null || fail 'envbuild is not on PATH, and sources of this plan are patched' 7
-"""
-_MPI = """\
-[ "${MPICC:-}" ] || command -v mpicc >/dev/null || fail 'mpicc is not on PATH: load a module of the site with an MPI' 7
-"""
-_WHEEL = """
-# wheel PROJECT FOLDER FLAG...: setup.py gets the flags for certain; what has another backend goes through PEP 517.
-wheel() {
-  local project=$1 out=$2 other=''
-  shift 2
-  if [ -f "$project/pyproject.toml" ]; then
-    other=$(grep -E '^[[:space:]]*(backend-path|build-backend)' "$project/pyproject.toml" |
-      grep -v 'setuptools[.]build_meta') || true
-  fi
-  if [ -f "$project/setup.py" ] && [ -z "$other" ]; then
-    (cd -- "$project" && "$environment/bin/python" setup.py "$@" bdist_wheel --dist-dir "$out")
-  else
-    uv build --wheel --no-build-isolation --no-index --python "$environment/bin/python" --out-dir "$out" \\
-      "${@/#/-C--build-option=}" "$project"
-  fi
-}
 
-# imports SOURCE MODULE...: an extension that cannot be imported is no extension.
-imports() {
-  local source=$1 module
-  shift
-  for module in "$@"; do
-    "$environment/bin/python" -I -B -c '
-import importlib, sys
-try:
-    import torch
-except ImportError:
-    pass
-importlib.import_module(sys.argv[1])' "$module" || fail "$source: its extension $module cannot be imported" 4
-  done
-}
-"""
-_EDITABLE = """
-# editable PROJECT: the program below makes the wheel for a setuptools before 64, which cannot, and nothing for others.
-editable() {
-  local out
-  out=$(mktemp -d -p "$work")
-  cat > "$out/program" <<'EOF'
-@PROGRAM@EOF
-  (cd -- "$1" && "$environment/bin/python" -c "$(cat "$out/program")" "$out")
-  local made=("$out"/*.whl)
-  if [ -e "${made[0]}" ]; then set -- "${made[0]}"; else set -- --no-build-isolation -e "$1"; fi
-  uv pip install --python "$environment/bin/python" --no-deps --no-index --no-cache "$@"
-}
-"""
+@cache
+def _parts() -> dict[str, str]:
+    """The texts of `script.sh`, by name."""
+    _, *parts = read_text(Path(__file__).with_name("script.sh")).split("#: ")
+    return dict(text.split("\n", 1) for text in parts)
+
+
+def part(name: str, **values: str) -> str:
+    """A part of `script.sh`, with its values."""
+    return re.sub("@([A-Z]+)@", lambda match: values[match[1]], _parts()[name])
 
 
 def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
@@ -83,16 +47,11 @@ def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
     tools = ["gcc"] * bool(builds) + ["nvcc"] * any(map(needs_nvcc, builds.values())) + ["mpicc"] * mpi
     needs = f", {', '.join(tools)} to compile" if tools else ""
     needs += ", and envbuild for the patches of its sources" if patched else ", and nothing of envbuild"
-    check = _CHECK * patched + _MPI * mpi
-    return needs, check, [_WHEEL] * compiled + _editable([*every, *trees])
-
-
-def _editable(every: Sequence[LockedSource | LockedTree]) -> list[str]:
-    if not any(source.install == "editable" for source in every):
-        return []
-    from envbuild.node.build.programs import editable
-
-    return [_EDITABLE.replace("@PROGRAM@", inspect.getsource(editable))]
+    check = part("patches") * patched + part("mpi") * mpi
+    helpers = [part("wheel")] * compiled
+    if "editable" in {*(source.install for source in every), *(tree.install for tree in trees)}:
+        helpers.append(part("editable", PROGRAM=inspect.getsource(editable)))
+    return needs, check, helpers
 
 
 def sources(

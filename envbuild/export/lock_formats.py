@@ -18,6 +18,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.export.steps import requirement
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
+from envbuild.lock.record import inlined
 from envbuild.lock.variants import conda_unrecorded, hash_unrecorded
 from envbuild.model.evidence import PackageFile
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant, canonical_json
@@ -132,9 +133,6 @@ def _components(variant: Variant) -> Iterator[Component]:
         yield bom.source(source.name, source.git, source.commit, source.tree)
 
 
-FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit", "conda-lock", "cyclonedx")
-
-
 @dataclass(frozen=True)
 class Places:
     """Where to ask for addresses when there is no wheelhouse: find-links entries, named indexes, conda's channels."""
@@ -167,13 +165,10 @@ def export_lock(
 ) -> str:
     """Text of one variant in the format of another tool. Raises EnvbuildError:
 
-    `variant-unknown`, `format-unknown`, `format-not-available`, `wheelhouse-incomplete` (exit 2); `hash-unrecorded`,
-    `conda-unrecorded`, `hash-mismatch`, `address-mismatch` (exit 5); `address-missing` (exit 75); what uv's
-    resolution raises.
+    `variant-unknown`, `format-not-available`, `wheelhouse-incomplete` (exit 2); `hash-unrecorded`, `conda-unrecorded`,
+    `hash-mismatch`, `address-mismatch` (exit 5); `address-missing` (exit 75); what uv's resolution raises.
     """
     variant = find_variant(lock, variant_id)
-    if format not in FORMATS:
-        raise EnvbuildError("format-unknown", f"no export format {format}", hint=f"one of: {', '.join(FORMATS)}")
     record = record_command(lock.stack, lock.profile)
     for package in variant.packages:
         for item in package.files:
@@ -280,16 +275,13 @@ def _pylock(lock: Lock, variant: Variant, where: Mapping[str, Mapping[str, str]]
     packages = tomlkit.aot()
     for package in variant.packages:
         table = tomlkit.table()
-        table.add("name", package.name)
-        table.add("version", package.version)
-        wheels = [_entry(item, where) for item in package.files if item.file.endswith(".whl")]
+        table.update({"name": package.name, "version": package.version})
         sdists = [_entry(item, where) for item in package.files if not item.file.endswith(".whl")]
+        wheels = [_entry(item, where) for item in package.files if item.file.endswith(".whl")]
         if sdists:
-            table.add("sdist", _inline(sdists[0]))
+            table.add("sdist", inlined(sdists[0]))
         if wheels:
-            array = tomlkit.array()
-            array.extend(_inline(entry) for entry in wheels)
-            table.add("wheels", array.multiline(True))
+            table.add("wheels", inlined(wheels))
         packages.append(table)
     document.add("packages", packages)
     document.add("tool", tomlkit.item({"envbuild": {"variant": variant.id, "digest": variant.digest}}))
@@ -299,11 +291,3 @@ def _pylock(lock: Lock, variant: Variant, where: Mapping[str, Mapping[str, str]]
 def _entry(item: ArtifactFile, where: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     size = {} if item.size is None else {"size": item.size}
     return {"name": item.file, **where[item.file], **size, "hashes": {"sha256": item.sha256}}
-
-
-def _inline(data: Mapping[str, Any]) -> Any:
-    import tomlkit
-
-    table = tomlkit.inline_table()
-    table.update({key: _inline(value) if isinstance(value, dict) else value for key, value in data.items()})
-    return table

@@ -192,23 +192,24 @@ def _filled(table: Any, data: dict[str, Any]) -> Any:
         elif key in _NAMED:
             names = tomlkit.table()
             for name in sorted(value):
-                names.add(name, _plain(value[name]))
+                names.add(name, inlined(value[name]))
             table.add(key, names)
         else:
-            table.add(key, _plain(value))
+            table.add(key, inlined(value))
     return table
 
 
-def _plain(value: Any) -> Any:
+def inlined(value: Any) -> Any:
+    """Plain data as they stand in one line of TOML; tables of a list have one each."""
     if isinstance(value, dict):
         inline = tomlkit.inline_table()
         for key, item in value.items():
             if item not in ({}, []):
-                inline.append(key, _plain(item))
+                inline.append(key, inlined(item))
         return inline
     if isinstance(value, list):
         array = tomlkit.array()
-        array.extend(_plain(item) for item in value)
+        array.extend(inlined(item) for item in value)
         return array.multiline(bool(value) and isinstance(value[0], dict))
     return value
 

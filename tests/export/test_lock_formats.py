@@ -155,12 +155,11 @@ def test_an_unrecorded_hash_is_never_exported() -> None:
         assert "out of reach" in caught.value.why
 
 
-def test_an_unknown_variant_or_format_is_named() -> None:
+def test_a_variant_or_format_that_the_lock_does_not_have_is_named() -> None:
     two = lock(variant("a"), variant("b"))
     for arguments, code in (
         (("c", "pylock"), "variant-unknown"),
         ((None, "pylock"), "variant-unknown"),
-        (("a", "poetry"), "format-unknown"),
         (("a", "conda-explicit"), "format-not-available"),
     ):
         with fails(code, ExitCode.USAGE):
