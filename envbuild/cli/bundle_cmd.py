@@ -10,6 +10,7 @@ import click
 
 from envbuild.cli.choose import build_options, configured, facts_option, prepared_of, settings_of
 from envbuild.cli.output import Ui, columns, common_options
+from envbuild.cli.progress import RunProgress
 from envbuild.cli.verbs import Group
 from envbuild.text import grouped, plural, size
 
@@ -36,7 +37,6 @@ def create(ui: Ui, /, output: Path, base_is_there: bool, python: bool, facts: st
 
     Equal locks give equal bytes.
     """
-    from envbuild.cli.progress import RunProgress
     from envbuild.provision.deliver import Asked, create_bundle
     from envbuild.provision.provision import dry_run
 

@@ -16,7 +16,13 @@ from envbuild.cli import begin, names
 from envbuild.cli.choose import stack_argument, usual_stack
 from envbuild.cli.output import Ui, columns, common_options, each_checked, named
 from envbuild.cli.verbs import Group
+from envbuild.config import load_config
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node.build.patch_sources import apply
+from envbuild.node.probe.gpus import gpu_facts
+from envbuild.node.protocol import NodeError
+from envbuild.node.read_text import search_path
+from envbuild.node.redact import redact_data
 from envbuild.text import did_you_mean, few, plural
 
 if TYPE_CHECKING:
@@ -88,7 +94,6 @@ def stack_check(ui: Ui, stacks: tuple[str, ...]) -> int:
 
 def _configured() -> str:
     """The stack of the configuration, else that of its target."""
-    from envbuild.config import load_config
 
     return usual_stack(None, load_config()) or "torch-smoke"
 
@@ -253,8 +258,6 @@ def target_show(ui: Ui, target: str | None) -> None:
     Without TARGET, the configured one.
     """
     from envbuild.catalog.loader import is_template, load_target
-    from envbuild.config import load_config
-    from envbuild.node.redact import redact_data
 
     loaded = load_target(target or load_config().target, template=True)
     data = loaded.target.to_json_dict()
@@ -510,7 +513,6 @@ def _kind_of(target: Target) -> str:
 def _stack_of(target: str) -> str:
     """The stack of the configuration, else that of a shipped target."""
     from envbuild.catalog.loader import load_target
-    from envbuild.config import load_config
 
     return load_config().stack or load_target(target, template=True).target.stack or "torch-smoke"
 
@@ -556,8 +558,6 @@ def _shown(*command: str) -> str:
 
 def _gpus_here() -> tuple[str, int]:
     """Model and number of this machine's GPUs, where they are all alike."""
-    from envbuild.node.probe.gpus import gpu_facts
-    from envbuild.node.read_text import search_path
 
     names = [gpu["name"] for gpu in gpu_facts(search_path())["gpus"]]
     return (names[0].removeprefix("NVIDIA "), len(names)) if len(set(names)) == 1 else ("", len(names))
@@ -647,8 +647,6 @@ def patch_apply(
     already applied is reported, and changes nothing.
     """
     from envbuild.catalog.patches import digest_of, load_patch
-    from envbuild.node.build.patch_sources import apply
-    from envbuild.node.protocol import NodeError
 
     patch = load_patch(name)
     if digest is not None and digest_of(name) != digest:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from envbuild import resources
 from envbuild.cli import names
+from envbuild.config import KEYS, load_config
 from envbuild.errors import EnvbuildError
 from envbuild.text import seconds_of
 
@@ -64,6 +66,19 @@ class Time(click.ParamType[float]):
         if not self.least <= seconds <= self.most:
             self.fail(f"{value!r} is not between {self.least:g}s and {self.most:g}s.", param, ctx)
         return seconds
+
+
+def pairs(_: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """What an option KEY=VALUE says, however often it is given. Raises click.BadParameter."""
+    out: dict[str, str] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not (key and sign) or not (value or option.metavar != "NAME=URL"):
+            raise click.BadParameter(f"it takes {option.metavar}, not {text!r}")
+        if key in out:
+            raise click.BadParameter(f"{key} is given twice")
+        out[key] = value
+    return out
 
 
 def missing_stack() -> click.MissingParameter:
@@ -255,7 +270,6 @@ build_options = options(
 
 def configured(flags: dict[str, Any]) -> Config:
     """Configuration with the flags of a command on top."""
-    from envbuild.config import KEYS, load_config
 
     return load_config({key: value for key, value in flags.items() if key in KEYS and value is not None})
 
@@ -342,7 +356,6 @@ def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> 
 
 def tell_lock(ui: Ui, path: Path) -> None:
     """Note that a lock is the user's copy of a shipped one."""
-    from envbuild import resources
 
     if path.is_relative_to(resources.user_locks()):
         ui.note(f"lock: {path} (recorded by you)")

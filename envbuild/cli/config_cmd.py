@@ -5,9 +5,12 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from envbuild import resources
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.verbs import Group, cli
+from envbuild.config import load_config
 from envbuild.errors import EnvbuildError
+from envbuild.text import did_you_mean
 
 
 @click.group("config", cls=Group)
@@ -24,9 +27,6 @@ def show(ui: Ui, name: str | None, origin: bool) -> None:
 
     With NAME, prints only this value: ansible-playbook "$(envbuild config show playbooks)/environment.yml".
     """
-    from envbuild import resources
-    from envbuild.config import load_config
-    from envbuild.text import did_you_mean
 
     loaded = load_config()
     for variable in loaded.unknown_variables:

@@ -22,11 +22,15 @@ from envbuild.cli.choose import (
     usual_stack,
 )
 from envbuild.cli.output import Ui, common_options
+from envbuild.cli.progress import RunProgress
+from envbuild.doctor.controller import Diagnosis, diagnose
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest, writing
+from envbuild.node.probe.gpus import gpu_facts
+from envbuild.node.read_text import search_path
+from envbuild.node.redact import redact_data
 from envbuild.text import grouped, visible
 
 if TYPE_CHECKING:
-    from envbuild.doctor.controller import Diagnosis
     from envbuild.doctor.hosts import Visit, Wanted
     from envbuild.model.facts import NodeFacts
     from envbuild.model.target import Target
@@ -65,7 +69,6 @@ def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: A
         raise click.UsageError("--node-timeout needs --facts-out: a check takes 30 s at most")
     if flags["target"] or flags["stack"]:
         return _target(ui, flags)
-    from envbuild.doctor.controller import diagnose
 
     if flags["hosts"] or flags["limit"] or flags["exclude"]:
         raise EnvbuildError("target-missing", "--host, --limit and --exclude choose among the hosts of a target",
@@ -79,8 +82,6 @@ def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: A
 
 def _gpus_here() -> list[Diagnosis]:
     """The GPUs of this machine, asked and judged as those of a node are; nothing where it has none."""
-    from envbuild.node.probe.gpus import gpu_facts
-    from envbuild.node.read_text import search_path
 
     gpus = gpu_facts(search_path())
     if not gpus["gpus_physical"] and not gpus["driver"]["problem"]:
@@ -162,9 +163,9 @@ def _hosts(visits: list[Visit]) -> str:
 
 def _facts(ui: Ui, flags: dict[str, Any], file: Path, deadline: float | None) -> int:
     """Ask every node for its facts, write them, and show the nodes by class."""
-    from envbuild.node.redact import redact_data
     from envbuild.provision.contact.first_contact import DEADLINE
     from envbuild.provision.survey.ask import probe_nodes
+    from envbuild.resolve.node_classes import group
 
     target = target_of(ui, flags, jobs=True)
     if target.connection.kind == "job":
@@ -175,12 +176,20 @@ def _facts(ui: Ui, flags: dict[str, Any], file: Path, deadline: float | None) ->
         facts, errors = _facts_by_job(ui, target, flags)
     else:
         facts, errors = probe_nodes(target, deadline or DEADLINE)
-    plain = {node: item.to_json_dict() for node, item in facts.items()}
+    plain, exclusive = {node: item.to_json_dict() for node, item in facts.items()}, target.scheduler.exclusive
     if plain:
         with writing(file):
             file.write_text(json.dumps(redact_data(plain), indent=2) + "\n", encoding="utf-8")
         ui.note(f"wrote {file}")
-    _show_facts(ui, target, facts, plain, errors)
+    classes = [nodes._asdict() for nodes in group(facts, exclusive=exclusive)]
+
+    def human() -> list[tuple[str, str]]:
+        lines = [*_class_lines(facts, exclusive=exclusive), *_silent_lines(errors)]
+        if len(plain) == 1:
+            lines += [(line, "") for line in _facts_lines(next(iter(plain.values())))]
+        return lines
+
+    ui.result({"facts": plain, "errors": as_dicts(errors), "classes": classes}, human)
     return ui.exit_of(errors)
 
 
@@ -188,7 +197,6 @@ def _facts_by_job(
     ui: Ui, target: Target, flags: dict[str, Any]
 ) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """One short job that asks its nodes; an interrupt leaves it alone."""
-    from envbuild.cli.progress import RunProgress
     from envbuild.provision.jobs.survey import probe_in_job
     from envbuild.provision.run.context import one_run
 
@@ -197,32 +205,6 @@ def _facts_by_job(
         facts, errors = probe_in_job(run, target)
         run.exit = exit_of(errors)
     return facts, errors
-
-
-def _show_facts(
-    ui: Ui,
-    target: Target,
-    facts: dict[str, NodeFacts],
-    plain: dict[str, dict[str, Any]],
-    errors: dict[str, EnvbuildError],
-) -> None:
-    """The facts of nodes: by class for people, whole under `--json`."""
-    from envbuild.resolve.node_classes import group
-
-    exclusive = target.scheduler.exclusive
-    data = {
-        "facts": plain,
-        "errors": as_dicts(errors),
-        "classes": [item._asdict() for item in group(facts, exclusive=exclusive)],
-    }
-
-    def human() -> list[tuple[str, str]]:
-        lines = [*_class_lines(facts, exclusive=exclusive), *_silent_lines(errors)]
-        if len(plain) == 1:
-            lines += [(line, "") for line in _facts_lines(next(iter(plain.values())))]
-        return lines
-
-    ui.result(data, human)
 
 
 def _class_lines(facts: Mapping[str, NodeFacts], *, exclusive: bool) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import uuid4
 
 import click
 
@@ -28,7 +29,7 @@ from envbuild.cli.output import Ui, columns, common_options, failures
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest, sort_out
 from envbuild.node import paths
-from envbuild.text import few
+from envbuild.text import few, size
 
 if TYPE_CHECKING:
     from envbuild.model.target import Target
@@ -107,7 +108,6 @@ def _outputs(rows: list[tuple[str, dict[str, Any]]]) -> list[str]:
 def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
     """One line an environment; with the node where there are several."""
     from envbuild.provision.survey.ask import made_by
-    from envbuild.text import size
 
     lines = [("NODE", "STACK", "STATE", "USED BY", "ENGINE", "ROOT", "SIZE", "STAMPED", "VERIFIED", "PATH")]
     for node, item in rows:
@@ -318,7 +318,6 @@ def _changed(target: Target, verb: str, flags: dict[str, Any], args: dict[str, A
 
 def change(target: Target, verb: str, args: dict[str, Any], node: str, *, wait: float) -> dict[str, Any]:
     """Ask a node to change something; `wait` so many seconds for another envbuild there. Raises EnvbuildError."""
-    from uuid import uuid4
 
     from envbuild.provision.contact.first_contact import node_request, run_node
 

@@ -12,6 +12,7 @@ from envbuild.cli.choose import (
     Count,
     options,
     output_option,
+    pairs,
     profile_option,
     stack_argument,
     target_name,
@@ -19,6 +20,7 @@ from envbuild.cli.choose import (
 )
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.verbs import Group
+from envbuild.container.builders import find_builder
 from envbuild.errors import ExitCode, writing
 
 if TYPE_CHECKING:
@@ -157,7 +159,6 @@ def build(
     Passes this machine's mirrors and credentials to the build as secrets.
     """
     from envbuild.container.build import Options, build_image
-    from envbuild.container.builders import find_builder
 
     recipe, with_ = _recipe(stack, flags, ui), find_builder(builder, builds=True)
     ui.note(f"building {recipe.stack}, profile {recipe.profile}, with {with_.name}")
@@ -220,7 +221,6 @@ def verify(
 
     Starts a container of it. Compares packages with the lock and every file with its RECORD, and measures the root.
     """
-    from envbuild.container.builders import find_builder
     from envbuild.container.verify_image import as_junit
 
     answer, code = _look_into(find_builder(builder), name, stack, smoke=smoke, gpus=gpus)
@@ -268,21 +268,22 @@ def _verified(answer: dict[str, Any]) -> str:
 )
 @click.option("--pull-secret", metavar="NAME", help="Secret with the login of the image's registry.")
 @click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable, as NCCL_DEBUG=INFO. Repeatable."
-)
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", callback=pairs,
+    help="A variable, as NCCL_DEBUG=INFO. Repeatable.",
+)  # fmt: skip
 @click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the stack's run. Repeatable."
-)
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", callback=pairs,
+    help="A parameter of the stack's run. Repeatable.",
+)  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @common_options
-def pods(ui: Ui, /, stack: str, command: tuple[str, ...], settings: tuple[str, ...], **flags: Any) -> None:
+def pods(ui: Ui, /, stack: str, command: tuple[str, ...], settings: dict[str, str], **flags: Any) -> None:
     """Print STACK's own run as pods of Kubernetes. No cluster has run them.
 
     Or runs COMMAND (after `--`). Each pod starts it once the master's port answers, with NODE_RANK, NNODES,
     GPUS_PER_NODE, MASTER_ADDR and MASTER_PORT.
     """
     from envbuild.catalog.loader import load_stack
-    from envbuild.cli.launch_cmd import launch_settings
     from envbuild.container import pods as made
     from envbuild.container.base_images import load_containers
     from envbuild.container.select import image_target
@@ -297,27 +298,14 @@ def pods(ui: Ui, /, stack: str, command: tuple[str, ...], settings: tuple[str, .
     gpus = flags["gpus"] if flags["gpus"] is not None else expects.gpus_per_node
     if gpus is None and document is None and recipe.variant.flavour != "cpu":
         raise click.UsageError("--gpus-per-node is needed: the target does not say it")
-    own = (
-        "kind",
-        "namespace",
-        "nodes",
-        "gpu_product",
-        "cpus",
-        "memory",
-        "rdma",
-        "home",
-        "data",
-        "node_selector",
-        "tolerations",
-        "pull_secret",
-    )
+    own = ("kind", "namespace", "nodes", "gpu_product", "cpus", "memory", "rdma", "home", "data", "node_selector",
+           "tolerations", "pull_secret", "environment")  # fmt: skip
     request = made.pod_request(
         document,
         image=flags["reference"],
         name=recipe.stack if flags["name"] is None else flags["name"],
         gpus=gpus,
         gpu_names=made.gpu_names(expects.gpu),
-        environment=launch_settings(flags["environment"], "--env"),
         **{name: flags[name] for name in own},
     )
     run = None
@@ -333,7 +321,7 @@ def pods(ui: Ui, /, stack: str, command: tuple[str, ...], settings: tuple[str, .
             job=request.name,
             data=made.DATA,
         )
-        run = launch(load_stack(stack).stack, recipe.profile, launch_settings(settings), place)
+        run = launch(load_stack(stack).stack, recipe.profile, settings, place)
         command = made.launch_words(run, request.output)
     documents = made.manifests(recipe, request, command)
     text = made.render(documents, recipe, run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,10 @@ from envbuild.cli.choose import (
     where_options,
 )
 from envbuild.cli.output import Ui, common_options
+from envbuild.cli.progress import RunProgress
 from envbuild.errors import EnvbuildError
+from envbuild.node.redact import redact_text
+from envbuild.regular_file import read_file
 from envbuild.text import few, plural
 
 if TYPE_CHECKING:
@@ -105,7 +109,6 @@ def init(
 
 def _asked(result: Result) -> Result:
     """Answers to what nothing says, at the terminal; an empty line takes the default."""
-    from dataclasses import replace
 
     draft = result.draft
     for missing in result.missing:
@@ -285,7 +288,6 @@ def _tell_starts(ui: Ui, stack: str) -> None:
     """The commands of the page that a draft has as comments: a smoke test runs none of them."""
     from envbuild.catalog.loader import load_stack
     from envbuild.kit.make import STARTS
-    from envbuild.regular_file import read_file
 
     loaded = load_stack(stack)
     if starts := STARTS.findall(read_file(loaded.path).decode()):
@@ -340,9 +342,7 @@ def _drafted(ui: Ui, source: str) -> str:
 
 def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool, here: bool) -> str:
     """The stack file of an input, drafted unless it is there."""
-    from envbuild.cli.progress import RunProgress
     from envbuild.init.make import draft, reference
-    from envbuild.node.redact import redact_text
 
     if target := _drafted(ui, source):
         return target
@@ -368,7 +368,6 @@ def _lock(ui: Ui, stack: str, profile: str | None, ask: Callable[[str], bool]) -
     from envbuild.catalog.loader import load_stack, pick_profile
     from envbuild.cli.lock_cmd import ensure_lock
     from envbuild.lock.files import read_lock
-    from envbuild.regular_file import read_file
 
     def allow(packages: Sequence[str]) -> bool:
         return ask(f"No wheel fits for {few(packages, 8)}. Run setup code of each here, to learn what it needs?")
@@ -425,7 +424,6 @@ def _mended(ui: Ui, stack: str, error: Mapping[str, Any], lock: Lock, ask: Calla
     """Whether the draft of an environment that failed was changed: a guess or a bound that stopped it gives way."""
     from envbuild.catalog.loader import load_stack
     from envbuild.init.write import without_guess
-    from envbuild.regular_file import read_file
 
     loaded = load_stack(stack)
     text, what = "" if loaded.shipped else read_file(loaded.path).decode(), str(error.get("what", ""))

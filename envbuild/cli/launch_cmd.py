@@ -19,6 +19,7 @@ from envbuild.cli.choose import (
     described_target,
     named_target,
     options,
+    pairs,
     prefix_option,
     prepared_of,
     profile_option,
@@ -30,6 +31,7 @@ from envbuild.cli.choose import (
     where_options,
 )
 from envbuild.cli.output import Ui, comments_fitted, common_options
+from envbuild.cli.progress import RunProgress
 from envbuild.cli.provision_cmd import show_evidence
 from envbuild.errors import EnvbuildError, ExitCode, writing
 from envbuild.node.redact import redact_text
@@ -53,7 +55,12 @@ environment_option = click.option(
 # What is run, and on how much: of `launch` and `bench`.
 run_options = options(
     click.option(
-        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a parameter of the stack; repeatable."
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=pairs,
+        help="Set a parameter of the stack; repeatable.",
     ),
     click.option("--nodes", type=Count(min=1), help="Number of nodes (default: 1; of a submitted job, the target's)."),
     click.option("--gpus-per-node", type=Count(min=1), help="GPUs of a node (default: the target's)."),
@@ -104,10 +111,10 @@ def launch(ui: Ui, /, **flags: Any) -> int:
     _refuse_together(flags)
     profile = profile_to_run(flags, "launch")
     if flags["submit"]:
-        return submit(ui, loaded.stack, profile, launch_settings(flags["settings"]), flags)
+        return submit(ui, loaded.stack, profile, flags)
     place = launch_place(loaded.stack.name, flags)
     try:
-        made = make(loaded.stack, profile, launch_settings(flags["settings"]), place)
+        made = make(loaded.stack, profile, flags["settings"], place)
     except EnvbuildError as error:
         wanted = described_target(flags).scheduler.nodes or 1
         if error.code == "launch-does-not-fit" and wanted > 1 and not flags["nodes"]:
@@ -158,19 +165,6 @@ def _refuse_together(flags: dict[str, Any]) -> None:
     for name in ("no_wait", "cancel_job", "time_limit"):
         if flags[name] and not flags["submit"]:
             raise click.UsageError(f"--{name.replace('_', '-')} needs --submit")
-
-
-def launch_settings(texts: tuple[str, ...], option: str = "--set") -> dict[str, str]:
-    """What `--set KEY=VALUE` gives. Raises click.UsageError."""
-    out: dict[str, str] = {}
-    for text in texts:
-        key, sign, value = text.partition("=")
-        if not sign or not key:
-            raise click.UsageError(f"{option} takes KEY=VALUE, not {text!r}")
-        if key in out:
-            raise click.UsageError(f"{option} {key} is given twice")
-        out[key] = value
-    return out
 
 
 def launch_place(stack: str, flags: dict[str, Any]) -> Place:
@@ -333,15 +327,14 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None, where: st
     os.execvp("bash", ["bash", "-c", last.text])  # noqa: S606 - the text is quoted word by word
 
 
-def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: dict[str, Any]) -> int:
+def submit(ui: Ui, stack: Stack, profile: str, flags: dict[str, Any]) -> int:
     """Submit the launch as a job, or print its file; waits for it unless told not to."""
-    from envbuild.cli.progress import RunProgress
     from envbuild.launch.shell import summary
     from envbuild.provision.jobs.launch import make_job, run_job
     from envbuild.provision.jobs.site import submit as submit_job
     from envbuild.provision.run.context import one_run
 
-    target, asked = target_of(ui, flags, jobs=True), asked_of(values, flags)
+    target, asked = target_of(ui, flags, jobs=True), asked_of(flags)
     if flags["print_script"]:
         home = ""
         try:
@@ -403,7 +396,7 @@ def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags:
         ui.warn(unknown)
     given = {"--profile": profile, "--nodes": str(job.nodes), "--gpus-per-node": str(job.gpus_per_node)}
     words = [word for option in given.items() for word in option]
-    words += [word for text in flags["settings"] for word in ("--set", text)]
+    words += [word for name, value in flags["settings"].items() for word in ("--set", f"{name}={value}")]
     folder = shlex.quote(job.output)
     lines = [unknown, f"Submit it with `mkdir -p {folder} && {site.scheduler.submits[0]} FILE`."]
     if stack.reference is not None and stack.reference.bench is not None:
@@ -423,7 +416,7 @@ def _filled_here(flags: dict[str, Any]) -> str:
     return f"{user}\n{{home}} is {Path.home()}, of this machine: if nodes have another, set an absolute `prefix:`."
 
 
-def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
+def asked_of(flags: dict[str, Any]) -> Asked:
     """What the options ask of a job. Raises click.UsageError."""
     from envbuild.provision.jobs.launch import Asked
 
@@ -435,7 +428,7 @@ def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
             raise click.UsageError(f"--{name} is a path without '..', not {flags[name]!r}")
     names = ("nodes", "gpus_per_node", "environment", "image", "output", "port", "deadline")
     given = {name: flags.get(name) for name in names}
-    return Asked(values, time_limit=f"{limit:.0f}s" if limit else None, where=_where(flags), **given)
+    return Asked(flags["settings"], time_limit=f"{limit:.0f}s" if limit else None, where=_where(flags), **given)
 
 
 @click.command("bench")
@@ -470,7 +463,6 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     runs on how many nodes: docs/measure.md.
     """
     from envbuild.catalog.loader import load_stack
-    from envbuild.cli.progress import RunProgress
     from envbuild.provision.bench import Asked, bench
     from envbuild.provision.own_run import measured_by
 
@@ -484,7 +476,7 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     if flags["dry_run"]:
         return _trial_as_text(ui, prepared, flags, trials)
     asked = Asked(
-        asked_of(launch_settings(flags["settings"]), flags),
+        asked_of(flags),
         None if kind == "job" else launch_place(prepared.stack.name, flags),
         trials,
         tuple(map(Path, logs)),
@@ -503,10 +495,9 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
     from envbuild.provision.jobs.launch import make_job
     from envbuild.provision.own_run import measured_by
 
-    (reference, measured), values = measured_by(prepared.stack), launch_settings(flags["settings"])
+    (reference, measured), asked = measured_by(prepared.stack), asked_of(flags)
     if prepared.target.connection.kind == "job":
-        asked, prefix = asked_of(values, flags), prefix_here(flags)
-        site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, prefix=prefix)
+        site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, prefix=prefix_here(flags))
         ui.note(NOT_ASKED)
         for line in summary(made):
             ui.note(line)
@@ -517,9 +508,9 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
         )
     else:
         place = launch_place(prepared.stack.name, flags)
-        made = launch(prepared.stack, prepared.profile, values, place)
+        made = launch(prepared.stack, prepared.profile, flags["settings"], place)
         text = render(made, f"{place.environment}/.envbuild/activate.sh")
-    late = doubts(prepared.target, reference, measured, made, None, asked_of(values, flags).deadline)
+    late = doubts(prepared.target, reference, measured, made, None, asked.deadline)
     for doubt in (*prepared.never_built, *late):
         ui.warn(doubt)
     claim = claim_expected(prepared.target, reference, measured, made, None)

@@ -17,15 +17,17 @@ from envbuild.cli.choose import (
     facts_option,
     lock_option,
     output_option,
+    pairs,
     profile_option,
     stack_argument,
     tell_lock,
     variant_option,
 )
 from envbuild.cli.output import Ui, common_options
+from envbuild.cli.progress import RunProgress
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, gravest, writing
-from envbuild.text import few
+from envbuild.text import few, plural
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _index = click.option(
-    "--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address for a named index."
+    "--index", "indexes", multiple=True, metavar="NAME=URL", callback=pairs, help="Another address for a named index."
 )
 _find_links = click.option(
     "--find-links",
@@ -110,7 +112,7 @@ def _made(
     upgrade: bool = False,
     conda_unrecorded: bool = False,
     find_links: tuple[str, ...] = (),
-    indexes: tuple[str, ...] = (),
+    indexes: dict[str, str] | None = None,
     allow_build: Sequence[str] = (),
     as_of: datetime | None = None,
     base_python: Path | None = None,
@@ -119,7 +121,6 @@ def _made(
 ) -> Lock:
     """The lock of a profile, resolved where something of it has changed; what follows from it is said."""
     from envbuild.catalog.node_facts import load_facts
-    from envbuild.cli.progress import RunProgress
     from envbuild.conda.virtual import of_facts
     from envbuild.lock.check import restated
     from envbuild.lock.conda_part import CondaAsked
@@ -146,7 +147,7 @@ def _made(
             made = same or create_lock(
                 loaded.stack,
                 name,
-                default_supply(find_links, _named_urls(indexes), allow_build),
+                default_supply(find_links, indexes, allow_build),
                 as_of=as_of.date() if as_of else None,
                 base_python=base_python,
                 previous=previous,
@@ -248,7 +249,7 @@ def _drafted(ui: Ui, reference: str) -> str:
 @output_option("Where to write (default: your lock of this stack).")
 @common_options
 def record(
-    ui: Ui, stack: str, profile: str | None, folders: tuple[str, ...], indexes: tuple[str, ...], output: Path | None
+    ui: Ui, stack: str, profile: str | None, folders: tuple[str, ...], indexes: dict[str, str], output: Path | None
 ) -> None:
     """Record the sha256 of files of STACK whose hash its lock lacks.
 
@@ -270,7 +271,7 @@ def record(
     made = filled(lacking, recorded(before) if before else {})
     made = made.model_copy(update={"data": before.data}) if before else made
     links = pip_config.folders(pip_config.alive(pip_config.read(os.environ).find_links))
-    origin = Origin(folders or links, artifact_cache() / "packages", _named_urls(indexes), only_folders=bool(folders))
+    origin = Origin(folders or links, artifact_cache() / "packages", indexes, only_folders=bool(folders))
     rows: list[dict[str, Any]] = []
     for package, file in unrecorded(made):
         wheel = fetch(package, file, origin, ui.note)
@@ -456,14 +457,6 @@ def _previous(ui: Ui, path: Path) -> Lock | None:
         return None
 
 
-def _named_urls(values: tuple[str, ...]) -> dict[str, str]:
-    pairs = [value.partition("=") for value in values]
-    wrong = [name for name, separator, url in pairs if not (name and separator and url)]
-    if wrong:
-        raise click.UsageError(f"--index wants NAME=URL, not {wrong[0]}")
-    return {name: url for name, _, url in pairs}
-
-
 def _places(variant: Variant, find_links: tuple[str, ...]) -> Places:
     from envbuild.catalog.indexes import load_indexes
     from envbuild.export.lock_formats import Places
@@ -513,7 +506,6 @@ def _created(path: Path, rows: list[dict[str, Any]], *, changed: bool, changes: 
 
 
 def _checked(path: Path, made: Lock, findings: list[LockFinding], *, offline: bool) -> str:
-    from envbuild.text import plural
 
     lines = [f"{finding.kind}[{finding.code}] {finding.subject}: {finding.says}" for finding in findings]
     count = {kind: sum(finding.kind == kind for finding in findings) for kind in ("problem", "unchecked")}

@@ -13,13 +13,16 @@ import re
 import shutil
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TextIO, TypeVar, cast
 
 import click
 
+from envbuild.config import load_config
 from envbuild.errors import EnvbuildError, ExitCode, exit_of
 from envbuild.node.read_text import integer
+from envbuild.node.redact import redact_data, redact_text
 from envbuild.text import COPIED, visible
 
 if TYPE_CHECKING:
@@ -97,7 +100,6 @@ class Ui(NamedTuple):
 
 def write_json(data: dict[str, Any]) -> None:
     """One JSON document on stdout, redacted like every sink."""
-    from envbuild.node.redact import redact_data
 
     # Evidence names its own schema, and is read again as it is printed.
     head = {} if "schema_version" in data else {"schema": JSON_SCHEMA}
@@ -113,7 +115,6 @@ def common_options(function: Callable[Concatenate[Ui, P], R]) -> Callable[P, R]:
     @click.option("-v", "--verbose", is_flag=True, help="Show reasons, what the tools print, and tracebacks.")
     @functools.wraps(function)
     def wrapper(*args: Any, as_json: bool, quiet: bool, verbose: bool, **kwargs: Any) -> R:
-        from envbuild.config import load_config
 
         config = load_config()
         colour = {"always": True, "never": False}.get(config.color)
@@ -157,7 +158,6 @@ def print_error(error: EnvbuildError) -> None:
 
 def print_traceback(error: EnvbuildError) -> None:
     """Where its cause was raised, else the error itself: on stderr, redacted."""
-    import traceback
 
     say(_shown("".join(traceback.format_exception(error.__cause__ or error))).rstrip())
 
@@ -177,7 +177,6 @@ def _styled(text: str, style: str) -> str:
 
 def _shown(text: str) -> str:
     """Redacted, and harmless to a terminal: the text may come from a node or a file."""
-    from envbuild.node.redact import redact_text
 
     return visible(redact_text(text), keep_newlines=True)
 

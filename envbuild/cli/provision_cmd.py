@@ -25,7 +25,10 @@ from envbuild.cli.choose import (
     submitter,
 )
 from envbuild.cli.output import Ui, common_options, print_error
+from envbuild.cli.progress import RunProgress
+from envbuild.config import load_config
 from envbuild.errors import EnvbuildError, as_dicts, exit_of, gravest
+from envbuild.provision.run.run_dir import open_run
 from envbuild.text import few, grouped
 
 if TYPE_CHECKING:
@@ -131,7 +134,6 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
     """The plan, or the script that does the same; why nodes are left out stands in both, of a script on stderr too."""
     example = ""
     if facts is None:
-        from envbuild.cli.progress import RunProgress
         from envbuild.provision.provision import dry_run
 
         with RunProgress(ui) as progress:
@@ -232,7 +234,6 @@ def carry_out(
     ui: Ui, prepared: Prepared, settings: Settings, confirm: Callable[[], None] | None = None
 ) -> tuple[Evidence, RunDir]:
     """Plan and provision; `confirm` is called between plan and work, where there is something to do."""
-    from envbuild.cli.progress import RunProgress
     from envbuild.provision.provision import provision as run_provision
 
     def show(made: Plan, survey: Survey) -> None:
@@ -355,7 +356,6 @@ def verify(ui: Ui, /, quick: bool, since: str | None, deadline: float | None, **
 
     Exit 1 on drift. --quick reads no file.
     """
-    from envbuild.cli.progress import RunProgress
     from envbuild.container.run_options import runs_in_jobs_alone
     from envbuild.model.target import as_login
     from envbuild.provision import provision
@@ -372,8 +372,6 @@ def verify(ui: Ui, /, quick: bool, since: str | None, deadline: float | None, **
 
 def _earlier(run: str, prepared: Prepared) -> Evidence:
     """What a run of this stack saw. Raises EnvbuildError `since-of-another` (exit 2), and as `open_run` does."""
-    from envbuild.config import load_config
-    from envbuild.provision.run.run_dir import open_run
     from envbuild.report.recheck.opened import open_report
 
     evidence = open_report(open_run(load_config().runs_root, run).path).evidence
@@ -414,7 +412,6 @@ def smoke(ui: Ui, /, *, only: tuple[str, ...], **flags: Any) -> int:
     Exit 1 if one fails, 6 below a floor. Tests left out by --only are reported as not checked. If the code of the stack
     is a folder of yours, every file is then compared as `verify` does.
     """
-    from envbuild.cli.progress import RunProgress
     from envbuild.provision import provision
 
     prepared, settings = _prepared(ui, flags)

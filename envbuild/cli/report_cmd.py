@@ -12,7 +12,9 @@ from envbuild.cli import names
 from envbuild.cli.choose import output_option, own_file
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.verbs import Group
+from envbuild.config import load_config
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.provision.run.run_dir import list_runs, open_run
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,10 +26,11 @@ def _publish(default: bool) -> Callable[[F], F]:
     )  # fmt: skip
 
 
-_key = click.option(
-    "--key", type=click.Path(path_type=Path, dir_okay=False),
-    help="Sign with this private SSH key, or the public key of one in the agent.",
-)  # fmt: skip
+def _key(*, required: bool = False) -> Callable[[F], F]:
+    return click.option(
+        "--key", type=click.Path(path_type=Path, dir_okay=False), required=required,
+        help="Sign with this private SSH key, or the public key of one in the agent.",
+    )  # fmt: skip
 
 
 @click.group("report", cls=Group)
@@ -136,17 +139,15 @@ def diff(ui: Ui, before: str, after: str) -> int:
 
 @report.command("sign")
 @click.argument("run", default="last", shell_complete=names.runs)
-@_key
+@_key(required=True)
 @common_options
-def sign(ui: Ui, run: str, key: Path | None) -> None:
+def sign(ui: Ui, run: str, key: Path) -> None:
     """Sign the report of RUN with an SSH key, after checking it.
 
     RUN is an id, `last` (the default), or the folder of a run.
     """
     from envbuild.report.publish import sign_report
 
-    if key is None:
-        raise click.UsageError("Missing option '--key'.")
     path = _place(ui, run)
     written = sign_report(path if path.is_dir() else path.parent, key)
     ui.result({"signature": str(written)}, lambda: f"written: {written}")
@@ -159,7 +160,7 @@ def sign(ui: Ui, run: str, key: Path | None) -> None:
     help="File or folder to write (default: kit-STACK-RUN here). A tar file has the same bytes for the same report.",
 )  # fmt: skip
 @_publish(True)
-@_key
+@_key()
 @click.option("-s", "--stack", metavar="STACK", help="Last run of this stack; its file (default: the run's copy).")
 @common_options
 def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, stack: str | None) -> None:
@@ -174,9 +175,7 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
     such an address the kit has the wheel of envbuild.
     """
     from envbuild.catalog.loader import load_stack
-    from envbuild.config import load_config
     from envbuild.kit.make import computed_run, default_name, make_kit, measured_run, passed_run, run_of
-    from envbuild.provision.run.run_dir import list_runs
     from envbuild.report.recheck.opened import open_report
 
     runs = [run_dir.path for run_dir in list_runs(load_config().runs_root)]
@@ -220,8 +219,6 @@ def _place(ui: Ui, run: str) -> Path:
     for path in (Path(run), Path(run) / "report"):  # the second: of a kit
         if run.endswith((".json", ".html")) or (path / "evidence.json").is_file():
             return path
-    from envbuild.config import load_config
-    from envbuild.provision.run.run_dir import list_runs, open_run
 
     if run and Path(run).is_dir():
         raise EnvbuildError(

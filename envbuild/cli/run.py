@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import threading
+from difflib import get_close_matches
 from types import FrameType
 
 import click
@@ -115,7 +116,6 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
         if name in _OF_TARGETS:
             hint = f"write `{_OF_TARGETS[name]}` in the target file; `envbuild init FILE` asks for it"
             return EnvbuildError("usage", f"{name} is a matter of the target", hint=hint)
-        from difflib import get_close_matches
 
         # click also guesses what resembles the option only a little.
         known = [option for param in error.ctx.command.params for option in param.opts] if error.ctx else []

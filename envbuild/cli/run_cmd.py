@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import Count, progress_option
 from envbuild.cli.output import Ui, columns, common_options
+from envbuild.cli.progress import RunProgress
 from envbuild.cli.verbs import Group
+from envbuild.config import load_config
 from envbuild.errors import EnvbuildError, ExitCode
-
-if TYPE_CHECKING:
-    from envbuild.provision.run.journal import Event
-    from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.run.journal import TERMINAL, Event, EventKind, follow
+from envbuild.provision.run.run_dir import RunDir, list_runs, open_run
+from envbuild.text import visible
 
 # Events that only say how far a run is: for `--follow`.
 FOLLOWED = ("stage", "now")
@@ -31,8 +32,6 @@ def run() -> None:
 @common_options
 def list_command(ui: Ui, count: int) -> None:
     """List the runs, the newest first."""
-    from envbuild.config import load_config
-    from envbuild.provision.run.run_dir import list_runs
 
     runs = list_runs(load_config().runs_root)
     rows = [_row(item) for item in runs[:count]]
@@ -53,8 +52,6 @@ def show(ui: Ui, run_id: str, *, follow: bool) -> int:
 
     A run on another machine cannot be followed. Ctrl-C stops following; the run continues.
     """
-    from envbuild.config import load_config
-    from envbuild.provision.run.run_dir import open_run
 
     shown = open_run(load_config().runs_root, run_id)
     if follow:
@@ -79,9 +76,6 @@ def show(ui: Ui, run_id: str, *, follow: bool) -> int:
 
 def _follow(ui: Ui, followed: RunDir) -> int:
     """Raises EnvbuildError `run-elsewhere` (exit 7)."""
-    from envbuild.cli.progress import RunProgress
-    from envbuild.provision.run.journal import follow
-    from envbuild.provision.run.run_dir import RunDir
 
     if elsewhere := followed.elsewhere:
         raise EnvbuildError(
@@ -121,7 +115,6 @@ def _row(run: RunDir) -> dict[str, Any]:
 
 def _exit(last: Event) -> int | None:
     """The exit code of a run whose last event this is; None where it has not ended, or does not say."""
-    from envbuild.provision.run.journal import TERMINAL, EventKind
 
     if last.kind == EventKind.INTERRUPTED:
         return int(ExitCode.INTERRUPTED)
@@ -141,7 +134,6 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 def _story(run: RunDir, files: list[str]) -> str:
     """The journal, one line an event; what nodes said does nothing to a terminal."""
-    from envbuild.text import visible
 
     lines = [f"{run.id}  {run.status}", f"{run.path}  ({', '.join(files)})", ""]
     lines += [_line(event) for event in run.journal.events if event.kind not in FOLLOWED]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.choose import Time, configured, nodes_of_target, options, prefix_target
+from envbuild.cli.env_cmd import change
 from envbuild.cli.output import Ui, columns, common_options, failures
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest, sort_out
@@ -115,7 +116,6 @@ def clean(ui: Ui, /, kinds: tuple[str, ...], keep: float, *, yes: bool, **flags:
 
 def _kept(ui: Ui, flags: dict[str, Any], kinds: tuple[str, ...], days: float, *, remove: bool) -> Answers:
     """What each place of these kinds keeps, by machine; `remove` what is older than `days`."""
-    from envbuild.cli.env_cmd import change
     from envbuild.provision import kept
 
     config, dry = configured(flags), not remove

@@ -22,8 +22,10 @@ from envbuild.cli.choose import (
 )
 from envbuild.cli.launch_cmd import launch_place, profile_to_run
 from envbuild.cli.output import Ui, columns, common_options, fitted
+from envbuild.cli.progress import RunProgress
 from envbuild.cli.provision_cmd import show_evidence
 from envbuild.errors import EnvbuildError
+from envbuild.text import did_you_mean
 
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
@@ -103,8 +105,6 @@ def _problem(stack: Stack, flags: dict[str, Any], here: Gpu | None) -> Problem:
     named = next((gpu for gpu in gpus.values() if name in (gpu.model, gpu.name)), None)
     gpu = named if flags["gpu"] else here or named
     if gpu is None:
-        from envbuild.text import did_you_mean
-
         raise EnvbuildError(
             "strategy-gpu",
             f"{flags['gpu']} is not in envbuild's GPU tables" if flags["gpu"] else "no GPU model is given",
@@ -161,7 +161,6 @@ def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
 
 
 def _search(ui: Ui, flags: dict[str, Any], deadline: float) -> int:
-    from envbuild.cli.progress import RunProgress
     from envbuild.launch.recipes import launch
     from envbuild.provision.strategy import Asked
     from envbuild.provision.strategy import strategy as search

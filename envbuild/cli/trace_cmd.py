@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from envbuild.cli.choose import Count
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, writing
-
-if TYPE_CHECKING:
-    from envbuild.trace.pipeline import Iteration, Pipeline
-    from envbuild.trace.records import Trace
+from envbuild.node.paths import write_whole
+from envbuild.trace.pipeline import Iteration, Pipeline, bubble, chrome, iterations, pipeline_of, sheet, shown
+from envbuild.trace.records import Trace, read
 
 _ENDINGS = {"chrome": ".json", "xlsx": ".xlsx"}
 
@@ -39,8 +38,6 @@ def trace(ui: Ui, /, **flags: Any) -> int:
     Writes a Chrome trace (all iterations) and the document's xlsx (one iteration), named after the first FILE.
     Measures the share of the pipeline bubble. Counts and names broken lines, and shows the rest.
     """
-    from envbuild.trace.pipeline import bubble, iterations, pipeline_of
-    from envbuild.trace.records import read
 
     paths = [Path(file) for file in flags["files"]]
     spans = read(paths)
@@ -75,8 +72,6 @@ def trace(ui: Ui, /, **flags: Any) -> int:
 
 def _write(ui: Ui, trace_data: Trace, pipeline: Pipeline, every: list[Iteration], flags: dict[str, Any]) -> list[str]:
     """The files that were asked for, none ever half written. A sheet that nobody asked for may fail."""
-    from envbuild.node.paths import write_whole
-    from envbuild.trace.pipeline import chrome, sheet, shown
 
     _, spans = shown(trace_data, every, flags["iteration"])
     folder, first = Path(flags["output"]), Path(flags["files"][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING
 
@@ -97,7 +98,6 @@ NAMES = {
 
 def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
     """The error for a command that is not there; `words`: as typed, `names`: those that are there."""
-    import difflib
 
     meant = next((NAMES[typed] for typed in (" ".join(words), words[0]) if typed in NAMES), "")
     if not meant:

@@ -190,7 +190,7 @@ def test_a_launch_for_a_job_says_whose_name_its_paths_have(world: World) -> None
     ("place", "words", "says"),
     [
         ("click.termui.visible_prompt_func", ["init", "new.yaml"], "asks again"),
-        ("envbuild.doctor.controller.diagnose", ["doctor"], "continues where this one stopped"),
+        ("envbuild.cli.doctor_cmd.diagnose", ["doctor"], "continues where this one stopped"),
     ],
 )
 def test_an_interrupt_at_a_question_is_no_work_to_continue(

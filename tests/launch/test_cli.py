@@ -183,7 +183,7 @@ def test_what_could_be_read_as_an_option_is_refused(
 @pytest.mark.parametrize("path", ["out", "/a/../b", "/a/.."])
 def test_a_folder_of_a_job_is_an_absolute_path_without_detours(path: str) -> None:
     with pytest.raises(click.UsageError, match="--output"):
-        asked_of({}, {"output": path})
+        asked_of({"output": path})
 
 
 def test_the_folder_of_a_run_lies_below_what_was_asked_for_however_that_is_written() -> None:
