@@ -105,13 +105,7 @@ class Config:
     quiet = _Value("quiet", bool)
 
 
-def load_config(
-    flags: Mapping[str, Value] | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    system_file: Path | None = None,
-) -> Config:
+def load_config(flags: Mapping[str, Value] | None = None) -> Config:
     """Read every layer. `flags` are values given on the command line (None means not given).
 
     Raises EnvbuildError, exit 2: `config-invalid`, `manifest-*` for an unreadable file; exit 7:
@@ -119,15 +113,14 @@ def load_config(
     """
     import platformdirs
 
-    environment = os.environ if environ is None else environ
     try:
-        folder = Path.cwd() if cwd is None else cwd
+        folder = Path.cwd()
     except OSError as error:
         raise EnvbuildError(
             "file-unreadable", "the current folder is not there any more", why=error.strerror or "",
             hint="change to a folder that is there: `cd`",
         ) from error  # fmt: skip
-    system = system_file or Path(environment.get(SYSTEM_FILE_VARIABLE) or SYSTEM_FILE)
+    system = Path(os.environ.get(SYSTEM_FILE_VARIABLE) or SYSTEM_FILE)
     project = find_project_file(folder)
     candidates = (project, platformdirs.user_config_path("envbuild") / "config.toml", system)
     files = tuple(path for path in candidates if path is not None and path.is_file())
@@ -137,16 +130,16 @@ def load_config(
         settings["stack"] = Setting(f"./{own}", "this folder (the only stack with a lock)")
     sources: list[tuple[str, Any, str, Path]] = [  # key, value, origin and folder, the weakest first
         *((key, value, str(path), path.parent) for path in reversed(files) for key, value in _read(path).items()),
-        *([("color", "never", "NO_COLOR", folder)] if environment.get("NO_COLOR") else []),
+        *([("color", "never", "NO_COLOR", folder)] if os.environ.get("NO_COLOR") else []),
         # An empty variable is how a shell says "not set".
-        *((key, _parsed(environment[_variable(key)], entry), _variable(key), folder)
-          for key, entry in KEYS.items() if environment.get(_variable(key))),
+        *((key, _parsed(os.environ[_variable(key)], entry), _variable(key), folder)
+          for key, entry in KEYS.items() if os.environ.get(_variable(key))),
         *((key, value, f"--{key.replace('_', '-')}", folder)
           for key, value in (flags or {}).items() if value is not None),
     ]  # fmt: skip
     settings |= {key: Setting(_checked(key, value, origin, at), origin) for key, value, origin, at in sources}
     known = {_variable(key) for key in KEYS} | {SYSTEM_FILE_VARIABLE}
-    unknown = tuple(sorted(n for n in environment if n.startswith(VARIABLE_PREFIX) and n not in known))
+    unknown = tuple(sorted(n for n in os.environ if n.startswith(VARIABLE_PREFIX) and n not in known))
     return Config(settings, files, unknown, project)
 
 

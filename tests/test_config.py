@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,13 @@ class Layers:
             folder.mkdir(parents=True, exist_ok=True)
 
     def load(self, **flags: Any) -> Config:
-        return load_config(flags, environ=self.environ, cwd=self.cwd, system_file=self.system)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.cwd)
+            for name in [name for name in os.environ if name.startswith("ENVBUILD_") or name == "NO_COLOR"]:
+                patch.delenv(name)
+            for name, value in {"ENVBUILD_SYSTEM_CONFIG": str(self.system), **self.environ}.items():
+                patch.setenv(name, value)
+            return load_config(flags)
 
     def refused(self, **flags: Any) -> EnvbuildError:
         with pytest.raises(EnvbuildError) as caught:
@@ -100,7 +107,8 @@ def test_xdg_and_the_variable_for_the_system_file_are_followed(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     write_file(tmp_path / "xdg" / "envbuild" / "config.toml", "wait = '7s'\n")
     (tmp_path / "other.toml").write_text("quiet = true\n")
-    config = load_config(environ={"ENVBUILD_SYSTEM_CONFIG": str(tmp_path / "other.toml")}, cwd=layers.cwd)
+    layers.environ = {"ENVBUILD_SYSTEM_CONFIG": str(tmp_path / "other.toml")}
+    config = layers.load()
     assert (config.wait, config.quiet) == (7.0, True)
     assert config.unknown_variables == ()
 

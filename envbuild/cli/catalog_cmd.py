@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from envbuild.catalog.target_file import Answers
     from envbuild.model.facts import NodeFacts
     from envbuild.model.patch import Patch
-    from envbuild.model.stack import CondaSpec, EnvironmentValue, Profile
+    from envbuild.model.stack import Profile
     from envbuild.model.target import Target
 
 _HOSTS = {"ssh": "Hosts, as gpu[01-04]", "slurm": "Slurm partition", "pbs": "PBS queue"}
@@ -124,13 +124,6 @@ def _described(loaded: LoadedStack) -> str:
     return "\n".join(lines)
 
 
-def _conda_line(conda: CondaSpec) -> str:
-    """What conda installs and from where, and what of pip's it stands in for."""
-    instead = f"; instead of wheels: {', '.join(conda.provides)}" if conda.provides else ""
-    channels = ", ".join(channel.name for channel in conda.channels)
-    return f"{', '.join(conda.packages) or 'Python'} from {channels}{instead}"
-
-
 def _needs(profile: Profile, built_on: str) -> str:
     """What the profile needs of a node, and the GPUs on which it was built, as far as they are known."""
     from envbuild.model.finding import package_name
@@ -151,23 +144,26 @@ def _needs(profile: Profile, built_on: str) -> str:
     return "; ".join(needs) + (f"; built on {built_on}" if built_on else "")
 
 
-def _value(value: EnvironmentValue) -> str:
-    return value if isinstance(value, str) else f"{value.path} (if it exists)"
-
-
 def _profile_lines(profile: Profile, built_on: str) -> list[tuple[str, str]]:
     torch = f"{profile.torch.version} ({', '.join(profile.torch.flavours)})" if profile.torch else ""
+    conda = ""
+    if profile.conda:
+        channels = ", ".join(channel.name for channel in profile.conda.channels)
+        conda = f"{', '.join(profile.conda.packages) or 'Python'} from {channels}"
+        conda += f"; instead of wheels: {', '.join(profile.conda.provides)}" if profile.conda.provides else ""
+    values = {name: value if isinstance(value, str) else f"{value.path} (if it exists)"
+              for name, value in profile.environment.items()}  # fmt: skip
     sources = [f"{s.name} {s.commit[:12]} ({s.install})" for s in profile.pinned_sources]
     sources += [f"{tree.name} {tree.path} ({tree.install})" for tree in profile.working_trees]
     return [
         ("needs", _needs(profile, built_on)),
         ("python", f"{', '.join(profile.python)} ({', '.join(profile.interpreters)})"),
         ("torch", torch),
-        ("conda", _conda_line(profile.conda) if profile.conda else ""),
+        ("conda", conda),
         ("bases", ", ".join(base.kind for base in profile.bases)),
         ("packages", ", ".join(profile.packages)),
         ("sources", ", ".join(sources)),
-        ("variables", ", ".join(f"{name}={_value(value)}" for name, value in profile.environment.items())),
+        ("variables", ", ".join(f"{name}={value}" for name, value in values.items())),
         ("smoke", ", ".join(item.name for item in profile.smoke_items)),
         ("runs", profile.runs),
     ]
@@ -257,6 +253,8 @@ def target_show(ui: Ui, target: str | None) -> None:
 
     Without TARGET, the configured one.
     """
+    import yaml
+
     from envbuild.catalog.loader import is_template, load_target
 
     loaded = load_target(target or load_config().target, template=True)
@@ -266,7 +264,14 @@ def target_show(ui: Ui, target: str | None) -> None:
     if template:
         ui.note("this is a template: extend it and say what stands in <angle brackets>")
     result = {"path": str(loaded.path), "files": files, "shipped": loaded.shipped, "template": template, "target": data}
-    ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _as_file(redact_data(data))]))
+
+    def human() -> str:
+        """As a target file says it that extends no other."""
+        plain = _plain({key: value for key, value in redact_data(data).items() if key != "extends"})
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
+        return "".join([*(f"# from {path}\n" for path in files), text])
+
+    ui.result(result, human)
 
 
 def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, stack: str | None, *, yes: bool) -> None:
@@ -413,7 +418,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         extends=base.name,
         stack=stack,
         hosts=hosts,
-        user=user or (None if _user_of(base) and (kind == "ssh" or login) else ""),
+        user=user or (None if (base.connection.login or base.connection).user and (kind == "ssh" or login) else ""),
         login=login,
         here=not login and base.connection.login is not None,
         account=account,
@@ -424,11 +429,6 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         gpu=gpu.removeprefix("NVIDIA "),
         gpus_per_node=count,
     )
-
-
-def _user_of(base: Target) -> str | None:
-    """The login name that a shipped target has."""
-    return base.connection.login.user if base.connection.login else base.connection.user
 
 
 def _not_empty(text: str) -> str:
@@ -588,14 +588,6 @@ def _with_profile(ui: Ui, answers: Answers, file: Path, nodes: Mapping[str, Node
     if others := [name for name in loaded.stack.profiles if name != usual and judged[name].fits]:
         ui.note(f"profile: {usual}; for another, add `profile:` to the file: {', '.join(others)}")
     return answers
-
-
-def _as_file(data: dict[str, Any]) -> str:
-    """As a target file says it that extends no other."""
-    import yaml
-
-    plain = _plain({key: value for key, value in data.items() if key != "extends"})
-    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100))
 
 
 def _plain(value: Any) -> Any:

@@ -110,16 +110,6 @@ def usual_stack(target: str | None, config: Config) -> str | None:
     return configured_stack(target, config) or load_target(target or config.target, template=True).target.stack
 
 
-def _stack_to_run(flags: dict[str, Any]) -> str:
-    """The stack of a command that runs one, where STACK is left out. Raises click.MissingParameter."""
-    config = configured(flags)
-    named = flags["target"] or config.stack or config.target != "local"
-    stack = usual_stack(flags["target"], config) if named else None
-    if stack is None:
-        raise missing_stack()
-    return stack
-
-
 def stack_argument(
     *, required: bool = False, run: bool = False, complete: names.Completion = names.stacks
 ) -> Callable[[F], F]:
@@ -144,9 +134,14 @@ def stack_argument(
                     why="STACK and --stack mean the same",
                     hint="name one stack, as the first argument",
                 )
-            if required and not given:
+            stack = next(iter(given), None)
+            if run and stack is None:
+                config = configured(kwargs)
+                named_there = kwargs["target"] or config.stack or config.target != "local"
+                stack = usual_stack(kwargs["target"], config) if named_there else None
+            if (required or run) and stack is None:
                 raise missing_stack()
-            return function(*args, stack=next(iter(given), None) or (_stack_to_run(kwargs) if run else None), **kwargs)
+            return function(*args, stack=stack, **kwargs)
 
         return cast(F, wrapper)
 

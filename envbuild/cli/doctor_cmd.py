@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import groupby
@@ -25,6 +26,8 @@ from envbuild.cli.output import Ui, common_options
 from envbuild.cli.progress import RunProgress
 from envbuild.doctor.controller import Diagnosis, diagnose
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest, writing
+from envbuild.node.facts import run as probe_here
+from envbuild.node.probe import disks
 from envbuild.node.probe.gpus import gpu_facts
 from envbuild.node.read_text import search_path
 from envbuild.node.redact import redact_data
@@ -73,25 +76,31 @@ def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: A
     if flags["hosts"] or flags["limit"] or flags["exclude"]:
         raise EnvbuildError("target-missing", "--host, --limit and --exclude choose among the hosts of a target",
                             hint="name the target: `--target TARGET`")  # fmt: skip
-    lines = [*diagnose(prefix=Path(flags["prefix"]) if flags["prefix"] else None), *_gpus_here()]
+    lines = [*diagnose(), *_here(flags["prefix"])]
     ok = all(line.level != "missing" for line in lines)
     data = {"ok": ok, "checks": [asdict(line) for line in lines]}
     ui.result(data, lambda: "\n".join(_line(line) for line in lines))
     return ExitCode.OK if ok else ExitCode.CHECK_FAILED
 
 
-def _gpus_here() -> list[Diagnosis]:
-    """The GPUs of this machine, asked and judged as those of a node are; nothing where it has none."""
-
+def _here(prefix: str | None) -> list[Diagnosis]:
+    """The GPUs of this machine and a prefix on it, judged as those of a node are; nothing where it has none."""
     gpus = gpu_facts(search_path())
-    if not gpus["gpus_physical"] and not gpus["driver"]["problem"]:
+    has_gpus = gpus["gpus_physical"] or gpus["driver"]["problem"]
+    if not has_gpus and prefix is None:
         return []
-    from envbuild.doctor.node import gpu_line
+    from envbuild.doctor.node import gpu_line, prefix_line
     from envbuild.model.facts import NodeFacts
-    from envbuild.node import facts
 
-    here = facts.run({"prefix": "/nowhere", "args": {"brief": True}})[1]
-    return [gpu_line(NodeFacts.from_plain({**here, **gpus}), exclusive=False)]
+    place = os.path.abspath(Path(prefix or "/nowhere").expanduser())  # noqa: PTH100 - a link stays one
+    plain = probe_here({"prefix": place, "args": {"brief": True}})[1]
+    here = NodeFacts.from_plain({**plain, **gpus})
+    lines = [gpu_line(here, exclusive=False)] if has_gpus else []
+    if prefix is not None:
+        inside = disks.existing_parent(place)
+        # Below a mount a new folder is nothing odd.
+        lines.append(prefix_line(here.prefix, "" if inside != "/" and os.path.ismount(inside) else inside))
+    return lines
 
 
 def _line(line: Diagnosis, width: int = 17) -> str:

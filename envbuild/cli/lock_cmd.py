@@ -309,19 +309,17 @@ def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
         return code
     if profile or lock_file:
         raise click.UsageError("--profile and --lock are about one STACK: name it")
-    checked = [_check_one(ui, name, profile, None, offline=offline) for name, profile in _all_locks()]
+    from envbuild.catalog.loader import list_stacks, load_stack, lock_path
+
+    shipped = [(each, profile) for each in map(load_stack, list_stacks()) for profile in each.stack.profiles]
+    checked = [
+        _check_one(ui, each.stack.name, profile, None, offline=offline)
+        for each, profile in shipped
+        if lock_path(each, profile).exists()
+    ]
     data = {"ok": all(row["ok"] for _, row, _ in checked), "locks": [row for _, row, _ in checked]}
     ui.result(data, lambda: "\n".join(text for _, _, text in checked))
     return gravest(code for code, _, _ in checked)
-
-
-def _all_locks() -> list[tuple[str, str]]:
-    """Stack and profile of every lock that is shipped."""
-    from envbuild.catalog.loader import list_stacks, load_stack, lock_path
-
-    loaded = map(load_stack, list_stacks())
-    return [(stack.stack.name, profile) for stack in loaded for profile in stack.stack.profiles
-            if lock_path(stack, profile).exists()]  # fmt: skip
 
 
 def _check_one(

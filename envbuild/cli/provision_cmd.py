@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,6 @@ from envbuild.text import few, grouped
 
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
-    from envbuild.model.facts import NodeFacts
     from envbuild.model.plan import NodePlan, Plan
     from envbuild.provision.run.context import Prepared, Selection, Settings, Survey
     from envbuild.provision.run.run_dir import RunDir
@@ -149,7 +148,12 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         repair, toolchain, bundle = settings.script, settings.toolchain_file, str(settings.bundle or "")
         recorded = load_facts(facts)
         if settings.script and prepared.target.connection.kind == "job":
-            recorded = _of_submitter(recorded, submitter(prepared.target))
+            # Where another user's facts were recorded, the submitter has the home of this machine.
+            own = {"user": submitter(prepared.target), "home": str(Path.home())}
+            recorded = {
+                node: plain if plain.user == own["user"] else plain.model_copy(update=own)
+                for node, plain in recorded.items()
+            }
         made, survey = plan_recorded(
             prepared, recorded, toolchain_file=toolchain, repair=repair, bundle=bundle, seen=modules_seen(facts)
         )
@@ -185,12 +189,6 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         for error in survey.errors.values():
             print_error(error)
     return exit_of(survey.errors)
-
-
-def _of_submitter(facts: Mapping[str, NodeFacts], user: str) -> dict[str, NodeFacts]:
-    """Facts for a job that `user` submits: where another user's were recorded, with the home of this machine."""
-    own = {"user": user, "home": str(Path.home())}
-    return {node: plain if plain.user == user else plain.model_copy(update=own) for node, plain in facts.items()}
 
 
 def _after(made: Plan, prepared: Prepared) -> str:

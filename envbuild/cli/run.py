@@ -122,14 +122,9 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
         holding = [option for option in known if name.lstrip("-") in option.split("-")]
         near = get_close_matches(name, known, 1, cutoff=0.75) or holding
         says = f"{error.message} Did you mean '{near[0]}'?" if near else error.message
-    return EnvbuildError("usage", says, hint=f"{_where_stacks_go(error)}see `{path} --help`")
-
-
-def _where_stacks_go(error: click.UsageError) -> str:
-    """Of a stack that was left out."""
-    if isinstance(error, click.MissingParameter) and error.param and error.param.name == "stack":
-        return "`envbuild stack list` names those that are shipped; "
-    return ""
+    lacks = error.param.name if isinstance(error, click.MissingParameter) and error.param else ""
+    stacks = "`envbuild stack list` names those that are shipped; " if lacks == "stack" else ""
+    return EnvbuildError("usage", says, hint=f"{stacks}see `{path} --help`")
 
 
 def _report(error: EnvbuildError, *, as_json: bool, verbose: bool) -> int:

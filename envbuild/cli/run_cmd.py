@@ -70,7 +70,14 @@ def show(ui: Ui, run_id: str, *, follow: bool) -> int:
             if event.kind not in FOLLOWED
         ],
     }
-    ui.result(data, lambda: _story(shown, files))
+
+    def story() -> str:
+        """The journal, one line an event; what nodes said does nothing to a terminal."""
+        lines = [f"{shown.id}  {shown.status}", f"{shown.path}  ({', '.join(files)})", ""]
+        lines += [_line(event) for event in shown.journal.events if event.kind not in FOLLOWED]
+        return visible("\n".join([*lines, *_by_node(shown.journal.events)]), keep_newlines=True)
+
+    ui.result(data, story)
     return ExitCode.OK
 
 
@@ -132,15 +139,6 @@ def _table(rows: list[dict[str, Any]]) -> str:
     return columns(lines) if rows else ""
 
 
-def _story(run: RunDir, files: list[str]) -> str:
-    """The journal, one line an event; what nodes said does nothing to a terminal."""
-
-    lines = [f"{run.id}  {run.status}", f"{run.path}  ({', '.join(files)})", ""]
-    lines += [_line(event) for event in run.journal.events if event.kind not in FOLLOWED]
-    lines += _by_node(run.journal.events)
-    return visible("\n".join(lines), keep_newlines=True)
-
-
 def _by_node(events: Sequence[Event]) -> list[str]:
     """Of a run on several nodes: how long each step took on each, how it ended, and why it failed where it did."""
     steps: dict[str, list[str]] = {}
@@ -152,7 +150,8 @@ def _by_node(events: Sequence[Event]) -> list[str]:
         if event.kind == "step-finished":
             seconds = event.data.get("seconds")
             took = f" {seconds:.1f} s" if isinstance(seconds, int | float) else ""
-            row.append(f"{event.data.get('step')}{took}{_ended(event.data.get('status'))}")
+            status = event.data.get("status")
+            row.append(f"{event.data.get('step')}{took}{'' if status in ('ok', 'changed') else f' {status}'}")
         elif event.kind == "node-finished":
             ends[event.node] = str(event.data.get("status"))
             error = event.data.get("error")
@@ -164,10 +163,6 @@ def _by_node(events: Sequence[Event]) -> list[str]:
     width = max(len(node) for node in steps)
     rows = [f"{node:{width}}  {', '.join([*row, ends.get(node, 'not finished')])}" for node, row in steps.items()]
     return ["", "by node:", *rows]
-
-
-def _ended(status: object) -> str:
-    return "" if status in ("ok", "changed") else f" {status}"
 
 
 def _line(event: Event) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from packaging.version import Version
@@ -56,17 +54,10 @@ _PROGRAMS = (
 )  # fmt: skip
 
 
-def diagnose(*, prefix: Path | None = None) -> list[Diagnosis]:
+def diagnose() -> list[Diagnosis]:
     """Check this machine; a missing program is a line, never an error."""
-    lines = [_python(), *map(_program, _PROGRAMS)]
-    if prefix is not None:
-        lines.append(_prefix(prefix))
-    return lines
-
-
-def _python() -> Diagnosis:
     version = ".".join(map(str, sys.version_info[:3]))
-    return Diagnosis("python", "ok", f"{version} ({sys.executable})", ">= 3.11")
+    return [Diagnosis("python", "ok", f"{version} ({sys.executable})", ">= 3.11"), *map(_program, _PROGRAMS)]
 
 
 def _program(program: _Program) -> Diagnosis:
@@ -90,19 +81,3 @@ def _program(program: _Program) -> Diagnosis:
     if Version(match[1]) < Version(program.least):
         return lacking(at_path)
     return Diagnosis(name, "ok", at_path, needed)
-
-
-def _prefix(prefix: Path) -> Diagnosis:
-    folder = next(path for path in (prefix, *prefix.parents) if path.exists())
-    space = os.statvfs(folder)
-    free = space.f_bavail * space.f_frsize / 1e9
-    needed = "writable, a few GB free"
-    if not os.access(folder, os.W_OK):
-        return Diagnosis("prefix", "missing", f"{folder} is not writable", needed, "nothing can be built there",
-                         "choose another with `--prefix` or ENVBUILD_PREFIX")  # fmt: skip
-    state = f"{prefix}, {free:.1f} GB free"
-    if folder == Path("/") != prefix:
-        top = "/" + prefix.parts[1]
-        return Diagnosis("prefix", "warning", f"{state}; there is no {top}", needed, f"{top} would be a new folder",
-                         f"if {top} is a mount, mount it; else choose another with `--prefix`")  # fmt: skip
-    return Diagnosis("prefix", "ok" if free > 3 else "warning", state, needed)

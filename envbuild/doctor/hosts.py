@@ -15,7 +15,6 @@ from envbuild.explain.view import fits_of_profiles, fitting, offered, outline
 from envbuild.hostlist import expand_hosts
 from envbuild.lock.files import read_lock
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Lock
 from envbuild.model.target import Target, as_login
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.survey.ask import index_addresses, rules
@@ -55,7 +54,8 @@ def visit(target: Target, stack: Wanted | None = None) -> list[Visit]:
     if stack is None:
         args: dict[str, Any] = {"reach": {name: index.url or PyPI.simple_url for name, index in load_indexes().items()}}
     else:
-        lock = _lock_of(stack)
+        path = lock_path(stack.loaded, stack.profile)
+        lock = read_lock(path) if path.is_file() else outline(stack.loaded.stack, stack.profile)
         args = {"reach": index_addresses(lock), "repositories": sources_needed(lock)}
     if target.tmp:
         args["tmp"] = target.tmp
@@ -66,11 +66,6 @@ def visit(target: Target, stack: Wanted | None = None) -> list[Visit]:
     requests = {node: node_request("doctor", target.prefix, {"node": node, **args}) for node in nodes}
     answers = contact(requests, reached.connection, DEADLINE)
     return [_visit(node, answers[node], target, stack) for node in nodes]
-
-
-def _lock_of(stack: Wanted) -> Lock:
-    path = lock_path(stack.loaded, stack.profile)
-    return read_lock(path) if path.is_file() else outline(stack.loaded.stack, stack.profile)
 
 
 def trial(target: Target) -> list[str] | None:

@@ -203,28 +203,28 @@ def _asked_for(partition: Partition) -> Diagnosis:
 
 
 def _prefix(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
-    disk = facts.prefix
-    state = f"{disk.path}, {disk.filesystem or 'unknown file system'}, {_room(disk)}"
+    return [prefix_line(facts.prefix, site.get("prefix_in") or "", f"placement: {target.placement}")]
+
+
+def prefix_line(disk: DiskFacts, inside: str, so: str = "") -> Diagnosis:
+    """Whether an environment has room there and can run; `inside`: the nearest folder that is there, if no mount."""
+    state, choose = (
+        f"{disk.path}, {disk.filesystem or 'unknown file system'}, {_room(disk)}",
+        "choose another: `--prefix`",
+    )
     if disk.writable is False:
-        return [_line("prefix", "missing", f"{state}; {disk.reason}", "nothing can be built there",
-                      "choose another: `--prefix`")]  # fmt: skip
+        return _line("prefix", "missing", f"{state}; {disk.reason}", "nothing can be built there", choose)
     if disk.noexec:
-        return [_line("prefix", "missing", f"{state}, noexec", "no program of an environment could run",
-                      "choose another: `--prefix`")]  # fmt: skip
-    parent = site.get("prefix_in")
-    if parent in _MOUNTS_IN and disk.path != parent:
-        top = posixpath.join(parent, PurePosixPath(disk.path).relative_to(parent).parts[0])
-        return [_line("prefix", "warning", f"{state}; there is no {top}", f"{top} would be a new folder below {parent}",
-                      f"if {top} is a mount, mount it; else choose another: `--prefix`")]  # fmt: skip
+        return _line("prefix", "missing", f"{state}, noexec", "no program of an environment could run", choose)
+    if inside in _MOUNTS_IN and disk.path != inside:
+        top = posixpath.join(inside, PurePosixPath(disk.path).relative_to(inside).parts[0])
+        return _line("prefix", "warning", f"{state}; there is no {top}", f"{top} would be a new folder below {inside}",
+                     f"if {top} is a mount, mount it; else {choose}")  # fmt: skip
     short = [word for word, value, least in (("space", disk.free_bytes, LEAST_BYTES),
                                              ("inodes", disk.free_inodes, LEAST_INODES))
              if value is not None and value < least]  # fmt: skip
-    so = (
-        f"too little of {' and '.join(short)} for an environment with torch"
-        if short
-        else f"placement: {target.placement}"
-    )
-    return [_line("prefix", "warning" if short else "ok", state, so)]
+    so = f"too little of {' and '.join(short)} for an environment with torch" if short else so
+    return _line("prefix", "warning" if short else "ok", state, so)
 
 
 def _room(disk: DiskFacts) -> str:

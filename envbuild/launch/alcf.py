@@ -6,7 +6,6 @@ Computes what the scripts compute (`ALCF/args.sh`, `launch.sh` at the pinned com
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -88,17 +87,6 @@ class AlcfParameters(Parameters):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Degrees:
-    tensor: int
-    pipeline: int
-    sequence: int
-    data: int
-    global_batch: int
-    sequence_parallel: bool
-    computed: tuple[Default, ...]
-
-
 def make(order: Order) -> Launch:
     """The MPI command, and the DeepSpeed file that it reads."""
     given, defaults = read(AlcfParameters, order.values, order.data.defaults)
@@ -106,8 +94,10 @@ def make(order: Order) -> Launch:
     flash = _flash(given)
     variable = f"USE_FLASH_ATTN_{flash}".upper()
     has_flash = [f"`--profile {name}`" for name, profile in order.profiles.items() if "flash_attn" in profile.imports]
+    # What stands on something of the site may have it from there.
+    alone = all(base.kind in ("none", "system") for base in order.profile.bases)
     require(
-        flash is None or not _lacks_flash(order.profile),
+        flash is None or _asks_for_flash(order.profile) or not alone,
         f"{variable}=1, and the profile {order.profile_name} has no flash-attn",
         why="the script stops without it (finding alcf-flash-attention)",
         hint=", or ".join([f"leave {variable} out", *has_flash]),
@@ -115,14 +105,16 @@ def make(order: Order) -> Launch:
     one_node = "".join(mpi_on_nodes(order.profiles, order.profile_name, order.place.nodes))
     others = [f"`--profile {name}`" for name, profile in order.profiles.items() if not profile.mpi_for_one_node]
     require(not one_node, f"{order.place.nodes} nodes: {one_node}", hint=" or ".join(["`--nodes 1`", *others]))
-    degrees = _degrees(given, model, order.place.gpus)
+    degrees, computed = _degrees(given, model, order.place.gpus)
+    # Megatron's own, which SP_TYPE=ds replaces.
+    sequence_parallel = given.sp_type == "megatron" and given.use_sequence_parallel is not False
     require(
-        given.zero_stage < 2 or degrees.pipeline == 1,
-        f"ZeRO {given.zero_stage} with {degrees.pipeline} pipeline stages",
+        given.zero_stage < 2 or given.ppsize == 1,
+        f"ZeRO {given.zero_stage} with {given.ppsize} pipeline stages",
         why="DeepSpeed's pipeline engine takes ZeRO 0 and 1 only (rule zero-needs-no-pipeline)",
         hint="ZERO_STAGE=1, or PPSIZE=1",
     )
-    values = _values(order, given, model, degrees, flash)
+    values = _values(order, given, model, degrees, flash, sequence_parallel=sequence_parallel)
     config = "zero-3" if given.zero_stage == 3 else "zero"
     text = json.dumps(fill_config(order.data.configs[config], values), indent=2) + "\n"
     python, ranks = order.place.program("python3"), f"{order.place.output}/mpi_ranks.py"
@@ -150,19 +142,12 @@ def make(order: Order) -> Launch:
     )
     return order.launch(
         model.name,
-        degrees={
-            "tensor": degrees.tensor,
-            "pipeline": degrees.pipeline,
-            "sequence": degrees.sequence,
-            "data": degrees.data,
-            "global-batch": degrees.global_batch,
-            "micro-batch": given.micro_batch,
-        },
+        degrees=degrees,
         files=(LaunchFile(path=str(values["config"]), text=text), *files),
         commands=(Command(argv=argv, environment=environment, directory=order.directory()),),
-        defaults=(*defaults, *degrees.computed),
+        defaults=(*defaults, *computed),
         deviations=order.deviations(*_DEVIATIONS, *((_PORT,) if files else ())),
-        notes=(*_notes(order, given), *order.without_timers(degrees.pipeline)),
+        notes=(*_notes(order, given), *order.without_timers(given.ppsize)),
     )
 
 
@@ -173,16 +158,11 @@ def _flash(given: AlcfParameters) -> str | None:
     return on[0] if on else None
 
 
-def _lacks_flash(profile: Profile) -> bool:
-    """Whether the profile has no flash-attn, and stands on nothing of the site that may have it."""
-    return not _asks_for_flash(profile) and all(base.kind in ("none", "system") for base in profile.bases)
-
-
 def _asks_for_flash(profile: Profile) -> bool:
     return "flash_attn" in profile.imports or "flash-attn" in map(package_name, profile.packages)
 
 
-def _degrees(given: AlcfParameters, model: ModelSize, gpus: int) -> _Degrees:
+def _degrees(given: AlcfParameters, model: ModelSize, gpus: int) -> tuple[dict[str, int], list[Default]]:
     """Parallel degrees as args.sh has them, except that an MPSIZE that is said is kept."""
     computed: list[Default] = []
     tensor, sequence = given.mpsize or 0, given.spsize
@@ -199,22 +179,33 @@ def _degrees(given: AlcfParameters, model: ModelSize, gpus: int) -> _Degrees:
             hint=f"MPSIZE=1 for sequence parallel {gpus}, or leave it out for tensor parallel {gpus}",
         )
         computed.append(Default(name="SPSIZE", value=str(sequence), why="what SP_TYPE=ds makes of MPSIZE"))
-    on = given.use_sequence_parallel
-    if on is None:
-        on = given.sp_type == "megatron"
-        computed.append(
-            Default(name="USE_SEQUENCE_PARALLEL", value=str(int(on)), why=f"what SP_TYPE={given.sp_type} means")
-        )
+    if given.use_sequence_parallel is None:
+        on = str(int(given.sp_type == "megatron"))
+        computed.append(Default(name="USE_SEQUENCE_PARALLEL", value=on, why=f"what SP_TYPE={given.sp_type} means"))
     data = require_shape(model, gpus, tensor, given.ppsize, sequence)
     # args.sh divides what all GPUs take in a step by each degree in turn, rounding down, and never below 1.
     batch = max(1, gpus * given.micro_batch * given.gas // tensor // given.ppsize // sequence)
-    return _Degrees(tensor, given.ppsize, sequence, data, batch, on and given.sp_type == "megatron", tuple(computed))
+    sizes = {"data": data, "global-batch": batch, "micro-batch": given.micro_batch}
+    return {"tensor": tensor, "pipeline": given.ppsize, "sequence": sequence, **sizes}, computed
 
 
 def _values(
-    order: Order, given: AlcfParameters, model: ModelSize, degrees: _Degrees, flash: str | None
+    order: Order,
+    given: AlcfParameters,
+    model: ModelSize,
+    degrees: dict[str, int],
+    flash: str | None,
+    *,
+    sequence_parallel: bool,
 ) -> dict[str, Value]:
     place = order.place
+    # As args.sh puts the name of a run together, so that old results are found beside new ones.
+    name = "_".join([
+        given.model_type, *(["SP"] if sequence_parallel else []), "actCkpt", *([f"flashAttn_{flash}"] if flash else []),
+        model.name, f"z{given.zero_stage}", f"seqlen{given.seq_len}",
+        f"mp{degrees['tensor']}", f"pp{given.ppsize}", f"sp{degrees['sequence']}",
+        f"nl{model.layers}", f"hs{model.hidden}", f"gb{degrees['global-batch']}", f"mb{given.micro_batch}",
+    ])  # fmt: skip
     return {
         **order.values_of(model, PORT),
         "world": place.gpus,
@@ -225,15 +216,15 @@ def _values(
         "sequence_length": given.seq_len,
         "micro_batch": given.micro_batch,
         "accumulation": given.gas,
-        "global_batch": degrees.global_batch,
-        "tensor_parallel": degrees.tensor,
-        "pipeline_parallel": degrees.pipeline,
-        "sequence_degree": degrees.sequence,
-        "one_stage": degrees.pipeline == 1,
-        "stages": degrees.pipeline > 1,
-        "sequence_parallel": degrees.sequence_parallel,
+        "global_batch": degrees["global-batch"],
+        "tensor_parallel": degrees["tensor"],
+        "pipeline_parallel": given.ppsize,
+        "sequence_degree": degrees["sequence"],
+        "one_stage": given.ppsize == 1,
+        "stages": given.ppsize > 1,
+        "sequence_parallel": sequence_parallel,
         "zero": given.zero_stage,
-        "timers": not order.without_timers(degrees.pipeline),
+        "timers": not order.without_timers(given.ppsize),
         "mpi_flag": order.takes_mpi_flag(),
         "cpu_optimizer": given.zero_stage > 0,
         "flash_v1": flash == "v1",
@@ -243,21 +234,9 @@ def _values(
         "data": given.model_type == "gpt",
         "data_dir": given.data_dir.rstrip("/"),
         "data_type": given.data_type,
-        "tensorboard": f"{place.output}/outputs/{_run_name(given, model, degrees, flash)}/tensorboard",
+        "tensorboard": f"{place.output}/outputs/{name}/tensorboard",
         "config": f"{place.output}/ds_config-gpt.json",
     }
-
-
-def _run_name(given: AlcfParameters, model: ModelSize, degrees: _Degrees, flash: str | None) -> str:
-    """The name of a run as args.sh puts it together, so that old results are found beside new ones."""
-    parts: list[str] = [given.model_type]
-    parts += ["SP"] if degrees.sequence_parallel else []
-    parts += ["actCkpt"]
-    parts += [f"flashAttn_{flash}"] if flash else []
-    parts += [model.name, f"z{given.zero_stage}", f"seqlen{given.seq_len}"]
-    parts += [f"mp{degrees.tensor}", f"pp{degrees.pipeline}", f"sp{degrees.sequence}"]
-    parts += [f"nl{model.layers}", f"hs{model.hidden}", f"gb{degrees.global_batch}", f"mb{given.micro_batch}"]
-    return "_".join(parts)
 
 
 def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:

@@ -160,7 +160,7 @@ def test_d26_a_full_disk_is_try_again_wherever_it_comes_up(
 
 @pytest.mark.parametrize("char", UNSAFE)
 def test_d64_d71_no_text_of_a_stack_a_target_a_lock_facts_or_a_setting_has_hidden_characters(
-    tmp_path: Path, char: str
+    tmp_path: Path, char: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     escape = f"\\U{ord(char):08x}"  # of TOML
     stack = json.dumps(changed(STACK, ("summary",), f"a{char}b"))
@@ -182,8 +182,9 @@ def test_d64_d71_no_text_of_a_stack_a_target_a_lock_facts_or_a_setting_has_hidde
         with fails("lock-invalid", 2) as caught:
             parse_lock(LOCK.replace('stack = "', f'"a{escape}b" = "x"\nstack = "', 1), "lock")
         (tmp_path / "envbuild.toml").write_text(f'profile = "a{escape}b"')
+        monkeypatch.chdir(tmp_path)
         with fails("config-invalid", 2) as caught:
-            load_config(cwd=tmp_path, environ={})
+            load_config()
 
 
 def test_d64_joiners_are_for_prose_alone(tmp_path: Path) -> None:
