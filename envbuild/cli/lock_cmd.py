@@ -311,11 +311,11 @@ def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
         raise click.UsageError("--profile and --lock are about one STACK: name it")
     from envbuild.catalog.loader import list_stacks, load_stack, lock_path
 
-    shipped = [(each, profile) for each in map(load_stack, list_stacks()) for profile in each.stack.profiles]
+    shipped = [(loaded, profile) for loaded in map(load_stack, list_stacks()) for profile in loaded.stack.profiles]
     checked = [
-        _check_one(ui, each.stack.name, profile, None, offline=offline)
-        for each, profile in shipped
-        if lock_path(each, profile).exists()
+        _check_one(ui, loaded.stack.name, profile, None, offline=offline)
+        for loaded, profile in shipped
+        if lock_path(loaded, profile).exists()
     ]
     data = {"ok": all(row["ok"] for _, row, _ in checked), "locks": [row for _, row, _ in checked]}
     ui.result(data, lambda: "\n".join(text for _, _, text in checked))

@@ -56,31 +56,29 @@ class AlcfParameters(Parameters):
 
     model_size_key: Text = Field(alias="MODEL_SIZE_KEY", description="row of the model table")
     model_type: Literal["gpt", "bert"] = Field(alias="MODEL_TYPE", description="which pretrain_*.py is started")
-    seq_len: Count = Field(alias="SEQ_LEN", description="sequence length in tokens and number of positions")
+    sequence_length: Count = Field(alias="SEQ_LEN", description="sequence length in tokens and number of positions")
     micro_batch: Count = Field(alias="MICRO_BATCH", description="micro-batch size of a GPU")
-    gas: Count = Field(alias="GAS", description="gradient accumulation steps")
+    accumulation: Count = Field(alias="GAS", description="gradient accumulation steps")
     sp_type: Literal["megatron", "ds"] = Field(
         alias="SP_TYPE", description="sequence parallel of Megatron or DeepSpeed"
     )
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(
-        alias="ZERO_STAGE", description="ZeRO stage; above 0 on the CPU"
-    )
-    ppsize: Count = Field(alias="PPSIZE", description="pipeline stages")
+    zero: Annotated[int, Field(ge=0, le=3)] = Field(alias="ZERO_STAGE", description="ZeRO stage; above 0 on the CPU")
+    pipeline_parallel: Count = Field(alias="PPSIZE", description="pipeline stages")
     spsize: Count = Field(alias="SPSIZE", description="DeepSpeed sequence parallel; SP_TYPE=ds computes it")
     mpsize: Count | None = Field(None, alias="MPSIZE", description="tensor parallel; all GPUs of the job when not said")
     use_sequence_parallel: bool | None = Field(
         None, alias="USE_SEQUENCE_PARALLEL", description="Megatron's sequence parallel; on with SP_TYPE=megatron"
     )
-    flash_attention_v1: bool = Field(False, alias="USE_FLASH_ATTN_V1", description="flash attention 1")
-    flash_attention_v2: bool = Field(False, alias="USE_FLASH_ATTN_V2", description="flash attention 2")
-    flash_attention_triton: bool = Field(False, alias="USE_FLASH_ATTN_TRITON", description="flash attention in Triton")
+    flash_v1: bool = Field(False, alias="USE_FLASH_ATTN_V1", description="flash attention 1")
+    flash_v2: bool = Field(False, alias="USE_FLASH_ATTN_V2", description="flash attention 2")
+    flash_triton: bool = Field(False, alias="USE_FLASH_ATTN_TRITON", description="flash attention in Triton")
     wandb_mode: Literal["disabled", "offline", "online"] = Field(
         alias="WANDB_MODE", description="wandb; compute nodes reach the network through a proxy at most"
     )
     data_dir: Text = Field(alias="DATA_DIR", description="folder of the data, the vocabulary and the merges")
     data_type: Text = Field(alias="DATA_TYPE", description="name of the data without .bin and .idx")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(alias="SEED", description="seed of all ranks")
-    train_iters: Count = Field(alias="TRAIN_ITERS", description="iterations")
+    iterations: Count = Field(alias="TRAIN_ITERS", description="iterations")
     launcher: Literal["mpiexec", "mpirun", "srun"] = Field(
         alias="LAUNCHER",
         description="mpiexec of PALS (Polaris) or MPICH, mpirun of Open MPI (ThetaGPU), srun (Perlmutter)",
@@ -109,13 +107,13 @@ def make(order: Order) -> Launch:
     # Megatron's own, which SP_TYPE=ds replaces.
     sequence_parallel = given.sp_type == "megatron" and given.use_sequence_parallel is not False
     require(
-        given.zero_stage < 2 or given.ppsize == 1,
-        f"ZeRO {given.zero_stage} with {given.ppsize} pipeline stages",
+        given.zero < 2 or given.pipeline_parallel == 1,
+        f"ZeRO {given.zero} with {given.pipeline_parallel} pipeline stages",
         why="DeepSpeed's pipeline engine takes ZeRO 0 and 1 only (rule zero-needs-no-pipeline)",
         hint="ZERO_STAGE=1, or PPSIZE=1",
     )
     values = _values(order, given, model, degrees, flash, sequence_parallel=sequence_parallel)
-    config = "zero-3" if given.zero_stage == 3 else "zero"
+    config = "zero-3" if given.zero == 3 else "zero"
     text = json.dumps(fill_config(order.data.configs[config], values), indent=2) + "\n"
     python, ranks = order.place.program("python3"), f"{order.place.output}/mpi_ranks.py"
     files = () if order.takes_mpi_flag() else (LaunchFile(path=ranks, text=program_files.text(*_RANKS)),)
@@ -147,13 +145,13 @@ def make(order: Order) -> Launch:
         commands=(Command(argv=argv, environment=environment, directory=order.directory()),),
         defaults=(*defaults, *computed),
         deviations=order.deviations(*_DEVIATIONS, *((_PORT,) if files else ())),
-        notes=(*_notes(order, given), *order.without_timers(given.ppsize)),
+        notes=(*_notes(order, given), *order.without_timers(given.pipeline_parallel)),
     )
 
 
 def _flash(given: AlcfParameters) -> str | None:
     """Name of the one flash attention that is on; the scripts take the first of several silently."""
-    on = [name for name in ("v1", "v2", "triton") if getattr(given, f"flash_attention_{name}")]
+    on = [name for name in ("v1", "v2", "triton") if getattr(given, f"flash_{name}")]
     require(len(on) < 2, f"flash attention {' and '.join(on)} at once", hint="one USE_FLASH_ATTN_… at a time")
     return on[0] if on else None
 
@@ -167,9 +165,10 @@ def _degrees(given: AlcfParameters, model: ModelSize, gpus: int) -> tuple[dict[s
     computed: list[Default] = []
     tensor, sequence = given.mpsize or 0, given.spsize
     if not tensor:
-        tensor = max(1, gpus // given.ppsize)
-        why = f"all {gpus} GPUs of the job" + (f" over {given.ppsize} pipeline stages" if given.ppsize > 1 else "")
-        computed.append(Default(name="MPSIZE", value=str(tensor), why=f"tensor parallel: {why}"))
+        tensor = max(1, gpus // given.pipeline_parallel)
+        stages = f" over {given.pipeline_parallel} pipeline stages" if given.pipeline_parallel > 1 else ""
+        why = f"tensor parallel: all {gpus} GPUs of the job{stages}"
+        computed.append(Default(name="MPSIZE", value=str(tensor), why=why))
     if given.sp_type == "ds":
         sequence = 1 if tensor == gpus else gpus
         require(
@@ -182,11 +181,11 @@ def _degrees(given: AlcfParameters, model: ModelSize, gpus: int) -> tuple[dict[s
     if given.use_sequence_parallel is None:
         on = str(int(given.sp_type == "megatron"))
         computed.append(Default(name="USE_SEQUENCE_PARALLEL", value=on, why=f"what SP_TYPE={given.sp_type} means"))
-    data = require_shape(model, gpus, tensor, given.ppsize, sequence)
+    data = require_shape(model, gpus, tensor, given.pipeline_parallel, sequence)
     # args.sh divides what all GPUs take in a step by each degree in turn, rounding down, and never below 1.
-    batch = max(1, gpus * given.micro_batch * given.gas // tensor // given.ppsize // sequence)
+    batch = max(1, gpus * given.micro_batch * given.accumulation // tensor // given.pipeline_parallel // sequence)
     sizes = {"data": data, "global-batch": batch, "micro-batch": given.micro_batch}
-    return {"tensor": tensor, "pipeline": given.ppsize, "sequence": sequence, **sizes}, computed
+    return {"tensor": tensor, "pipeline": given.pipeline_parallel, "sequence": sequence, **sizes}, computed
 
 
 def _values(
@@ -202,38 +201,26 @@ def _values(
     # As args.sh puts the name of a run together, so that old results are found beside new ones.
     name = "_".join([
         given.model_type, *(["SP"] if sequence_parallel else []), "actCkpt", *([f"flashAttn_{flash}"] if flash else []),
-        model.name, f"z{given.zero_stage}", f"seqlen{given.seq_len}",
-        f"mp{degrees['tensor']}", f"pp{given.ppsize}", f"sp{degrees['sequence']}",
+        model.name, f"z{given.zero}", f"seqlen{given.sequence_length}",
+        f"mp{degrees['tensor']}", f"pp{given.pipeline_parallel}", f"sp{degrees['sequence']}",
         f"nl{model.layers}", f"hs{model.hidden}", f"gb{degrees['global-batch']}", f"mb{given.micro_batch}",
     ])  # fmt: skip
     return {
-        **order.values_of(model, PORT),
+        **order.place_values(PORT, model),
+        **given.model_dump(),
         "world": place.gpus,
-        "hostfile": place.hostfile,
-        "gres": place.gres,
-        "seed": given.seed,
-        "iterations": given.train_iters,
-        "sequence_length": given.seq_len,
-        "micro_batch": given.micro_batch,
-        "accumulation": given.gas,
         "global_batch": degrees["global-batch"],
         "tensor_parallel": degrees["tensor"],
-        "pipeline_parallel": given.ppsize,
         "sequence_degree": degrees["sequence"],
-        "one_stage": given.ppsize == 1,
-        "stages": given.ppsize > 1,
+        "one_stage": given.pipeline_parallel == 1,
+        "stages": given.pipeline_parallel > 1,
         "sequence_parallel": sequence_parallel,
-        "zero": given.zero_stage,
-        "timers": not order.without_timers(given.ppsize),
+        "timers": not order.without_timers(given.pipeline_parallel),
         "mpi_flag": order.takes_mpi_flag(),
-        "cpu_optimizer": given.zero_stage > 0,
-        "flash_v1": flash == "v1",
-        "flash_v2": flash == "v2",
-        "flash_triton": flash == "triton",
+        "cpu_optimizer": given.zero > 0,
         "wandb": given.wandb_mode != "disabled",
         "data": given.model_type == "gpt",
         "data_dir": given.data_dir.rstrip("/"),
-        "data_type": given.data_type,
         "tensorboard": f"{place.output}/outputs/{name}/tensorboard",
         "config": f"{place.output}/ds_config-gpt.json",
     }
@@ -253,12 +240,12 @@ def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:
     if order.place.hostfile is None and given.launcher != "srun":
         notes.append(f"no host file: {given.launcher} starts on the nodes of the job that it runs in")
     # 0.18.3 is the oldest that was read, 0.19.3 the first without it.
-    if given.ppsize > 1 and order.deepspeed_since("0.18.3") and not order.deepspeed_since("0.19.3"):
+    if given.pipeline_parallel > 1 and order.deepspeed_since("0.18.3") and not order.deepspeed_since("0.19.3"):
         notes.append(
             "this DeepSpeed divides gradients by the microbatches once more at every stage before the last, so that "
             "clipping and the tied embedding go wrong (finding alcf-pipeline-gradients); PPSIZE=1 is right"
         )
-    if given.seq_len > _MASKED and given.ppsize == 1 and _flash(given) is None:
+    if given.sequence_length > _MASKED and given.pipeline_parallel == 1 and _flash(given) is None:
         notes.append(
             f"nothing masks attention beyond {_MASKED} tokens without flash attention: every token sees those that "
             "follow (finding alcf-no-mask)"

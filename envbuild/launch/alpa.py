@@ -61,14 +61,10 @@ def make(order: Order) -> Launch:
     given, taken = read(AlpaParameters, order.values, order.data.defaults)
     case, computed = _case(order, given)
     place = order.place
-    address, port = place.rendezvous(PORT)
     values: dict[str, Value] = {
+        **order.place_values(PORT),
         "module": "torch.distributed.run" if order.edited(TORCHRUN_PATCH) else "torch.distributed.launch",
-        "gpus_per_node": place.gpus_per_node,
-        "nodes": place.nodes,
         "several": place.nodes > 1,
-        "address": address,
-        "port": port,
         "case": case.literal(),
         "results": given.results or f"{place.output}/{RESULTS}",
     }

@@ -43,21 +43,7 @@ def make(order: Order) -> Launch:
         f"the command of {order.stack} does not say how {place.nodes} nodes meet",
         hint="--nodes 1; or put {nodes}, {rank}, {address} and {port} into `reference: launch: arguments:`",
     )
-    address, port = place.rendezvous(PORT)
-    values: dict[str, Value] = {
-        **given.model_dump(by_alias=True),
-        "nodes": place.nodes,
-        "gpus_per_node": place.gpus_per_node,
-        "gpus": place.gpus,
-        "address": address,
-        "port": port,
-        "output": place.output,
-        "data": place.data or place.output,
-        "environment": place.environment,
-        "source": order.directory(),
-        "job": place.job or "0",
-        "hostfile": place.hostfile,
-    }
+    values: dict[str, Value] = {**given.model_dump(by_alias=True), **order.place_values(PORT)}
     if "rank" in names:
         commands = order.of_nodes(
             lambda rank: fill(data.arguments, {**values, "rank": rank}),

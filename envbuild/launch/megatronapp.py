@@ -32,7 +32,7 @@ class AppParameters(Parameters):
     tensor_parallel: Count = Field(description="tensor parallel")
     micro_batch: Count = Field(description="sequences a GPU and microbatch")
     global_batch: Count = Field(description="sequences a step")
-    train_iters: Count = Field(description="iterations; the trace tools of the document want 20")
+    iterations: Count = Field(alias="train_iters", description="iterations; the trace tools of the document want 20")
     data: Text | None = Field(None, description="folder of the prepared data, the vocabulary and the merges")
     checkpoints: Text | None = Field(None, description="folder of the checkpoints")
     addresses: Annotated[Text, AfterValidator(_addresses)] | None = Field(
@@ -49,12 +49,8 @@ def make(order: Order) -> Launch:
     chunks, computed = given.model_chunks or int(usual.value), () if given.model_chunks else (usual,)
     data, microbatches = _bounds(order, given, model, chunks)
     values: dict[str, Value] = {
-        **order.values_of(model, PORT),
-        "micro_batch": given.micro_batch,
-        "global_batch": given.global_batch,
-        "iterations": given.train_iters,
-        "pipeline_parallel": given.pipeline_parallel,
-        "tensor_parallel": given.tensor_parallel,
+        **order.place_values(PORT, model),
+        **given.model_dump(),
         "virtual": given.pipeline_parallel > 1,
         "virtual_layers": model.layers // (given.pipeline_parallel * chunks),
         "data": (given.data or f"{place.data or place.output}/datasets").rstrip("/"),

@@ -126,14 +126,13 @@ def make(order: Order) -> Launch:
     if given.submit is None:
         taken = (*taken, Default(name="submit", value=submit, why=whence))
     values: dict[str, Value] = {
+        **given.model_dump(),
         "model": model.name,
-        "trials": given.trials,
         "gpus_per_node": place.gpus_per_node,
         "nodes": place.nodes,
         "prefix": prefix,
         "local": submit == "local",
         "salloc": submit == "salloc",
-        "where": given.where,
         "cpus": given.cpus_per_gpu,
         "checkpoints": checkpoints,
     }

@@ -299,19 +299,29 @@ class Order:
         """The working directory of the stack's program."""
         return self.place.source(self.data.source, self.data.folder)
 
-    def values_of(self, model: ModelSize, port: int) -> dict[str, Value]:
-        """The values that arguments of a command may name: the place, where its nodes meet, the model's shape."""
-        address, port = self.place.rendezvous(port)
-        return {
-            "nodes": self.place.nodes,
-            "gpus_per_node": self.place.gpus_per_node,
+    def place_values(self, port: int, model: ModelSize | None = None) -> dict[str, Value]:
+        """What words of a command may name: the place, where its nodes meet, and the shape of a model."""
+        place = self.place
+        address, port = place.rendezvous(port)
+        values: dict[str, Value] = {
+            "nodes": place.nodes,
+            "gpus_per_node": place.gpus_per_node,
+            "gpus": place.gpus,
             "address": address,
             "port": port,
-            "layers": model.layers,
-            "hidden": model.hidden,
-            "heads": model.heads,
-            "sequence_length": model.sequence,
+            "output": place.output,
+            "data": place.data or place.output,
+            "environment": place.environment,
+            "source": self.directory(),
+            "job": place.job or "0",
+            "hostfile": place.hostfile,
+            "image": place.image,
+            "gres": place.gres,
         }
+        if model is not None:
+            values |= {"layers": model.layers, "hidden": model.hidden, "heads": model.heads}
+            values["sequence_length"] = model.sequence
+        return values
 
     @property
     def profile(self) -> Profile:

@@ -35,8 +35,10 @@ class SlurmParameters(Parameters):
     """What the two scripts have as constants."""
 
     model: Text = Field(description="row of the model table")
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(description="ZeRO stage; the pipeline engine takes 0 and 1")
-    train_iters: Count = Field(description="iterations")
+    zero: Annotated[int, Field(ge=0, le=3)] = Field(
+        alias="zero_stage", description="ZeRO stage; the pipeline engine takes 0 and 1"
+    )
+    iterations: Count = Field(alias="train_iters", description="iterations")
     data: Text | None = Field(None, description="folder of the data, the vocabulary and the merges")
     data_name: Text = Field(description="name of the data without .bin and .idx")
     tensor_parallel: Count | None = Field(None, description="tensor parallel")
@@ -50,14 +52,14 @@ def make(order: Order) -> Launch:
     given, taken = read(SlurmParameters, order.values, order.data.defaults)
     model = model_row(order.reference, given.model, "model")
     require(
-        given.zero_stage < 2,
-        f"ZeRO {given.zero_stage} is not possible with this code",
+        given.zero < 2,
+        f"ZeRO {given.zero} is not possible with this code",
         why="every run of this commit with --deepspeed is a pipeline model, and DeepSpeed's pipeline engine takes ZeRO "
         "0 and 1 only (finding slurm-zero-with-pipeline, rule zero-needs-no-pipeline)",
         hint="zero_stage=1",
     )
     require(
-        given.zero_stage == 1 or not order.deepspeed_since("0.19"),
+        given.zero == 1 or not order.deepspeed_since("0.19"),
         "ZeRO 0 ends after the first step with this DeepSpeed",
         why="megatron/training.py reads the loss scale under a name that is gone (finding slurm-zero-none)",
         hint="zero_stage=1",
@@ -164,18 +166,13 @@ def _values(order: Order, given: SlurmParameters, model: ModelSize, shape: dict[
     number = integer(place.job) or 0
     folder = (given.data or place.data or place.output).rstrip("/")
     return {
-        **order.values_of(model, FIRST_PORT + number % PORTS),
+        **order.place_values(FIRST_PORT + number % PORTS, model),
+        **given.model_dump(),
         **shape,
-        "job": place.job or "0",
-        "image": place.image,
-        "gres": place.gres,
         "num_gpus": not place.gres,
         "directory": order.directory(),
         "mounts": ",".join(dict.fromkeys((order.directory(), place.output, folder))),
-        "iterations": given.train_iters,
-        "zero": given.zero_stage,
         "data": folder,
-        "data_name": given.data_name,
         "config": f"{place.output}/ds_config.json",
         "timers": not order.without_timers(shape["pipeline_parallel"]),
     }
