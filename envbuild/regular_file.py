@@ -91,15 +91,10 @@ MAX_BYTES = 1_000_000
 
 def read_manifest(path: Path) -> bytes:
     """The bytes of a regular file of at most `MAX_BYTES`; a FIFO or device is refused without waiting for it."""
-    name = str(path)
     try:
         return read_file(path, MAX_BYTES)
-    except FileNotFoundError:
-        raise EnvbuildError("file-unreadable", f"no such file: {name}", why=f"{name}: not found") from None
     except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise too_large(name) from None
-        raise EnvbuildError("file-unreadable", f"cannot read {name}", why=f"{name}: {error.strerror}") from None
+        raise (too_large(str(path)) if error.errno == errno.EFBIG else unreadable(path, error)) from None
 
 
 def refuse(code: str, name: str, line: int, column: int, problem: str, hint: str = "") -> EnvbuildError:

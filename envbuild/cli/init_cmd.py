@@ -236,6 +236,7 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
     written into this folder, or used if they exist. The plan is shown, and you confirm it once. A second `up`
     changes nothing.
     """
+    from envbuild.catalog.loader import load_stack
     from envbuild.cli.provision_cmd import carry_out, show_built
 
     asks = not yes and not ui.json and sys.stdin.isatty() and sys.stderr.isatty()
@@ -247,8 +248,10 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
             # A target that is none is refused before anything is written.
             here = described_target(flags).connection.kind == "local"
             stack = _draft_of(ui, stack, flags["flavour"], ask=asks, here=here)
-        elif folder := _folder_of(stack):
-            _drafted(ui, folder)
+        else:
+            loaded = load_stack(stack)
+            for tree in [tree for profile in loaded.stack.profiles.values() for tree in profile.working_trees][:1]:
+                _drafted(ui, str(loaded.path.parent / tree.path))
         if flags["flavour"]:
             _refuse_other_flavour(stack, flags.get("profile") or config.profile, flags["flavour"])
         _lock(ui, stack, flags.get("profile") or config.profile, _asking(yes, asks))
@@ -312,15 +315,6 @@ def _refuse_other_flavour(stack: str, profile: str | None, flavour: str) -> None
             f"`--flavour` is for a new draft, and {stack} has `flavours: [{', '.join(torch.flavours)}]`",
             hint="leave `--flavour` out" if loaded.shipped else change,
         )
-
-
-def _folder_of(stack: str) -> str:
-    """The folder of code that a stack file has as a source; empty where it has none."""
-    from envbuild.catalog.loader import load_stack
-
-    loaded = load_stack(stack)
-    trees = [tree for profile in loaded.stack.profiles.values() for tree in profile.working_trees]
-    return str(loaded.path.parent / trees[0].path) if trees else ""
 
 
 def _drafted(ui: Ui, source: str) -> str:

@@ -84,6 +84,7 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     catalog have changed.
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
+    from envbuild.container.registry import ask_and_record, images_of
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.record import write_lock
 
@@ -92,8 +93,13 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     path = output or lock_path(loaded, name)
     previous = _previous(ui, path)
     made = _made(ui, loaded, name, previous, **flags)
-    if flags["images"]:
-        made = _with_images(ui, loaded, made, path, flags["images"], upgrade=flags["upgrade"])
+    if images := flags["images"]:  # their digests are also written to `images.toml` beside it
+        wanted = [image for image in images if image != "all"]
+        wanted += images_of(made, shipped=loaded.shipped) if "all" in images else []
+        ui.note(f"asking for the digests of {len(wanted)} images")
+        made, warnings = ask_and_record(made, path, wanted, upgrade=flags["upgrade"])
+        for text in warnings:
+            ui.warn(text)
     changed = made != previous
     if changed:
         write_lock(path, made)
@@ -388,6 +394,7 @@ def export(
     Needs --variant if the lock has several. All formats but requirements and cyclonedx contain addresses: paths in
     the wheelhouse, or those of your configuration. Do not commit them.
     """
+    from envbuild.conda.channels import addresses
     from envbuild.export.lock_formats import Places, export_lock, find_variant
 
     loaded, made, _ = _read(ui, stack, flags["profile"], flags["lock_file"])
@@ -400,28 +407,15 @@ def export(
             hint=f"use --output {output.with_name(f'pylock.{made.stack}.toml')}",
         )
     places = _places(chosen, flags["find_links"]) if form in ("pylock", "conda-lock") and not wheelhouse else Places()
-    places = replace(places, channels=_channels(loaded, made, chosen))
+    profile = loaded.stack.profiles.get(made.profile)
+    if chosen.conda and profile and profile.conda:
+        places = replace(places, channels=addresses(profile.conda))
     text = export_lock(made, chosen.id, form, wheelhouse, places=places)
     if output:
         with writing(output):
             output.write_text(text, encoding="utf-8")
     data = {"variant": chosen.id, "format": form, "file": str(output) if output else None, "text": text}
     ui.result(data, lambda: f"wrote {output}" if output else text, verbatim=True)
-
-
-def _with_images(
-    ui: Ui, loaded: LoadedStack, made: Lock, path: Path, images: tuple[str, ...], *, upgrade: bool
-) -> Lock:
-    """The lock with digests of images, which are also written to `images.toml` beside it; `all`: those of its build."""
-    from envbuild.container.registry import ask_and_record, images_of
-
-    wanted = [image for image in images if image != "all"]
-    wanted += images_of(made, shipped=loaded.shipped) if "all" in images else []
-    ui.note(f"asking for the digests of {len(wanted)} images")
-    made, warnings = ask_and_record(made, path, wanted, upgrade=upgrade)
-    for text in warnings:
-        ui.warn(text)
-    return made
 
 
 def _read(ui: Ui, stack: str, profile: str | None, lock_file: Path | None) -> tuple[LoadedStack, Lock, Path]:
@@ -466,14 +460,6 @@ def _places(variant: Variant, find_links: tuple[str, ...]) -> Places:
     indexes = {name: Index(name, entry.url, entry.kind) for name, entry in load_indexes().items() if name in used}
     # An index that does not answer is left out: the file may still be in a find-links folder.
     return Places(supply.find_links, {name: index for name, index in indexes.items() if supply.reachable(index)})
-
-
-def _channels(loaded: LoadedStack, made: Lock, variant: Variant) -> dict[str, tuple[str, ...]]:
-    """Where the conda channels of a variant lie for this user."""
-    from envbuild.conda.channels import addresses
-
-    profile = loaded.stack.profiles.get(made.profile)
-    return addresses(profile.conda) if variant.conda and profile and profile.conda else {}
 
 
 def _row(variant: Variant) -> dict[str, Any]:

@@ -238,8 +238,9 @@ def _room(disk: DiskFacts) -> str:
 def _temporary(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     folders = [DiskFacts.model_validate(row) for row in site["temporary"]]
     usable = [disk for disk in folders if disk.writable and not disk.noexec]
-    states = [f"{disk.path} ({'not writable' if not disk.writable else 'noexec' if disk.noexec else _free(disk)})"
-            for disk in folders]  # fmt: skip
+    free = ["writable" if disk.free_bytes is None else f"{disk.free_bytes / 1e9:.0f} GB" for disk in folders]
+    states = [f"{disk.path} ({'not writable' if not disk.writable else 'noexec' if disk.noexec else room})"
+              for disk, room in zip(folders, free, strict=True)]  # fmt: skip
     noexec = [disk.path for disk in folders if disk.noexec]
     so = f"builds use {usable[0].path}" if usable else "nothing can be compiled in a temporary folder"
     if target.tmp:
@@ -263,10 +264,6 @@ def _lacks(tmp: DiskFacts | None, inside: str | None) -> str:
     if inside not in (tmp.path, top):
         return f"this host has no {top}"
     return "" if tmp.writable and not tmp.noexec else f"this host cannot use it: {tmp.reason or 'noexec'}"
-
-
-def _free(disk: DiskFacts) -> str:
-    return "writable" if disk.free_bytes is None else f"{disk.free_bytes / 1e9:.0f} GB"
 
 
 _BRING = (

@@ -143,7 +143,17 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, chosen: Sequence
         bundle = args["artifacts"].get("bundle")
         folders = ",".join(args["artifacts"].get("find_links") or [])
         if bundle:
-            lines += _from_bundle(bundle["file"], [*chosen, "--variant", variant.id])
+            # Each file of it has to have a hash of the lock, or a commit and tree of it.
+            make = ["envbuild", "bundle", "create", *chosen, "--variant", variant.id, "--output", bundle["file"]]
+            lacking = f"{bundle['file']} is not there: where the internet is reached, run `{shlex.join(make)}`"
+            lines += [
+                "  # Packages and sources come from a bundle; nothing is fetched over a network.",
+                "  export UV_OFFLINE=1",
+                f"  [ -f {quote(bundle['file'])} ] || fail {quote(lacking)} 7",
+                '  mkdir -p -- "$work/bundle"',
+                f'  tar -xf {quote(bundle["file"])} -C "$work/bundle"',
+                '  export UV_FIND_LINKS="$work/bundle/wheels"',
+            ]
         if folders:
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(folders)}')
         lines += _venv(variant, first, args)
@@ -153,20 +163,6 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, chosen: Sequence
         lines += sources(lock.stack, variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
     lines += _activation(lock.stack, variables)
     return "\n".join([*lines, "}", ""])
-
-
-def _from_bundle(file: str, chosen: Sequence[str]) -> list[str]:
-    """Packages and sources out of a bundle: each file has to have a hash of the lock, or a commit and tree of it."""
-    make = shlex.join(["envbuild", "bundle", "create", *chosen, "--output", file])
-    lacking = f"{file} is not there: where the internet is reached, run `{make}`"
-    return [
-        "  # Packages and sources come from a bundle; nothing is fetched over a network.",
-        "  export UV_OFFLINE=1",
-        f"  [ -f {quote(file)} ] || fail {quote(lacking)} 7",
-        '  mkdir -p -- "$work/bundle"',
-        f'  tar -xf {quote(file)} -C "$work/bundle"',
-        '  export UV_FIND_LINKS="$work/bundle/wheels"',
-    ]
 
 
 def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str]:

@@ -8,10 +8,18 @@ from pydantic import AfterValidator, Field
 
 from envbuild.launch.request import Count, Order, Parameters, Value, fill, model_row, read, require, require_shape
 from envbuild.model.common import Text
-from envbuild.model.launch import Command, Default, Deviation, Launch, ModelSize
+from envbuild.model.launch import Command, Default, Launch, ModelSize
 
 PORT = 6000
 _ORDER_EDIT = "megatronapp-tensor-order"
+_DEVIATIONS = (
+    ("app-master-address", "the master's address is an argument, on the workers too"),
+    ("app-layers-divide", "stages x chunks must divide the layers"),
+    ("app-infiniband-addresses", "addresses and GPUs a node are variables, not constants of a build"),
+    ("app-semaphores", "shared memory is named by job and removed by its own run only"),
+    ("app-two-pods", "nothing in the sources is edited; data and checkpoints lie outside of them"),
+    ("app-trace-stdout", "the trace lines come with the program's own output, without the helper's"),
+)
 
 
 def _addresses(text: str) -> str:
@@ -56,6 +64,7 @@ def make(order: Order) -> Launch:
         "data": (given.data or f"{place.data or place.output}/datasets").rstrip("/"),
         "checkpoints": (given.checkpoints or f"{place.output}/checkpoints").rstrip("/"),
     }
+    few = "one stage, without virtual ones" if given.pipeline_parallel == 1 else "three stages at least"
     return order.launch(
         model.name,
         degrees={
@@ -69,7 +78,9 @@ def make(order: Order) -> Launch:
         },
         commands=_commands(order, given, values),
         defaults=(*taken, *computed),
-        deviations=_deviations(order, given.pipeline_parallel),
+        deviations=order.deviations(
+            *_DEVIATIONS, ("app-two-stages", f"{few}, and microbatches that the stages divide")
+        ),
         notes=_notes(order, given, data),
     )
 
@@ -164,16 +175,3 @@ def _notes(order: Order, given: AppParameters, data: int) -> tuple[str, ...]:
             "shared memory is named by MASTER_PORT where no job id is known; two runs on one host need two ports"
         )
     return tuple(notes)
-
-
-def _deviations(order: Order, stages: int) -> tuple[Deviation, ...]:
-    few = "one stage, without virtual ones" if stages == 1 else "three stages at least"
-    return order.deviations(
-        ("app-master-address", "the master's address is an argument, on the workers too"),
-        ("app-layers-divide", "stages x chunks must divide the layers"),
-        ("app-two-stages", f"{few}, and microbatches that the stages divide"),
-        ("app-infiniband-addresses", "addresses and GPUs a node are variables, not constants of a build"),
-        ("app-semaphores", "shared memory is named by job and removed by its own run only"),
-        ("app-two-pods", "nothing in the sources is edited; data and checkpoints lie outside of them"),
-        ("app-trace-stdout", "the trace lines come with the program's own output, without the helper's"),
-    )

@@ -82,6 +82,22 @@ def kit(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made, tmp_path / "kit")
 
 
+@pytest.fixture(scope="module")
+def key(top: Path) -> Path:
+    """A private SSH key, its public one beside it."""
+    need("ssh-keygen")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(top / "key")], check=True)
+    return top / "key"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sealed]:
+    """Three good runs, the oldest first, where the command looks for them."""
+    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr("envbuild.kit.make.require_holding", open_report)  # what a test forges in them does not hold
+    return [Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(3)]
+
+
 def problems(path: Path, **more: Any) -> list[tuple[str, str]]:
     """Codes of what does not hold, with their sentences."""
     return [(each.code, each.says) for each in verify_kit(path, **more)[1] if each.kind == "problem"]
@@ -304,10 +320,9 @@ def test_a_published_kit_names_nobody_and_a_full_one_keeps_everything(tmp_path: 
     assert "gpu01" in (tmp_path / "full" / "README.md").read_text() + (tmp_path / "full/report/report.md").read_text()
 
 
-def test_the_report_of_a_kit_can_be_signed_and_a_full_kit_keeps_a_signature(report: Path, tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    need("ssh-keygen")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+def test_the_report_of_a_kit_can_be_signed_and_a_full_kit_keeps_a_signature(
+    report: Path, tmp_path: Path, key: Path
+) -> None:
     signers = tmp_path / "signers"
     signers.write_text(f'ada@example.org namespaces="envbuild" {key.with_suffix(".pub").read_text()}')
     make_kit(report, tmp_path / "kit", key=key)
@@ -554,6 +569,7 @@ MANIFESTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a huge number": (edited(lambda d: d["files"][0].update(bytes=10**18)), "bytes"),
     "an unknown key": (edited(lambda d: d.update(more=1)), "more"),
     "no version": (edited(lambda d: d.pop("form")), "form"),
+    "a newer schema": (edited(lambda d: d.update(schema_version="3.0")), "this envbuild reads"),
 }
 
 
@@ -565,11 +581,6 @@ def test_a_manifest_that_means_two_things_or_none_is_refused(
     error = refused(kit)
     assert error.code == "kit-invalid"
     assert why in error.why
-
-
-def test_a_manifest_of_a_newer_schema_says_so(kit: Path) -> None:
-    edited(lambda d: d.update(schema_version="3.0"))(kit / "kit.json")
-    assert refused(kit).code == "kit-invalid"
 
 
 def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise(kit: Path) -> None:
@@ -628,6 +639,11 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int =
     return found
 
 
+def chained(kind: bytes) -> bytes:
+    """A tar file of headers that each speak of the next one, which tarfile reads one inside the other."""
+    return (member("x", kind, size=12).tobuf(tarfile.USTAR_FORMAT) + b"12 path=aaa\n".ljust(512, b"\0")) * 3000
+
+
 ALONE = render(Manifest(envbuild="1", form="full"))
 TARS: dict[str, tuple[bytes, str, str]] = {
     "a way out": (packed({"../evil": b""}), "kit-invalid", "../evil"),
@@ -651,6 +667,8 @@ TARS: dict[str, tuple[bytes, str, str]] = {
     "D73, a manifest alone": (packed({"k/kit.json": ALONE}), "kit-invalid", "kit.json"),
     "a file beside the kit": (packed({"kit/kit.json": b"", "README.html": b""}), "kit-invalid", "README.html"),
     "a folder beside the kit": (packed({"a/kit.json": b"", "b/kit.json": b""}), "kit-invalid", "b"),
+    **{f"headers without end {kind!r}": (chained(kind), "kit-invalid", "")
+       for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME)},
 }  # fmt: skip
 
 
@@ -733,11 +751,8 @@ def test_the_command_makes_a_kit_and_checks_it(
 
 
 def test_the_command_warns_of_the_key_in_a_published_kit(
-    report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    report: Path, tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    key = tmp_path / "key"
-    need("ssh-keygen")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     wanted = ["kit", str(report), "--key", str(key), "--output"]
     command.main([*wanted, str(tmp_path / "kit")], standalone_mode=False)
     told = capsys.readouterr().err
@@ -747,39 +762,36 @@ def test_the_command_warns_of_the_key_in_a_published_kit(
 
 
 def test_d114_the_kit_is_of_the_run_that_computed_and_a_failed_run_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runs: list[Sealed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def looked(data: dict[str, Any]) -> None:
         data["verb"] = "verify"
         for node in data["nodes"]:
             node["checks"] = [check for check in node["checks"] if not check["name"].startswith("smoke/")]
 
-    runs = [Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(2)]
-    runs[1].forge(looked)
-    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
+    _, good, idle = runs
+    idle.forge(looked)
     command.main(["kit", "--output", str(tmp_path / "kit")], standalone_mode=False)
     says = capsys.readouterr().err
-    newer = f"that ran a test or a benchmark; the newer run {runs[1].folder.name} ran none"
-    assert f"kit of {runs[0].folder.name}, the last run {newer}" in says
+    newer = f"that ran a test or a benchmark; the newer run {idle.folder.name} ran none"
+    assert f"kit of {good.folder.name}, the last run {newer}" in says
     assert "failed" not in says
-    runs[0].forge(lambda data: data.update(exit=1))
-    assert computed_run([run.folder for run in reversed(runs)]) == runs[1].folder
-    monkeypatch.setattr("envbuild.kit.make.require_holding", open_report)  # nor does what is forged above
-    _, left = make_kit(runs[0].folder, tmp_path / "failed")
+    good.forge(lambda data: data.update(exit=1))
+    assert computed_run([idle.folder, good.folder]) == idle.folder
+    _, left = make_kit(good.folder, tmp_path / "failed")
     assert any("failed (exit 1)" in text for text in left)
 
 
 def test_a_kit_of_a_run_that_took_the_contents_from_the_stamp_has_the_report_that_measured_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runs: list[Sealed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stamped(data: dict[str, Any]) -> None:
         for node in data["nodes"]:
             node.update(root_level="stamped", checks=[check for check in node["checks"] if check["name"] != "files"])
 
-    built, used, other = (Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(3))
+    built, used, other = runs
     used.forge(stamped)
     other.forge(lambda data: data["nodes"].clear())
-    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
     kit = tmp_path / "kit"
     command.main(["kit", used.folder.name, "--output", str(kit)], standalone_mode=False)
     assert f"the report of {built.folder.name}, which measured them, is added" in capsys.readouterr().err
@@ -801,11 +813,10 @@ def test_a_kit_of_a_run_that_took_the_contents_from_the_stamp_has_the_report_tha
 
 
 def test_a_kit_of_a_stack_is_of_its_last_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runs: list[Sealed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = (Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(2))
+    _, first, second = runs
     second.forge(lambda data: data.update(stack="newer"))
-    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
     stack = Path(own_stack(tmp_path))
     edited_run = Sealed(tmp_path / "runs", run="20260302T100005Z-4f2a")
     edited_run.attach("profile", "attachments/profile.json", b"{}")
@@ -813,7 +824,6 @@ def test_a_kit_of_a_stack_is_of_its_last_run(
     command.main(["kit", "-s", str(stack), "--output", str(tmp_path / "kit")], standalone_mode=False)
     assert f"kit of {first.folder.name}, the last run of torch-smoke" in capsys.readouterr().err
     swap(stack, b"python:", b"packages: [six]\n    python:")
-    monkeypatch.setattr("envbuild.kit.make.require_holding", open_report)  # nor does what is forged above
     with fails("kit-stack-differs") as differs:
         command.main(["kit", "-s", str(stack), "--output", str(tmp_path / "more")], standalone_mode=False)
     assert f"`envbuild report kit {edited_run.folder}` takes the file that the run kept" in differs.value.hint
@@ -835,11 +845,9 @@ def test_a_kit_of_code_that_went_on_says_so(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_kit_of_a_failed_run_names_the_last_that_passed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runs: list[Sealed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr("envbuild.kit.make.require_holding", open_report)  # what is forged does not
-    good, bad = (Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(2))
+    _, good, bad = runs
 
     def says(name: str) -> str:
         command.main(["kit", "--output", str(tmp_path / name)], standalone_mode=False)
@@ -884,19 +892,6 @@ def test_the_projects_own_citation_names_its_version_and_nobody_who_is_not_there
     cited = yaml.safe_load((Path(__file__).parents[2] / "CITATION.cff").read_text())
     assert cited["version"] == __version__
     assert cited["authors"] == [{"name": "envbuild contributors"}]
-
-
-def chained(kind: bytes) -> bytes:
-    """A tar file of headers that each speak of the next one, which tarfile reads one inside the other."""
-    head = member("x", kind, size=12)
-    return (head.tobuf(tarfile.USTAR_FORMAT) + b"12 path=aaa\n".ljust(512, b"\0")) * 3000
-
-
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_headers_without_end_are_refused(tmp_path: Path, kind: bytes) -> None:
-    path = tmp_path / "kit.tar"
-    path.write_bytes(chained(kind))
-    assert refused(path).code == "kit-invalid"
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
