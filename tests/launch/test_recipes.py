@@ -229,15 +229,6 @@ def test_a_host_file_is_handed_on_and_its_absence_is_said() -> None:
 # --- MegatronAPP --------------------------------------------------------------------------------------------------
 
 
-def test_workers_wait_for_the_masters_port_and_the_master_does_not() -> None:
-    master, *workers = started(APP, place(3, 4), pipeline_parallel="4", global_batch="48").commands
-    assert master.wait_for is None
-    assert [(w.node, w.wait_for.address, w.wait_for.port) for w in workers if w.wait_for] == [
-        (1, "10.0.0.1", 6000),
-        (2, "10.0.0.1", 6000),
-    ]
-
-
 def test_addresses_and_job_are_variables() -> None:
     made = started(APP, place(2, 4, job="77"), addresses="192.168.0.2,192.168.0.7")
     assert {c.environment["MEGATRONAPP_NODE_ADDRESSES"] for c in made.commands} == {"192.168.0.2,192.168.0.7"}
@@ -350,18 +341,6 @@ def test_through_slurm_opt_asks_for_the_processors_that_are_said_or_a_note_tells
     assert not [each for launch in (told, started(OPT, place(1))) for each in launch.notes if "cpus_per_gpu" in each]
 
 
-def test_nodes_and_trials_the_right_way_round_and_a_prefix_of_its_own() -> None:
-    argv = started(OPT, place(24, job="12"), model_size="175b").commands[0].argv
-    assert argv[argv.index("-t") + 1 :][:1] == ("1",)
-    assert argv[argv.index("-n") + 1 :][:1] == ("24",)
-    assert argv[argv.index("-p") + 1 :][:1] == ("test-175b-12",)
-
-
-def test_success_of_opt_is_read_from_the_log() -> None:
-    assert started(OPT, place()).commands[0].ends == "done training in"
-    assert started(ALCF, place()).commands[0].ends is None
-
-
 # --- Slurm --------------------------------------------------------------------------------------------------------
 
 
@@ -370,16 +349,6 @@ def test_deepspeed_takes_the_gpus_that_slurm_gives_and_counts_them_where_slurm_k
         return "--num_gpus" in started(SLURM, place(1, **where)).commands[0].argv
 
     assert (counts(), counts(gres=False)) == (False, True)
-
-
-def test_without_slurm_one_node_leaves_the_choice_of_its_gpus_to_cuda_visible_devices() -> None:
-    made = started(SLURM, place(1, direct=True))
-    (command,) = made.commands
-    words = ["-m", "torch.distributed.run", "--nproc_per_node", str(made.gpus_per_node), "--nnodes", "1"]
-    assert list(command.argv[1:7]) == words
-    assert not any("deepspeed" in word and word.endswith("/bin/deepspeed") for word in command.argv)
-    assert "PET_NODE_RANK" not in command.environment
-    assert "slurm-gpus-given" in {deviation.finding for deviation in made.deviations}
 
 
 @pytest.mark.parametrize(

@@ -159,9 +159,11 @@ def test_a_command_that_starts_every_node_itself_is_run_by_the_script_of_the_job
 
 
 def test_without_slurm_every_node_starts_its_own_ranks() -> None:
-    (command,) = started("megatron-deepspeed-slurm", place(direct=True)).commands
-    assert command.argv[:3] == (f"{ENVIRONMENT}/bin/python3", "-m", "torch.distributed.run")
-    assert "SLURM_KILL_BAD_EXIT" not in command.environment
+    (command,) = (one := started("megatron-deepspeed-slurm", place(direct=True))).commands
+    torchrun = (f"{ENVIRONMENT}/bin/python3", "-m", "torch.distributed.run")
+    assert command.argv[:7] == (*torchrun, "--nproc_per_node", str(one.gpus_per_node), "--nnodes", "1")
+    assert not {"SLURM_KILL_BAD_EXIT", "PET_NODE_RANK"} & set(command.environment)
+    assert "slurm-gpus-given" in {deviation.finding for deviation in one.deviations}
     two = started("megatron-deepspeed-slurm", place(nodes=2, direct=True))
     assert [(each.node, each.argv[0]) for each in two.commands] == [(n, f"{ENVIRONMENT}/bin/python3") for n in (0, 1)]
     argv = two.commands[1].argv
