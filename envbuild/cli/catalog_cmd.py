@@ -388,8 +388,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         user, _, login = ask(text, "", _login).rpartition("@") if job else ("", "", "")
         user = user or (ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else "")
         text = "Account that jobs are charged to"
-        needed = "scheduler.account" in required
-        account = (ask(text, None) if needed else ask(f"{text} (empty: none)")) if job else ""
+        account = (ask(text, None) if "scheduler.account" in required else ask(f"{text} (empty: none)")) if job else ""
         text = f"Nodes of a job{_published(loaded)}"
         nodes = ask(text, base.scheduler.nodes or 1, click.IntRange(1, 20000)) if job else 0
         usual_limit = base.scheduler.time_limit or ""

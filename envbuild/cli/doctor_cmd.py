@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import (
-    configured,
-    deadline_option,
-    nodes_of_target,
-    profile_option,
-    settings_of,
-    stack_argument,
-    target_of,
-    usual_stack,
-)
+from envbuild.cli import choose
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.progress import RunProgress
 from envbuild.doctor.controller import Diagnosis, diagnose
@@ -49,16 +40,16 @@ _PHASES = {
 
 
 @click.command("doctor")
-@stack_argument()
-@profile_option
-@nodes_of_target
+@choose.stack_argument()
+@choose.profile_option
+@choose.nodes_of_target
 @click.option(
     "--facts-out",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the facts of every node to this JSON file, for --facts of other commands; by a job if needed.",
 )
-@deadline_option
+@choose.deadline_option
 @common_options
 def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: Any) -> int:
     """Check this machine, or with --target a cluster.
@@ -115,7 +106,7 @@ def _line(line: Diagnosis, width: int = 17) -> str:
 def _target(ui: Ui, flags: dict[str, Any]) -> int:
     from envbuild.doctor.hosts import visit
 
-    target = target_of(ui, flags, jobs=None)
+    target = choose.target_of(ui, flags, jobs=None)
     visits = visit(target, _wanted(ui, flags, target))
     bad = any(line.level == "missing" for visit in visits for line in visit.lines)
     errors = {visit.node: visit.error for visit in visits if visit.error}
@@ -133,8 +124,8 @@ def _wanted(ui: Ui, flags: dict[str, Any], target: Target) -> Wanted | None:
     from envbuild.doctor.hosts import Wanted
     from envbuild.lock.agreement import choose_profile
 
-    config = configured(flags)
-    stack = flags["stack"] or usual_stack(flags["target"], config)
+    config = choose.configured(flags)
+    stack = flags["stack"] or choose.usual_stack(flags["target"], config)
     if stack is None:
         return None
     try:
@@ -176,7 +167,7 @@ def _facts(ui: Ui, flags: dict[str, Any], file: Path, deadline: float | None) ->
     from envbuild.provision.survey.ask import probe_nodes
     from envbuild.resolve.node_classes import group
 
-    target = target_of(ui, flags, jobs=True)
+    target = choose.target_of(ui, flags, jobs=True)
     if target.connection.kind == "job":
         if deadline is not None:
             raise click.UsageError(
@@ -209,7 +200,7 @@ def _facts_by_job(
     from envbuild.provision.jobs.survey import probe_in_job
     from envbuild.provision.run.context import one_run
 
-    settings = settings_of(configured(flags))
+    settings = choose.settings_of(choose.configured(flags))
     with RunProgress(ui) as progress, one_run("doctor", settings, progress, target=target.name) as run:
         facts, errors = probe_in_job(run, target)
         run.exit = exit_of(errors)

@@ -14,17 +14,7 @@ from uuid import uuid4
 
 import click
 
-from envbuild.cli import names
-from envbuild.cli.choose import (
-    configured,
-    installer_option,
-    nodes_of_target,
-    options,
-    own_file,
-    prefix_target,
-    stack_argument,
-    usual_stack,
-)
+from envbuild.cli import choose, names
 from envbuild.cli.output import Ui, columns, common_options, failures
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest, sort_out
@@ -35,8 +25,8 @@ if TYPE_CHECKING:
     from envbuild.model.target import Target
 
 # Which environments are meant, and how the answer is given.
-_nodes = options(installer_option, nodes_of_target, common_options)
-_in_use = options(stack_argument(complete=names.used), _nodes)
+_nodes = choose.options(choose.installer_option, choose.nodes_of_target, common_options)
+_in_use = choose.options(choose.stack_argument(complete=names.used), _nodes)
 
 
 @click.command("status")
@@ -51,7 +41,7 @@ def status(ui: Ui, /, stack: str | None, every: bool, **flags: Any) -> int:
     from envbuild.hostlist import fold_hosts
 
     name = _stack_name(stack) if stack else None
-    good, errors = sort_out(_environments(prefix_target(ui, flags), flags["engine"], detailed=True))
+    good, errors = sort_out(_environments(choose.prefix_target(ui, flags), flags["engine"], detailed=True))
     shown = {
         node: [item for item in items if (every or item.get("current")) and name in (None, item["stack"])]
         for node, items in good.items()
@@ -183,7 +173,7 @@ def use(ui: Ui, /, environment: str, **flags: Any) -> None:
 
     It is a path, the name of a folder, or its beginning.
     """
-    target = prefix_target(ui, flags)
+    target = choose.prefix_target(ui, flags)
     item = _named(target, flags["engine"], environment)
     result = _changed(target, "use", flags, {"environment": item["path"], "stack": item["stack"]})
     ui.result(result, lambda: f"{result['current']} -> {item['path']}")
@@ -201,7 +191,7 @@ def remove(ui: Ui, /, environment: str, *, force: bool, yes: bool, **flags: Any)
     PREFIX/kept. An environment that a process runs from stays. envbuild sees only your processes, unless it runs
     there as root.
     """
-    target = prefix_target(ui, flags)
+    target = choose.prefix_target(ui, flags)
     item = _named(target, flags["engine"], environment)
     if not yes:
         data = {"environment": item["path"], "removed": None, "notes": []}
@@ -248,14 +238,14 @@ def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
     from envbuild.catalog.loader import is_path, list_stacks
     from envbuild.provision.survey.ask import of_stack
 
-    target, engine = prefix_target(ui, flags), flags["engine"]
-    stack = flags["stack"] or usual_stack(flags["target"], configured(flags))
+    target, engine = choose.prefix_target(ui, flags), flags["engine"]
+    stack = flags["stack"] or choose.usual_stack(flags["target"], choose.configured(flags))
     name = _stack_name(stack) if stack else None
     items = _one_node(target, engine)
     item = of_stack(items, name, engine)
     if item is not None:
         return item
-    reference = own_file(stack or "")
+    reference = choose.own_file(stack or "")
     if stack and reference == stack and not is_path(stack) and stack not in list_stacks():
         reference = "FILE"  # whose name need not be that of its stack
     given = [f"--{option} {flags[option]}" for option in ("target", "engine") if flags[option]]
@@ -272,7 +262,7 @@ def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
 
 def _failed(ui: Ui, flags: dict[str, Any]) -> str:
     """The newest half-built environment of STACK on this machine."""
-    target, name = prefix_target(ui, flags), _stack_name(flags["stack"])
+    target, name = choose.prefix_target(ui, flags), _stack_name(flags["stack"])
     half = [Path(item["path"]) for item in _one_node(target, None) if not item.get("stamp")]
     failed = [path for path in half if path.name.startswith(f"{name}-") and (path / "bin").is_dir()]
     if not failed:
@@ -313,7 +303,7 @@ def _changed(target: Target, verb: str, flags: dict[str, Any], args: dict[str, A
     """Ask the only node to change something."""
     from envbuild.hostlist import expand_hosts
 
-    return change(target, verb, args, expand_hosts(target.hosts)[0], wait=configured(flags).wait)
+    return change(target, verb, args, expand_hosts(target.hosts)[0], wait=choose.configured(flags).wait)
 
 
 def change(target: Target, verb: str, args: dict[str, Any], node: str, *, wait: float) -> dict[str, Any]:

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import (
-    engine_option,
-    facts_option,
-    missing_stack,
-    output_option,
-    profile_option,
-    stack_argument,
-    target_name,
-    tell_lock,
-)
+from envbuild.cli import choose
 from envbuild.cli.output import Ui, common_options, text_width
 from envbuild.errors import ExitCode, writing
 
@@ -31,13 +22,13 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command("explain")
-@stack_argument()
-@profile_option
-@target_name
-@engine_option
-@facts_option
+@choose.stack_argument()
+@choose.profile_option
+@choose.target_name
+@choose.engine_option
+@choose.facts_option
 @click.option("--run-checks", is_flag=True, help="Run every check against the upstream sources and the package index.")
-@output_option("Write the annotated document (HTML) to this file.")
+@choose.output_option("Write the annotated document (HTML) to this file.")
 @click.option("--document", type=_FILE, help="Take the document's text from this file, not from its pinned source.")
 @click.option(
     "--other-text",
@@ -72,12 +63,12 @@ def explain(
     target, engine, facts = flags["target"], flags["engine"], flags["facts"]
     stack = stack or (load_target(target, template=True).target.stack if target else None)
     if stack is None:
-        raise missing_stack()
+        raise choose.missing_stack()
     loaded = load_stack(stack)
     where = load_target(target or "local", {"engine": engine} if engine else None, template=True).target
     chosen = choose_profile(loaded, flags["profile"], where if target else None)
     name = chosen.name
-    tell_lock(ui, lock_path(loaded, name))
+    choose.tell_lock(ui, lock_path(loaded, name))
     compat = load_compat() if facts or run_checks else None
     decided = _decided(ui, loaded, name, where, facts, compat, placed=target is not None)
     results, recipes = _checked(ui, loaded, name, compat if run_checks else None)

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli import names
-from envbuild.cli.choose import (
-    Count,
-    options,
-    output_option,
-    pairs,
-    profile_option,
-    stack_argument,
-    target_name,
-    variant_option,
-)
+from envbuild.cli import choose, names
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.verbs import Group
 from envbuild.container.builders import find_builder
@@ -37,10 +27,10 @@ def _program(_context: click.Context, _option: click.Parameter, value: str | Non
         raise click.BadParameter(str(error)) from error
 
 
-recipe_options = options(
-    profile_option,
-    variant_option,
-    target_name,
+recipe_options = choose.options(
+    choose.profile_option,
+    choose.variant_option,
+    choose.target_name,
     click.option("--base-image", "base", metavar="IMAGE", help="Build and run on this image."),
     click.option("--run-image", "runtime", metavar="IMAGE", help="Run on this image."),
     click.option("--fetch-image", "fetch", metavar="IMAGE", help="Fetch with this image (Python 3.8 or newer, git)."),
@@ -78,7 +68,7 @@ def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRec
 @image.command("dockerfile")
 @click.argument("stacks", metavar="[STACK]...", nargs=-1, shell_complete=names.stacks)
 @recipe_options
-@output_option("Write the whole build context to this folder.", folder=True)
+@choose.output_option("Write the whole build context to this folder.", folder=True)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff where files differ from the lock.")
 @common_options
 def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: bool, **flags: Any) -> int:
@@ -133,7 +123,7 @@ def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
 
 
 @image.command("build")
-@stack_argument(required=True)
+@choose.stack_argument(required=True)
 @recipe_options
 @click.option("--tag", metavar="NAME", help="Name of the image (default: localhost/envbuild/STACK:PROFILE-DIGEST).")
 @click.option(
@@ -162,11 +152,11 @@ def build(
 
     recipe, with_ = _recipe(stack, flags, ui), find_builder(builder, builds=True)
     ui.note(f"building {recipe.stack}, profile {recipe.profile}, with {with_.name}")
-    options = Options(
+    asked = Options(
         wheelhouses=wheelhouses, tag=tag, cache=not no_cache, gitconfig=gitconfig,
         on_line=ui.note if ui.verbose else None,
     )  # fmt: skip
-    made = build_image(recipe, with_, options)
+    made = build_image(recipe, with_, asked)
     code = ExitCode.OK
     if verified:
         made["verified"], code = _look_into(with_, made["image"], stack, smoke=True)
@@ -250,14 +240,16 @@ def _verified(answer: dict[str, Any]) -> str:
 @click.option("--namespace", metavar="NAME", help="Namespace (default: that of kubectl).")
 @click.option(
     "--nodes",
-    type=Count(min=1),
+    type=choose.Count(min=1),
     help="Number of pods, each on its own node (default: the document's, else 1).",
 )
-@click.option("--gpus-per-node", "gpus", type=Count(min=0), help="GPUs of a pod (default: the document's or target's).")
+@click.option(
+    "--gpus-per-node", "gpus", type=choose.Count(min=0), help="GPUs of a pod (default: the document's or target's)."
+)
 @click.option(
     "--gpu-product", metavar="LABEL", help="Label nvidia.com/gpu.product of the nodes (default: of the target's GPU)."
 )
-@click.option("--cpus", type=Count(min=1), help="CPUs of a pod.")
+@click.option("--cpus", type=choose.Count(min=1), help="CPUs of a pod.")
 @click.option("--memory", metavar="SIZE", help="Memory of a pod, with /dev/shm: 200Gi.")
 @click.option("--rdma", metavar="RESOURCE", help="The cluster's resource of an InfiniBand device.")
 @click.option("--home", metavar="CLAIM", help="Existing volume claim for home and results (default: a new one).")
@@ -268,11 +260,11 @@ def _verified(answer: dict[str, Any]) -> str:
 )
 @click.option("--pull-secret", metavar="NAME", help="Secret with the login of the image's registry.")
 @click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", callback=pairs,
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", callback=choose.pairs,
     help="A variable, as NCCL_DEBUG=INFO. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", callback=pairs,
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", callback=choose.pairs,
     help="A parameter of the stack's run. Repeatable.",
 )  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

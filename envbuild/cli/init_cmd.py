@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli import names
-from envbuild.cli.choose import (
-    configured,
-    configured_stack,
-    described_target,
-    facts_option,
-    own_file,
-    prepared_of,
-    settings_of,
-    trust_environment_option,
-    where_options,
-)
+from envbuild.cli import choose, names
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.progress import RunProgress
 from envbuild.errors import EnvbuildError
@@ -50,7 +39,7 @@ _flavour = click.option(
 
 @click.command("init")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
-@facts_option
+@choose.facts_option
 @click.option(
     "--extends",
     metavar="TARGET",
@@ -221,8 +210,8 @@ def _learned(result: Result, reference: str) -> str:
 
 @click.command("up")
 @click.argument("source", required=False, metavar="[PAGE|FOLDER|GIT|STACK]", shell_complete=names.stacks)
-@where_options
-@trust_environment_option
+@choose.where_options
+@choose.trust_environment_option
 @_flavour
 @click.option(
     "--yes", is_flag=True, help="Take defaults, allow setup code of packages, and run the plan without asking."
@@ -240,13 +229,13 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
     from envbuild.cli.provision_cmd import carry_out, show_built
 
     asks = not yes and not ui.json and sys.stdin.isatty() and sys.stderr.isatty()
-    config = configured(flags)
-    stack = source or configured_stack(flags.get("target"), config)
+    config = choose.configured(flags)
+    stack = source or choose.configured_stack(flags.get("target"), config)
     if stack is not None:
-        stack = stack if Path(stack).exists() else own_file(stack)
+        stack = stack if Path(stack).exists() else choose.own_file(stack)
         if not _is_stack(stack):
             # A target that is none is refused before anything is written.
-            here = described_target(flags).connection.kind == "local"
+            here = choose.described_target(flags).connection.kind == "local"
             stack = _draft_of(ui, stack, flags["flavour"], ask=asks, here=here)
         else:
             loaded = load_stack(stack)
@@ -255,9 +244,9 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
         if flags["flavour"]:
             _refuse_other_flavour(stack, flags.get("profile") or config.profile, flags["flavour"])
         _lock(ui, stack, flags.get("profile") or config.profile, _asking(yes, asks))
-    settings, confirm = settings_of(config), None if yes else _confirm(asks)
+    settings, confirm = choose.settings_of(config), None if yes else _confirm(asks)
     while True:
-        prepared = prepared_of(ui, {**flags, "stack": stack}, config, jobs=True)
+        prepared = choose.prepared_of(ui, {**flags, "stack": stack}, config, jobs=True)
         evidence, run = carry_out(ui, prepared, settings, confirm)
         error = next((node.error for node in evidence.nodes if node.error), None)
         if stack is None or error is None or not _mended(ui, stack, error, prepared.lock, _asking(yes, asks)):

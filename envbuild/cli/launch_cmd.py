@@ -12,24 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import (
-    Count,
-    Time,
-    configured,
-    described_target,
-    named_target,
-    options,
-    pairs,
-    prefix_option,
-    prepared_of,
-    profile_option,
-    settings_of,
-    stack_argument,
-    submitter,
-    target_of,
-    target_option,
-    where_options,
-)
+from envbuild.cli import choose
 from envbuild.cli.output import Ui, comments_fitted, common_options
 from envbuild.cli.progress import RunProgress
 from envbuild.cli.provision_cmd import show_evidence
@@ -53,30 +36,32 @@ environment_option = click.option(
     "--environment", metavar="DIR", help="The built environment (default: the one in use under the prefix)."
 )
 # What is run, and on how much: of `launch` and `bench`.
-run_options = options(
+run_options = choose.options(
     click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
-        callback=pairs,
+        callback=choose.pairs,
         help="Set a parameter of the stack; repeatable.",
     ),
-    click.option("--nodes", type=Count(min=1), help="Number of nodes (default: 1; of a submitted job, the target's)."),
-    click.option("--gpus-per-node", type=Count(min=1), help="GPUs of a node (default: the target's)."),
+    click.option(
+        "--nodes", type=choose.Count(min=1), help="Number of nodes (default: 1; of a submitted job, the target's)."
+    ),
+    click.option("--gpus-per-node", type=choose.Count(min=1), help="GPUs of a node (default: the target's)."),
     click.option("--master", metavar="ADDR", help="Address of the first node (`bench` over SSH: its SSH address)."),
-    click.option("--port", type=Count(1024, 65535), help="Port of the first node (default: the document's)."),
+    click.option("--port", type=choose.Count(1024, 65535), help="Port of the first node (default: the document's)."),
 )
 
 
 @click.command("launch")
-@stack_argument(run=True)
-@profile_option
-@target_option
-@prefix_option
+@choose.stack_argument(run=True)
+@choose.profile_option
+@choose.target_option
+@choose.prefix_option
 @run_options
 @click.option("--job", metavar="ID", help="Job id of the scheduler.")
-@click.option("--node", "rank", type=Count(min=0), help="Print only the commands of the node with this rank.")
+@click.option("--node", "rank", type=choose.Count(min=0), help="Print only the commands of the node with this rank.")
 @click.option("--hostfile", metavar="FILE", help="Node file of the MPI launcher.")
 @click.option("--image", metavar="IMAGE", help="Container image to start in: an image reference or a .sqsh file.")
 @environment_option
@@ -89,7 +74,10 @@ run_options = options(
 @click.option("--no-wait", is_flag=True, help="With --submit: print the number of the job, and do not wait.")
 @click.option("--cancel-job", is_flag=True, help="With --submit: Ctrl-C also ends the job.")
 @click.option(
-    "--time-limit", type=Time(1, _LONGEST), metavar="TIME", help="How long the job may run (default: the target's)."
+    "--time-limit",
+    type=choose.Time(1, _LONGEST),
+    metavar="TIME",
+    help="How long the job may run (default: the target's).",
 )
 @click.option("--parameters", is_flag=True, help="List what --set takes, and print no command.")
 @common_options
@@ -116,16 +104,16 @@ def launch(ui: Ui, /, **flags: Any) -> int:
     try:
         made = make(loaded.stack, profile, flags["settings"], place)
     except EnvbuildError as error:
-        wanted = described_target(flags).scheduler.nodes or 1
+        wanted = choose.described_target(flags).scheduler.nodes or 1
         if error.code == "launch-does-not-fit" and wanted > 1 and not flags["nodes"]:
             more = f"without --nodes it is for one node, and the target has {wanted}"
             error.why = "; ".join(filter(None, (error.why, more)))
         raise
     made = _of_rank(made, flags["rank"])
-    if _for_a_job(described_target(flags), flags):
-        own = [] if flags["target"] else ["--target", str(configured(flags).target)]
+    if _for_a_job(choose.described_target(flags), flags):
+        own = [] if flags["target"] else ["--target", str(choose.configured(flags).target)]
         again = f"`{shlex.join(['envbuild', *sys.argv[1:], *own, '--submit'])}`"
-        nodes = described_target(flags).scheduler.nodes
+        nodes = choose.described_target(flags).scheduler.nodes
         more = (
             f"; a job of the target has {plural(nodes, 'node')}, this is for {made.nodes}"
             if nodes and nodes != made.nodes
@@ -151,7 +139,7 @@ def _ask_for_environment(ui: Ui, flags: dict[str, Any]) -> None:
     Raises EnvbuildError `target-untrusted` (exit 7).
     """
     if not flags["environment"]:
-        named_target(ui, flags, configured(flags))
+        choose.named_target(ui, flags, choose.configured(flags))
 
 
 def _refuse_together(flags: dict[str, Any]) -> None:
@@ -173,7 +161,7 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
 
     from envbuild.launch.request import Place
 
-    target = described_target(flags)
+    target = choose.described_target(flags)
     output = flags["output"] or "."
     elsewhere = target.connection.kind == "ssh" and not flags.get("run_here")
     if (elsewhere or _for_a_job(target, flags)) and not flags["output"]:
@@ -217,12 +205,12 @@ def environment_of(stack: str, flags: dict[str, Any]) -> str:
 
 def prefix_here(flags: dict[str, Any]) -> str:
     """The prefix as it is for whoever asks here, and the user who logs in; on other machines the home may differ."""
-    target = described_target(flags)
-    prefix = configured(flags).prefix or target.prefix
+    target = choose.described_target(flags)
+    prefix = choose.configured(flags).prefix or target.prefix
     data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     prefix = prefix.replace("{home}", str(Path.home())).replace("{data}", data)
     if "{user}" in prefix:
-        prefix = prefix.replace("{user}", submitter(target))
+        prefix = prefix.replace("{user}", choose.submitter(target))
     return absolute(prefix)
 
 
@@ -234,7 +222,7 @@ def profile_to_run(flags: dict[str, Any], verb: str, *, read: bool = False) -> s
     from envbuild.catalog.loader import load_stack
     from envbuild.lock.agreement import choose_profile, profile_in_use, refuse_unable
 
-    config, loaded, target = configured(flags), load_stack(flags["stack"]), described_target(flags)
+    config, loaded, target = choose.configured(flags), load_stack(flags["stack"]), choose.described_target(flags)
     asked = flags["profile"] or config.profile
     if not (asked or flags.get("image") or target.connection.kind == "ssh"):
         asked = profile_in_use(loaded.stack, environment_of(loaded.stack.name, flags))
@@ -247,7 +235,7 @@ def profile_to_run(flags: dict[str, Any], verb: str, *, read: bool = False) -> s
 def _where(flags: dict[str, Any]) -> str:
     """Stack and target of these flags, as words of another command."""
     prefix = ["--prefix", flags["prefix"]] if flags["prefix"] else []
-    return shlex.join([flags["stack"], "--target", flags["target"] or configured(flags).target, *prefix])
+    return shlex.join([flags["stack"], "--target", flags["target"] or choose.configured(flags).target, *prefix])
 
 
 def absolute(path: str) -> str:
@@ -334,7 +322,7 @@ def submit(ui: Ui, stack: Stack, profile: str, flags: dict[str, Any]) -> int:
     from envbuild.provision.jobs.site import submit as submit_job
     from envbuild.provision.run.context import one_run
 
-    target, asked = target_of(ui, flags, jobs=True), asked_of(flags)
+    target, asked = choose.target_of(ui, flags, jobs=True), asked_of(flags)
     if flags["print_script"]:
         home = ""
         try:
@@ -352,7 +340,7 @@ def submit(ui: Ui, stack: Stack, profile: str, flags: dict[str, Any]) -> int:
         text = site.scheduler.render(job, _by_hand(ui, site, job, stack, profile, flags) + home)
         ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
         return 0
-    settings = replace(settings_of(configured(flags)), cancel_job=flags["cancel_job"])
+    settings = replace(choose.settings_of(choose.configured(flags)), cancel_job=flags["cancel_job"])
     names = {"stack": stack.name, "profile": profile, "target": target.name}
     with RunProgress(ui) as progress, one_run("launch", settings, progress, **names) as run:
         site, job, made = make_job(target, stack, profile, asked, run.run)
@@ -408,9 +396,9 @@ def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags:
 
 def _filled_here(flags: dict[str, Any]) -> str:
     """What stands in a prefix where no node was asked for its user and home."""
-    target = described_target(flags)
-    prefix = configured(flags).prefix or target.prefix
-    user = f"\n{{user}} is {submitter(target)}." if "{user}" in prefix else ""
+    target = choose.described_target(flags)
+    prefix = choose.configured(flags).prefix or target.prefix
+    user = f"\n{{user}} is {choose.submitter(target)}." if "{user}" in prefix else ""
     if "{home}" not in prefix:
         return user
     return f"{user}\n{{home}} is {Path.home()}, of this machine: if nodes have another, set an absolute `prefix:`."
@@ -432,14 +420,14 @@ def asked_of(flags: dict[str, Any]) -> Asked:
 
 
 @click.command("bench")
-@stack_argument(run=True)
-@where_options
+@choose.stack_argument(run=True)
+@choose.where_options
 @run_options
-@click.option("--trials", type=Count(min=1, max=100), default=1, help="Number of runs (default: 1).")
+@click.option("--trials", type=choose.Count(min=1, max=100), default=1, help="Number of runs (default: 1).")
 @click.option(
     "--run-timeout",
     "deadline",
-    type=Time(1, 864000),
+    type=choose.Time(1, 864000),
     default="1h",
     show_default=True,
     metavar="TIME",
@@ -466,10 +454,10 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     from envbuild.provision.bench import Asked, bench
     from envbuild.provision.own_run import measured_by
 
-    config = configured(flags)
+    config = choose.configured(flags)
     measured_by(load_stack(flags["stack"]).stack)
     profile = profile_to_run(flags, "bench", read=bool(logs))
-    prepared = prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True)
+    prepared = choose.prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True)
     kind = "local" if logs else prepared.target.connection.kind
     if kind == "local":
         flags["output"] = absolute(flags["output"] or "bench")
@@ -483,7 +471,7 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     )
     with RunProgress(ui) as progress:
         # Nobody would read what an interrupted job goes on to print.
-        settings = replace(settings_of(config), cancel_job=True)
+        settings = replace(choose.settings_of(config), cancel_job=True)
         return show_evidence(ui, *bench(prepared, settings, progress, asked))
 
 
@@ -523,9 +511,9 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
 
 
 @click.command("data")
-@stack_argument(run=True)
-@target_option
-@prefix_option
+@choose.stack_argument(run=True)
+@choose.target_option
+@choose.prefix_option
 @environment_option
 @click.option("-o", "--output", metavar="DIR", default="data", help="Where to put the data (default: ./data).")
 @click.option("--real", is_flag=True, help="The document's own files: downloaded, unpacked and preprocessed.")
@@ -566,7 +554,7 @@ def data(ui: Ui, /, real: bool, folders: tuple[Path, ...], **flags: Any) -> int:
 
         own = Real(folders, lock.data, record, ui.note)
     with writing(Path(place.output)):
-        connection = described_target(flags).connection
+        connection = choose.described_target(flags).connection
         host = connection.login.host if connection.login else "the target's hosts" * (connection.kind == "ssh")
         made = make(loaded.stack, place, own, where=_where(flags), host="" if flags["environment"] else host)
     files = [{"file": f"{place.output}/{name}", "sha256": digest} for name, digest in made.items()]

@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import (
-    configured,
-    facts_option,
-    lock_option,
-    output_option,
-    pairs,
-    profile_option,
-    stack_argument,
-    tell_lock,
-    variant_option,
-)
+from envbuild.cli import choose
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.progress import RunProgress
 from envbuild.cli.verbs import Group
@@ -37,7 +27,12 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _index = click.option(
-    "--index", "indexes", multiple=True, metavar="NAME=URL", callback=pairs, help="Another address for a named index."
+    "--index",
+    "indexes",
+    multiple=True,
+    metavar="NAME=URL",
+    callback=choose.pairs,
+    help="Another address for a named index.",
 )
 _find_links = click.option(
     "--find-links",
@@ -54,8 +49,8 @@ def lock() -> None:
 
 
 @lock.command("create")
-@stack_argument(required=True)
-@profile_option
+@choose.stack_argument(required=True)
+@choose.profile_option
 @click.option(
     "--as-of", metavar="YYYY-MM-DD", type=click.DateTime(["%Y-%m-%d"]),
     help="Take nothing that was published after this date.",
@@ -65,13 +60,13 @@ def lock() -> None:
 @_find_links
 @_index
 @click.option("--allow-build", multiple=True, metavar="NAME", help="Run setup code of this package's sdist here.")
-@facts_option
+@choose.facts_option
 @click.option("--conda-unrecorded", is_flag=True, help="Contact no conda channel; its packages stay unrecorded.")
 @click.option(
     "--image", "images", multiple=True, metavar="IMAGE",
     help="Look up the digest of this image in its registry (`all`: of every base image); repeatable.",
 )  # fmt: skip
-@output_option("Where to write (default: the stack's own lock file).")
+@choose.output_option("Where to write (default: the stack's own lock file).")
 @common_options
 def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **flags: Any) -> None:
     """Resolve STACK and write its lock.
@@ -158,7 +153,7 @@ def _made(
                 base_python=base_python,
                 previous=previous,
                 upgrade=upgrade,
-                standalone=standalone_interpreters(configured({}).toolchain),
+                standalone=standalone_interpreters(choose.configured({}).toolchain),
                 conda=CondaAsked(tuple(map(of_facts, nodes.values())), conda_unrecorded),
                 say=lambda text: progress.pause(lambda: ui.warn(text)),
             )
@@ -245,14 +240,14 @@ def _drafted(ui: Ui, reference: str) -> str:
 
 
 @lock.command("record")
-@stack_argument(required=True)
-@profile_option
+@choose.stack_argument(required=True)
+@choose.profile_option
 @click.option(
     "--from", "folders", multiple=True, metavar="DIR", type=click.Path(exists=True, file_okay=False),
     help="Take the files from this folder, and contact no index. Repeatable.",
 )  # fmt: skip
 @_index
-@output_option("Where to write (default: your lock of this stack).")
+@choose.output_option("Where to write (default: your lock of this stack).")
 @common_options
 def record(
     ui: Ui, stack: str, profile: str | None, folders: tuple[str, ...], indexes: dict[str, str], output: Path | None
@@ -299,9 +294,9 @@ def record(
 
 
 @lock.command("check")
-@stack_argument()
-@profile_option
-@lock_option
+@choose.stack_argument()
+@choose.profile_option
+@choose.lock_option
 @click.option("--offline", is_flag=True, help="Do not ask indexes and repositories.")
 @common_options
 def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None, offline: bool) -> int:
@@ -367,8 +362,8 @@ def diff(ui: Ui, before: Path, after: Path) -> None:
 
 
 @lock.command("export")
-@stack_argument(required=True)
-@variant_option
+@choose.stack_argument(required=True)
+@choose.variant_option
 @click.option(
     "--format",
     "form",
@@ -381,10 +376,10 @@ def diff(ui: Ui, before: Path, after: Path) -> None:
     "--wheelhouse", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder with the locked files.",
 )  # fmt: skip
-@profile_option
-@lock_option
+@choose.profile_option
+@choose.lock_option
 @_find_links
-@output_option("Where to write (default: stdout).")
+@choose.output_option("Where to write (default: stdout).")
 @common_options
 def export(
     ui: Ui, /, stack: str, variant: str | None, form: str, wheelhouse: Path | None, output: Path | None, **flags: Any
@@ -424,7 +419,7 @@ def _read(ui: Ui, stack: str, profile: str | None, lock_file: Path | None) -> tu
 
     loaded = load_stack(stack)
     path = lock_file or lock_path(loaded, pick_profile(loaded, profile))
-    tell_lock(ui, path)
+    choose.tell_lock(ui, path)
     return loaded, read_lock(path), path
 
 

@@ -11,19 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli import names
-from envbuild.cli.choose import (
-    Time,
-    build_options,
-    configured,
-    deadline_option,
-    engine_option,
-    facts_option,
-    place_options,
-    prepared_of,
-    settings_of,
-    submitter,
-)
+from envbuild.cli import choose, names
 from envbuild.cli.output import Ui, common_options, print_error
 from envbuild.cli.progress import RunProgress
 from envbuild.config import load_config
@@ -39,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command("provision")
-@build_options
+@choose.build_options
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option(
     "--print-script", is_flag=True, help="Print a bash file that builds the same, and stop; it says what must be there."
@@ -56,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--step-timeout",
     "deadline",
-    type=Time(1),
+    type=choose.Time(1),
     metavar="TIME",
     help="How long nodes of one --batch may take (default: 6 hours). Jobs have a time limit instead.",
 )
@@ -66,18 +54,18 @@ if TYPE_CHECKING:
 @click.option("--repair", is_flag=True, help="Build again although a finished environment exists.")
 @click.option("--check-rebuild", is_flag=True, help="Compile everything twice and report whether both are equal.")
 @click.option("--frozen", is_flag=True, help="Use the lock as it is, although the stack file has changed.")
-@facts_option
+@choose.facts_option
 @common_options
 def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Build, test and verify the environment of STACK on a target.
 
     Without STACK, it is that of this folder (if only one there has a lock), else the target's.
     """
-    config, script = configured(flags), flags["print_script"]
+    config, script = choose.configured(flags), flags["print_script"]
     if facts is not None and not (flags["dry_run"] or script):
         raise click.UsageError("--facts needs --dry-run or --print-script: recorded nodes cannot be changed")
     asks = facts is None
-    prepared = prepared_of(ui, flags, config, locked=not flags["frozen"], recorded=not asks, jobs=asks)
+    prepared = choose.prepared_of(ui, flags, config, locked=not flags["frozen"], recorded=not asks, jobs=asks)
     _refuse_batches_of_jobs(prepared, flags)
     if script:
         from envbuild.catalog.loader import load_target, refuse_template
@@ -86,7 +74,7 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
         refuse_script(prepared.target)
         if prepared.target.connection.kind == "job":  # a template's placeholders would stand in it
             refuse_template(load_target(prepared.choice.target, template=True))
-    settings = settings_of(config)
+    settings = choose.settings_of(config)
     settings = replace(
         settings,
         repair=flags["repair"] or script,  # a script builds everything, also what is there already
@@ -116,17 +104,17 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
 
 
 @click.command("plan")
-@build_options
-@facts_option
+@choose.build_options
+@choose.facts_option
 @common_options
 def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Show what would run where, and why; same as `provision --dry-run`.
 
     Without STACK, it is that of this folder (if only one there has a lock), else the target's. Changes nothing.
     """
-    config, asks = configured(flags), facts is None
-    prepared = prepared_of(ui, flags, config, recorded=not asks, jobs=asks)
-    return _plan(ui, prepared, replace(settings_of(config), jobs=flags["jobs"]), facts)
+    config, asks = choose.configured(flags), facts is None
+    prepared = choose.prepared_of(ui, flags, config, recorded=not asks, jobs=asks)
+    return _plan(ui, prepared, replace(choose.settings_of(config), jobs=flags["jobs"]), facts)
 
 
 def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> int:
@@ -149,7 +137,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         recorded = load_facts(facts)
         if settings.script and prepared.target.connection.kind == "job":
             # Where another user's facts were recorded, the submitter has the home of this machine.
-            own = {"user": submitter(prepared.target), "home": str(Path.home())}
+            own = {"user": choose.submitter(prepared.target), "home": str(Path.home())}
             recorded = {
                 node: plain if plain.user == own["user"] else plain.model_copy(update=own)
                 for node, plain in recorded.items()
@@ -336,8 +324,8 @@ def _total(node: NodePlan) -> list[str]:
 
 
 @click.command("verify")
-@place_options
-@engine_option
+@choose.place_options
+@choose.engine_option
 @click.option(
     "--quick", is_flag=True, help="Read no contents; compare stamp, names and versions of packages, and link."
 )
@@ -347,7 +335,7 @@ def _total(node: NodePlan) -> list[str]:
     shell_complete=names.runs,
     help="Print only what differs from that run; for cron.",
 )
-@deadline_option
+@choose.deadline_option
 @common_options
 def verify(ui: Ui, /, quick: bool, since: str | None, deadline: float | None, **flags: Any) -> int:
     """Compare every file of an environment with its lock and stamp.
@@ -398,8 +386,8 @@ def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
 
 
 @click.command("smoke")
-@place_options
-@engine_option
+@choose.place_options
+@choose.engine_option
 @click.option(
     "--only", multiple=True, metavar="ITEM[/CHECK]", help="Run only this part, for example machine/gemm; repeatable."
 )
@@ -421,8 +409,8 @@ def _prepared(ui: Ui, flags: dict[str, Any]) -> tuple[Prepared, Settings]:
     """What is asked about, as `prepare` has it, and how; nodes that were left out are told."""
     from envbuild.catalog.loader import manifest_digest
 
-    config = configured(flags)
-    prepared = prepared_of(ui, flags, config, locked=False, jobs=True)
+    config = choose.configured(flags)
+    prepared = choose.prepared_of(ui, flags, config, locked=False, jobs=True)
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
     if prepared.lock.manifest_digest != manifest_digest(prepared.stack, prepared.profile):
@@ -430,7 +418,7 @@ def _prepared(ui: Ui, flags: dict[str, Any]) -> tuple[Prepared, Settings]:
             f"the stack {prepared.stack.name} has changed since its lock was made: what is looked at is what the lock "
             f"says; `envbuild lock check {prepared.reference}` says where they differ"
         )
-    return prepared, settings_of(config)
+    return prepared, choose.settings_of(config)
 
 
 def _one_place() -> bool:

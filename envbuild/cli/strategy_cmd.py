@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import (
-    Amount,
-    Count,
-    Time,
-    configured,
-    described_target,
-    prepared_of,
-    settings_of,
-    stack_argument,
-    where_options,
-)
+from envbuild.cli import choose
 from envbuild.cli.launch_cmd import launch_place, profile_to_run
 from envbuild.cli.output import Ui, columns, common_options, fitted
 from envbuild.cli.progress import RunProgress
@@ -51,23 +41,25 @@ _MEASURED = (
 
 
 @click.command("strategy")
-@stack_argument(run=True)
-@where_options
+@choose.stack_argument(run=True)
+@choose.where_options
 @click.option(
-    "--gpus", type=Count(1, 16384), metavar="N", help="GPUs to train on (default: those of the target's nodes)."
+    "--gpus", type=choose.Count(1, 16384), metavar="N", help="GPUs to train on (default: those of the target's nodes)."
 )
-@click.option("--gpus-per-node", type=Count(1, 64), help="GPUs of a node (default: the target's, else 8 at most).")
+@click.option(
+    "--gpus-per-node", type=choose.Count(1, 64), help="GPUs of a node (default: the target's, else 8 at most)."
+)
 @click.option("--model", metavar="NAME", help="Row of the stack's model table (default: the document's for N GPUs).")
-@click.option("--global-batch", type=Count(min=1), help="Sequences a step (default: the document's).")
+@click.option("--global-batch", type=choose.Count(min=1), help="Sequences a step (default: the document's).")
 @click.option("--gpu", metavar="MODEL", help="GPU to estimate for (default: this machine's, else the target's).")
 @click.option(
-    "--network", type=Amount(min=0.01), default=3.1, metavar="GB/S",
+    "--network", type=choose.Amount(min=0.01), default=3.1, metavar="GB/S",
     help="Network of a node (default: 3.1, the 25 Gbit/s of a p3.16xlarge).",
 )  # fmt: skip
 @click.option(
     "--budget",
     "deadline",
-    type=Time(1),
+    type=choose.Time(1),
     default="5m",
     show_default=True,
     metavar="TIME",
@@ -84,7 +76,7 @@ def strategy(ui: Ui, /, deadline: float, **flags: Any) -> int:
     memory counts as a result. Exit 1 if a run fails for another reason. Without STACK, it is the one that the target
     names.
     """
-    target = described_target(flags)
+    target = choose.described_target(flags)
     per_node = flags["gpus_per_node"] or target.expects.gpus_per_node
     flags["gpus"] = flags["gpus"] or (per_node or 0) * (target.scheduler.nodes or 1)
     if not flags["gpus"]:
@@ -119,7 +111,7 @@ def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
     from envbuild.catalog.loader import load_stack
     from envbuild.strategy.search import as_row, listed, published
 
-    flags["expected"] = described_target(flags).expects.gpu
+    flags["expected"] = choose.described_target(flags).expects.gpu
     problem = _problem(load_stack(flags["stack"]).stack, flags, None)
     ranked, best = problem.ranked(), published(problem)
     tried = listed(problem) if problem.best is None else []
@@ -165,9 +157,9 @@ def _search(ui: Ui, flags: dict[str, Any], deadline: float) -> int:
     from envbuild.provision.strategy import Asked
     from envbuild.provision.strategy import strategy as search
 
-    config = configured(flags)
+    config = choose.configured(flags)
     profile = profile_to_run(flags, "strategy")
-    prepared = prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True)
+    prepared = choose.prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True)
     if prepared.target.connection.kind != "local" or flags["gpus"] != flags["gpus_per_node"]:
         where = f"{prepared.target.name} is reached through {prepared.target.connection.kind}"
         raise EnvbuildError(
@@ -186,7 +178,7 @@ def _search(ui: Ui, flags: dict[str, Any], deadline: float) -> int:
         budget=deadline,
     )
     with RunProgress(ui) as progress:
-        evidence, run = search(prepared, settings_of(config), progress, asked)
+        evidence, run = search(prepared, choose.settings_of(config), progress, asked)
     code = show_evidence(ui, evidence, run)
     if not ui.json:
         ui.result({}, lambda: "\n".join(_trials(evidence, flags)))
