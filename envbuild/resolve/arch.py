@@ -10,7 +10,7 @@ from envbuild.model.facts import CompilerFacts, NodeFacts, NvccFacts
 from envbuild.model.lock import Variant
 from envbuild.resolve.artifacts import Numbers, dotted, flavour_cuda, minor, numbers
 from envbuild.resolve.compat import Compat, Cuda, TorchBuild
-from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, capabilities, decision
+from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, Ruling, capabilities
 
 _CODE = re.compile(r"[0-9]{1,2}\.[0-9][af]?(\+PTX)?")
 # The conda package that activates a compiler, so that builds take it.
@@ -143,19 +143,17 @@ def arch_list_from_target(facts: NodeFacts, request: Request, compat: Compat) ->
     archs = architectures(facts, request, compat)
     if archs is None:
         return NOTHING
-    text, note = archs.text or "what torch chooses", compat.cuda.arch_note
+    built = f"extensions are built for {archs.text or 'what torch chooses'}"
     gpus = ", ".join(f"{name} ({dotted(capability)})" for name, capability in archs.gpus)
     setting = f"TORCH_CUDA_ARCH_LIST={archs.text}"
+    says = Ruling("arch-list-from-target", (gpus, setting), compat.cuda.arch_note)
     if archs.given == "stack":
         compared = (f"{len(facts.gpus)} GPUs on the node", f"TORCH_CUDA_ARCH_LIST={request.arch_list} in the stack")
-        return (decision("arch-list-from-target", "allow", f"extensions are built for {text}", compared, OURS),)
+        return Ruling("arch-list-from-target", compared, OURS)("allow", built)
     if archs.given == "node":
-        what = f"extensions are built for {text}, the node's own GPUs"
-        return (decision("arch-list-from-target", "allow", what, (gpus, setting), note),)
+        return says("allow", f"{built}, the node's own GPUs")
     if archs.given == "target":
-        what = f"this node has no GPU, so extensions are built for {text}, the GPU that the target expects"
-        return (decision("arch-list-from-target", "patch", what, (gpus, setting), note, setting),)
-    what = f"the node has no GPU and the target expects no known GPU, so extensions are built for {text}"
-    compared = (f"no GPU, expected: {request.expected_gpu or 'nothing'}", setting)
-    instead = "`expects: {gpu: MODEL}` in the target: less to compile"
-    return (decision("arch-list-from-target", "warn", what, compared, note, instead),)
+        return says("patch", f"this node has no GPU, so {built}, the GPU that the target expects", setting)
+    says = says._replace(compared=(f"no GPU, expected: {request.expected_gpu or 'nothing'}", setting))
+    what = f"the node has no GPU and the target expects no known GPU, so {built}"
+    return says("warn", what, "`expects: {gpu: MODEL}` in the target: less to compile")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 
+from envbuild.model.plan import Verdict
 from envbuild.resolve.artifacts import Numbers
 
 _DIGITS = 8
@@ -156,7 +157,7 @@ class PackageRule(NamedTuple):
     at_run: bool
     trait: str | None
     breaks: Requirement
-    verdict: str
+    verdict: Verdict
     says: str
     fix: str
     variable: tuple[str, str] | None

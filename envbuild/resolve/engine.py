@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from envbuild.model.facts import NodeFacts, PythonFacts
 from envbuild.model.lock import Lock, Variant
@@ -11,7 +11,6 @@ from envbuild.model.plan import Candidate, Decision, DeliveryChoice, Resolution
 from envbuild.model.target import Target
 from envbuild.resolve import arch, health
 from envbuild.resolve.arch import bound_arch_list, toolkit, with_own_compilers
-from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.estimate import Estimate, Supplied, Supply, estimate, fetch_words, supplied
 from envbuild.resolve.health import Health
@@ -23,7 +22,7 @@ from envbuild.resolve.request import (
     Check,
     Decisions,
     Request,
-    decision,
+    Ruling,
     in_image,
     named_variant,
     refused,
@@ -50,44 +49,21 @@ from envbuild.resolve.variant_checks import (
 )
 from envbuild.text import few
 
+# In the order in which they are asked; each has the name of its function.
 RULES: dict[str, Check] = {
-    "torch-release-known": wheel.torch_release_known,
-    "torch-lts-index": wheel.torch_lts_index,
-    "torch-python": wheel.torch_python,
-    "torch-flavour-exists": wheel.torch_flavour_exists,
-    "torch-default-flavour": wheel.torch_default_flavour,
-    "torch-locator": wheel.torch_locator,
-    "torch-aarch64": wheel.torch_aarch64,
-    "glibc-floor": wheel.glibc_floor,
-    "gpu-arch": gpu.gpu_arch,
-    "bf16-tensor-cores": gpu.bf16_tensor_cores,
-    "driver-floor": gpu.driver_floor,
-    "driver-minor-compat": gpu.driver_minor_compat,
-    "driver-cuda-compat": gpu.driver_cuda_compat,
-    "driver-knows-gpu": gpu.driver_knows_gpu,
-    "cuda-ceiling": gpu.cuda_ceiling,
-    "image-gpu": gpu.image_gpu,
-    "image-driver": gpu.image_driver,
-    "nvcc-absent": compilers.nvcc_absent,
-    "nvcc-major": compilers.nvcc_major,
-    "nvcc-minor": compilers.nvcc_minor,
-    "apex-cuda-check": compilers.apex_cuda_check,
-    "apex-flags": packages.apex_flags,
-    "own-cuda-list": compilers.own_cuda_list,
-    "setuptools-minor": compilers.setuptools_minor,
-    "nvcc-knows-gpu": compilers.nvcc_knows_gpu,
-    "gcc-range": compilers.gcc_range,
-    "cxx11-abi": compilers.cxx11_abi,
-    "arch-list-from-target": arch.arch_list_from_target,
-    "build-isolation": packages.build_isolation,
-    "package-homonym": packages.package_homonym,
-    "two-owners": packages.two_owners,
-    "system-packages": packages.system_packages,
-    "visible-gpus": node.visible_gpus_rule,
-    "mig-no-nccl": node.mig_no_nccl,
-    "zero-needs-no-pipeline": node.zero_needs_no_pipeline,
-    "peak-is-dense": gpu.peak_is_dense,
-}
+    check.__name__.removesuffix("_rule").replace("_", "-"): check
+    for check in (
+        wheel.torch_release_known, wheel.torch_lts_index, wheel.torch_python, wheel.torch_flavour_exists,
+        wheel.torch_default_flavour, wheel.torch_locator, wheel.torch_aarch64, wheel.glibc_floor,
+        gpu.gpu_arch, gpu.bf16_tensor_cores, gpu.driver_floor, gpu.driver_minor_compat, gpu.driver_cuda_compat,
+        gpu.driver_knows_gpu, gpu.cuda_ceiling, gpu.image_gpu, gpu.image_driver,
+        compilers.nvcc_absent, compilers.nvcc_major, compilers.nvcc_minor, compilers.apex_cuda_check,
+        packages.apex_flags, compilers.own_cuda_list, compilers.setuptools_minor, compilers.nvcc_knows_gpu,
+        compilers.gcc_range, compilers.cxx11_abi, arch.arch_list_from_target,
+        packages.build_isolation, packages.package_homonym, packages.two_owners, packages.system_packages,
+        node.visible_gpus_rule, node.mig_no_nccl, node.zero_needs_no_pipeline, gpu.peak_is_dense,
+    )
+}  # fmt: skip
 
 # Rules about a variant and its node, which need no compatibility data: what each asks.
 OF_NODE = {
@@ -109,6 +85,7 @@ OF_NODE = {
     "libstdcxx-absent": "the C++ library that a package needs and does not bring is there.",
 }
 
+Made = TypeVar("Made")
 # Rules about what only building needs.
 _TOOLS = frozenset({"nvcc-absent", "gcc-range"})
 
@@ -167,13 +144,11 @@ class Resolver:
         )
         self._unasked = cpu if has_cuda and variant is None else None
         self._expects_gpus = target.expects.gpu is not None or bool(target.expects.gpus_per_node)
-        self._flavours = _first_places(v.flavour for v in self.variants)
-        self._pythons = _first_places(v.python for v in self.variants)
-        self._known: dict[Hashable, Decisions] = {}
+        # The place where each comes first.
+        self._flavours = {v.flavour: place for place, v in reversed([*enumerate(self.variants)])}
+        self._pythons = {v.python: place for place, v in reversed([*enumerate(self.variants)])}
         self._signatures: dict[Hashable, int] = {}
-        self._bounds: dict[Hashable, tuple[Interpreter, Variant]] = {}
-        self._costs: dict[Hashable, tuple[Estimate, Platform]] = {}
-        self._compilers: dict[Hashable, tuple[str | None, str | None]] = {}
+        self._made: dict[Hashable, Any] = {}
 
     def fleet(self, facts: Mapping[str, NodeFacts]) -> dict[str, Resolution]:
         """`resolve` for many nodes; equal nodes are decided once."""
@@ -210,10 +185,17 @@ class Resolver:
             ),
         )
 
+    def _once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What equal nodes share, made once."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: Made = self._made[key]
+        return made
+
     def _judge(self, place: int, variant: Variant, facts: NodeFacts, state: Health, shared: int) -> _Judged:
         fitting, bound = self._bound(variant, facts, shared)
-        stamp = stamp_of(facts, self.lock, bound.here)
-        cost, platform = self._cost(variant, facts, shared)
+        stamp, platform = stamp_of(facts, self.lock, bound.here), platform_of(variant, facts)
+        cost = self._once(("cost", variant.id, shared), lambda: estimate(variant, platform))
         built = stamp is not None
         found_at = supplied(bound, facts, self.target, self.supply, platform)
         if built:
@@ -250,20 +232,17 @@ class Resolver:
 
     def _bound(self, variant: Variant, facts: NodeFacts, shared: int) -> tuple[Interpreter, Variant]:
         """The interpreter of a variant on a node, and the variant with what its base provides and its GPUs."""
-        key: Hashable = (
-            variant.id,
-            shared,
-            tuple((p.path, p.version, p.implementation, p.virtual) for p in facts.pythons),
-        )
+        seen = tuple((p.path, p.version, p.implementation, p.virtual) for p in facts.pythons)
+        key: Hashable = ("bound", variant.id, shared, seen)
         if variant.base.kind != "none":
             key = (key, tuple(None if p.packages is None else frozenset(p.packages.items()) for p in facts.pythons))
-        known = self._bounds.get(key)
-        if known is None:
+
+        def bound() -> tuple[Interpreter, Variant]:
             fitting = interpreter_rule(variant, facts, self.target, self.interpreter)
             archs = self._arch_list(variant, fitting.python, facts)
-            known = (fitting, bound_variant(self.lock, variant, fitting.python, archs))
-            self._bounds[key] = known
-        return known
+            return fitting, bound_variant(self.lock, variant, fitting.python, archs)
+
+        return self._once(key, bound)
 
     def _arch_list(self, variant: Variant, python: PythonFacts | None, facts: NodeFacts) -> tuple[str, ...] | None:
         if not any(source.build for source in variant.sources):
@@ -275,25 +254,17 @@ class Resolver:
         """nvcc for the CUDA code of the sources, and gcc where not the usual one; nobody knows those of an image."""
         if in_image(best.variant, self.target):
             return None, None
-        key = (best.variant.digest, best.python.path if best.python else None, shared)
-        if key not in self._compilers:
-            request, facts = self._request(best.variant, best.python), with_own_compilers(best.variant, facts)
-            nvcc = (
-                toolkit(facts, request, self.compat) if any(source.build for source in best.variant.sources) else None
-            )
-            self._compilers[key] = (nvcc.path if nvcc else None, other_gcc(facts, request, self.compat))
-        return self._compilers[key]
+        variant, python = best.variant, best.python
+
+        def paths() -> tuple[str | None, str | None]:
+            request, seen = self._request(variant, python), with_own_compilers(variant, facts)
+            nvcc = toolkit(seen, request, self.compat) if any(source.build for source in variant.sources) else None
+            return nvcc.path if nvcc else None, other_gcc(seen, request, self.compat)
+
+        return self._once(("compilers", variant.digest, python.path if python else None, shared), paths)
 
     def _request(self, variant: Variant, python: PythonFacts | None) -> Request:
         return request_for(variant, python, self.compat, self.target)
-
-    def _cost(self, variant: Variant, facts: NodeFacts, shared: int) -> tuple[Estimate, Platform]:
-        """What the variant costs on the node's platform."""
-        known = self._costs.get((variant.id, shared))
-        if known is None:
-            platform = platform_of(variant, facts)
-            known = self._costs[(variant.id, shared)] = (estimate(variant, platform), platform)
-        return known
 
     def _tools(self, variant: Variant, facts: NodeFacts) -> int:
         """Bytes of the tools that the node still needs beside the environment; those of a shared folder lie there."""
@@ -306,43 +277,32 @@ class Resolver:
         """Decisions that equal nodes share: platform, files and every compatibility rule."""
         torch = (python.packages or {}).get("torch") if python and variant.base.kind != "none" else None
         libstdcxx = finds_libstdcxx(variant, python, facts)
-        key = (variant.id, torch, python.openssl if python else None, libstdcxx, shared)
-        known = self._known.get(key)
-        if known is None:
-            request = self._request(variant, python)
-            if in_image(variant, self.target):
-                seen = seen_inside(facts)
-                rules = platform_rules(variant, seen) + evaluate(seen, request, self.compat)
-                known = tuple(d for d in rules if d.rule not in OUTSIDE)
+
+        def judged() -> Decisions:
+            inside, request = in_image(variant, self.target), self._request(variant, python)
+            seen = seen_inside(facts) if inside else facts
+            seen_by_builds = seen if inside else with_own_compilers(variant, facts)
+            known = platform_rules(variant, seen) + evaluate(seen_by_builds, request, self.compat)
+            if inside:
+                known = tuple(item for item in known if item.rule not in OUTSIDE)
             else:
-                seen = facts
-                seen_by_builds = with_own_compilers(variant, facts)
-                known = platform_rules(variant, facts) + evaluate(seen_by_builds, request, self.compat)
                 known += library_rule(variant, self.target, libstdcxx, self.compat)
             if variant.conda is not None:
                 from envbuild.resolve.rules.conda import conda_rules
 
-                known += conda_rules(variant.conda, self.lock, seen, inside=seen is not facts)
-            self._known[key] = known
-        return known
+                known += conda_rules(variant.conda, self.lock, seen, inside=inside)
+            return known
 
-
-def _first_places(values: Iterable[str | None]) -> dict[str | None, int]:
-    """Each value with the place where it comes first."""
-    places: dict[str | None, int] = {}
-    for place, value in enumerate(values):
-        places.setdefault(value, place)
-    return places
+        key = ("rules", variant.id, torch, python.openssl if python else None, libstdcxx, shared)
+        return self._once(key, judged)
 
 
 def _flavour_rank(variant: Variant, *, usable: bool) -> int:
     """0 is what the node's hardware wants; `usable`: it has a GPU that works."""
-    is_cuda = variant.flavour is not None and variant.flavour != "cpu"
     if variant.flavour is None:
         return 0
-    if not usable:
-        return 2 if is_cuda else 0
-    return 0 if is_cuda else 1
+    is_cuda = variant.flavour != "cpu"
+    return 0 if is_cuda == usable else 2 if is_cuda else 1
 
 
 def _gpu_use(
@@ -355,58 +315,50 @@ def _gpu_use(
     """
     if variant.flavour is None:
         return NOTHING
-    broken = state.broken
-    decisions = [
-        decision("gpu-health", "warn", fault.what, (fault.what, "a node in good health"), OURS, fault.helps)
-        for fault in state.faults
-        if fault != broken
-    ]
-    is_cpu = variant.flavour == "cpu"
+    broken, is_cpu, decisions = state.broken, variant.flavour == "cpu", list[Decision]()
+    for fault in state.faults:
+        if fault != broken:
+            compared = (fault.what, "a node in good health")
+            decisions += Ruling("gpu-health", compared, OURS)("warn", fault.what, fault.helps)
     compared = (f"{len(facts.gpus)} GPUs" if facts.gpus else "no usable GPU", f"flavour {variant.flavour}")
     if broken is not None and unasked is not None:
         what = f"the node's GPUs cannot be used: {broken.what}"
-        decisions.append(decision("gpu-broken", "refuse", what, compared, OURS, f"{broken.helps}{unasked}"))
+        decisions += Ruling("gpu-broken", compared, OURS)("refuse", what, f"{broken.helps}{unasked}")
     elif is_cpu and (facts.gpus or facts.driver.problem or expected):
         what = "the CPU build does not use the node's GPUs"
         if not state.usable:
             what = f"{what}: {broken.what if broken else facts.driver.problem or 'no GPU can be seen'}"
         refuses = expected and unasked is not None
         instead = "a CUDA variant" if state.usable else health.what_shows_gpus(facts)
-        decisions.append(decision("gpu-unused", "refuse" if refuses else "warn", what, compared, OURS, instead))
+        decisions += Ruling("gpu-unused", compared, OURS)("refuse" if refuses else "warn", what, instead)
     elif not is_cpu and not state.usable:
-        amount = fetch_words(cost.fetch_bytes, cost.unsized)
         why = broken.what if broken else facts.driver.problem
-        what = (
-            f"{amount} for a CUDA build on a node without a usable GPU{f' ({why})' if why else ''}; it runs on the CPU"
-        )
+        node = f"a node without a usable GPU{f' ({why})' if why else ''}"
+        what = f"{fetch_words(cost.fetch_bytes, cost.unsized)} for a CUDA build on {node}; it runs on the CPU"
         instead = "a CPU variant (`flavours: [cpu]` in the stack file), if its files can be fetched"
-        decisions.append(decision("cuda-without-gpu", "warn", what, compared, OURS, instead))
+        decisions += Ruling("cuda-without-gpu", compared, OURS)("warn", what, instead)
     return tuple(decisions)
 
 
 def _reach_rule(supplied: Supplied) -> Decisions:
     """`files-out-of-reach`: a warning, because a cache may still have them."""
-    names = supplied.missing
-    if not names:
+    if not supplied.missing:
         return NOTHING
-    shown = few(names)
-    compared = (shown, f"{', '.join(supplied.places)} cannot be reached")
-    what = f"{shown} cannot be fetched: {compared[1]}, and no file of it was found"
+    shown, places = few(supplied.missing), f"{', '.join(supplied.places)} cannot be reached"
+    what = f"{shown} cannot be fetched: {places}, and no file of it was found"
     instead = "put files into a find-links folder, give a mirror (pip's index-url, git's insteadOf) or a proxy"
-    return (decision("files-out-of-reach", "warn", what, compared, OURS, instead),)
+    return Ruling("files-out-of-reach", (shown, places), OURS)("warn", what, instead)
 
 
 def _tree_rule(variant: Variant, facts: NodeFacts) -> Decisions:
     """`source-unreachable`: a working tree is used where it lies, so the node must have it there."""
-    names = [tree.name for tree in variant.trees if tree.name in facts.trees]
-    out = []
-    for name in names:
-        state = facts.trees[name]
-        compared = (state.path, state.problem or "there")
-        if state.problem:
-            what = f"the working tree of source {name}, {state.path}, {state.problem} on this node"
+    out: list[Decision] = []
+    for tree in variant.trees:
+        state = facts.trees.get(tree.name)
+        if state and state.problem:
+            what = f"the working tree of source {tree.name}, {state.path}, {state.problem} on this node"
             instead = "a file system that the node mounts too, or `git:` and `commit:` for the source"
-            out.append(decision("source-unreachable", "refuse", what, compared, OURS, instead))
+            out += Ruling("source-unreachable", (state.path, state.problem), OURS)("refuse", what, instead)
     return tuple(out)
 
 
@@ -429,7 +381,7 @@ def _name_rule(variant: Variant, facts: NodeFacts, stack: str) -> Decisions:
     was, now = (few(list(places)) or "a stack without sources" for places in (before, own))
     what = f"current/{stack} belongs to {was}; it will point at the environment of {now} instead"
     instead = "another `name:` in this stack file and a new lock, or `--prefix DIR`: both stay in use"
-    return (decision("stack-name-shared", "warn", what, (now, was), OURS, instead),)
+    return Ruling("stack-name-shared", (now, was), OURS)("warn", what, instead)
 
 
 def _why_not_cuda(best: _Judged, judged: list[_Judged]) -> Decisions:
@@ -465,7 +417,7 @@ def _why_nothing(judged: list[_Judged], facts: NodeFacts, asked: str | None) -> 
         )
         compared = (f"Python {wanted}", f"there: {present}")
         rest = _refusals(min(judged, key=_distance), skip="python-not-there")
-        return (decision("python-not-there", "refuse", what, compared, OURS, instead), *rest)
+        return Ruling("python-not-there", compared, OURS)("refuse", what, instead) + rest
     return _refusals(min(judged, key=_distance))
 
 

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import LibcFacts, NodeFacts
@@ -80,6 +81,10 @@ class Request:
         """The torch release that is asked for; None without torch or for an unknown release."""
         return compat.torch.get(self.torch) if self.torch else None
 
+    def wheel(self, compat: Compat) -> TorchRelease | None:
+        """The same where a wheel of it is installed; None where a base has torch."""
+        return None if self.installed else self.release(compat)
+
     def wanted_flavour(self, compat: Compat) -> str | None:
         """The flavour asked for, or else PyPI's."""
         release = self.release(compat)
@@ -129,28 +134,21 @@ NOTHING: Decisions = ()
 OURS = Note("envbuild: what a node must have to build on", "2026-11-20")
 
 
-def decision(
-    rule: str,
-    verdict: Verdict,
-    what: str,
-    compared: tuple[str, str],
-    note: Note,
-    instead: str | None = None,
-    torch: str | None = None,
-) -> Decision:
-    """One decision. A refusal by data that are not firm becomes a warning that says so."""
-    if verdict == "refuse" and not note.firm:
-        verdict, what = "warn", f"{what} (by data that are not verified, so it is not refused)"
-    return Decision(
-        rule=rule,
-        verdict=verdict,
-        what=what,
-        compared=compared,
-        source=note.source,
-        verified=note.verified,
-        instead=instead,
-        torch=torch,
-    )
+class Ruling(NamedTuple):
+    """A rule that was asked about one thing: what it compares, and the note that it rests on."""
+
+    rule: str
+    compared: tuple[str, str]
+    note: Note
+
+    def __call__(self, verdict: Verdict, what: str, instead: str | None = None, torch: str | None = None) -> Decisions:
+        """Its decision. A refusal by data that are not firm becomes a warning that says so."""
+        rule, compared, (source, verified, firm) = self
+        if verdict == "refuse" and not firm:
+            verdict, what = "warn", f"{what} (by data that are not verified, so it is not refused)"
+        made = Decision(rule=rule, verdict=verdict, what=what, compared=compared, source=source, verified=verified,
+                        instead=instead, torch=torch)  # fmt: skip
+        return (made,)
 
 
 def refused(decisions: Decisions) -> bool:
@@ -168,24 +166,24 @@ def engine_rule(variant: Variant, target: Target) -> Decisions:
     """`engine-fits`: the variant can be built with the target's engine; no decision if both are venv."""
     base, engine = variant.base, target.engine
     standing = f"image {base.image}" if base.kind == "image" else f"base {base.kind}"
-    compared = (f"engine {engine}", f"{variant.engine} on {standing}")
+    says = Ruling("engine-fits", (f"engine {engine}", f"{variant.engine} on {standing}"), TARGET)
     if variant.engine != target.installer:
         what = f"the variant is made by {variant.engine}, and the target asks for {target.installer}"
-        return (decision("engine-fits", "refuse", what, compared, TARGET, f"`--engine {variant.engine}`"),)
+        return says("refuse", what, f"`--engine {variant.engine}`")
     if engine == "container" and variant.outside:
         what = f"the source {variant.outside} uses folders of a node (`path:` or `outputs:`), which no image has"
         instead = "a target with `engine: venv`, or `git:` and `commit:` for the source, without `outputs:`"
-        return (decision("engine-fits", "refuse", what, compared, TARGET, instead),)
+        return says("refuse", what, instead)
     if engine == "container":
         if base.kind in ("none", "image"):
-            what = f"the image is built on {base.image}" if base.image else "an image is built from the lock"
-            return (decision("engine-fits", "allow", what, compared, TARGET),)
+            return says(
+                "allow", f"the image is built on {base.image}" if base.image else "an image is built from the lock"
+            )
         what = f"the variant uses a base of the node ({base.kind}), which an image does not have"
-        return (decision("engine-fits", "refuse", what, compared, TARGET, "a target with `engine: venv`"),)
+        return says("refuse", what, "a target with `engine: venv`")
     if base.kind == "image" and target.base != "image":
         what = f"the variant needs the image {base.image}, and the target does not build in images"
-        instead = "a target with `engine: container`, or a profile that needs no image"
-        return (decision("engine-fits", "refuse", what, compared, TARGET, instead),)
+        return says("refuse", what, "a target with `engine: container`, or a profile that needs no image")
     return NOTHING
 
 
@@ -198,7 +196,7 @@ def image_python(variant: Variant) -> Decisions:
     """`python-not-there` for an image, which brings its own interpreter."""
     compared = (f"Python {variant.python}", variant.base.image or "an image to be built")
     what = f"Python {variant.python} comes with the image; it was not looked at"
-    return (decision("python-not-there", "allow", what, compared, TARGET),)
+    return Ruling("python-not-there", compared, TARGET)("allow", what)
 
 
 def seen_inside(facts: NodeFacts) -> NodeFacts:

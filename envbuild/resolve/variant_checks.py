@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from envbuild.resolve.request import (
     OURS,
     Decisions,
     Request,
-    decision,
+    Ruling,
     engine_rule,
     image_python,
     image_tag,
@@ -155,27 +155,20 @@ def stack_arch_list(variant: Variant) -> str | None:
 def platform_rules(variant: Variant, facts: NodeFacts) -> Decisions:
     """`platform` and `no-fitting-file`: the node's architecture and C library take the variant's files."""
     arch, wanted = machine(facts), variant.machine
-    compared = (arch or "unknown architecture", wanted)
+    says = Ruling("platform", (arch or "unknown architecture", wanted), LOCKED)
     if arch and arch != wanted:
-        what = f"the variant is for {wanted} and the node is {arch}"
-        return (decision("platform", "refuse", what, compared, LOCKED, f"a variant for {arch}"),)
-    out = [decision("platform", "allow" if arch else "warn", f"the variant is for {wanted}", compared, LOCKED)]
-    platform = platform_of(variant, facts)
-    is_musl = facts.libc.kind == "musl"
+        return says("refuse", f"the variant is for {wanted} and the node is {arch}", f"a variant for {arch}")
+    out = says("allow" if arch else "warn", f"the variant is for {wanted}")
+    platform, is_musl = platform_of(variant, facts), facts.libc.kind == "musl"
     for package in variant.packages:
-        if fitting_file(package, platform) is None or (is_musl and _glibc_only(package.files[0].file)):
+        first = package.files[0].file
+        glibc_only = first.endswith(".whl") and ("manylinux" in first or "-linux_" in first)
+        if fitting_file(package, platform) is None or (is_musl and glibc_only):
             libc = f"{facts.libc.kind or 'libc'} {facts.libc.version}".strip()
             what = f"no file of {package.name} {package.version} fits Python {variant.python} on {wanted} with {libc}"
-            files = f"{package.files[0].file}" + (
-                f" and {len(package.files) - 1} more" if len(package.files) > 1 else ""
-            )
-            out.append(decision("no-fitting-file", "refuse", what, (libc, files), LOCKED, "a node with a newer system"))
-            break
-    return tuple(out)
-
-
-def _glibc_only(file: str) -> bool:
-    return file.endswith(".whl") and ("manylinux" in file or "-linux_" in file)
+            files = first + (f" and {len(package.files) - 1} more" if len(package.files) > 1 else "")
+            return out + Ruling("no-fitting-file", (libc, files), LOCKED)("refuse", what, "a node with a newer system")
+    return out
 
 
 def unrecorded_files(variant: Variant, facts: NodeFacts) -> tuple[ArtifactFile, ...]:
@@ -198,17 +191,12 @@ def record_command(reference: str, profile: str) -> str:
 
 def recorded_rule(variant: Variant, facts: NodeFacts, command: str) -> Decisions:
     """`hash-unrecorded`: a file without a hash can be planned; `provision` refuses it until `command` records it."""
-    return tuple(
-        decision(
-            "hash-unrecorded",
-            "warn",
-            f"the lock lacks the hash of {file.file}: {file.reason or 'it was not recorded'}",
-            (file.file, "sha256 unrecorded"),
-            LOCKED,
-            f"`{command}` records it; until then `provision` refuses this lock",
-        )
-        for file in unrecorded_files(variant, facts)
-    )
+    out: list[Decision] = []
+    for file in unrecorded_files(variant, facts):
+        what = f"the lock lacks the hash of {file.file}: {file.reason or 'it was not recorded'}"
+        instead = f"`{command}` records it; until then `provision` refuses this lock"
+        out += Ruling("hash-unrecorded", (file.file, "sha256 unrecorded"), LOCKED)("warn", what, instead)
+    return tuple(out)
 
 
 def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: str | None) -> Interpreter:
@@ -223,87 +211,76 @@ def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: 
 
 
 def _outside_images(variant: Variant, facts: NodeFacts, target: Target, asked: str | None) -> Interpreter:
-    kind = variant.base.kind
-    if target.base is not None and kind != target.base:
-        what = f"the target asks for base {target.base} and this variant needs base {kind}"
+    kind, base = variant.base.kind, target.base
+    if base is not None and kind != base:
+        what = f"the target asks for base {base} and this variant needs base {kind}"
         instead = f"`--base {kind}`, or `base: {kind}` in the target"
-        return Interpreter(None, (decision("base-asked", "refuse", what, (kind, target.base), LOCKED, instead),))
-    brought = _brought(variant)
-    if brought is not None:
-        by, name = brought
-        compared = (f"Python {variant.python}", name)
-        what = f"Python {variant.python} is brought by {by}"
-        return Interpreter(None, (decision("python-not-there", "allow", what, compared, LOCKED),))
+        return Interpreter(None, Ruling("base-asked", (kind, base), LOCKED)("refuse", what, instead))
+    by, name = "", variant.interpreter.name or ""
+    if variant.conda is not None:
+        by, name = "conda", next((item.file for item in variant.conda.packages if item.name == "python"), "python")
+    elif kind == "none" and variant.interpreter.kind == "standalone":
+        by = "the toolchain"
+    if by:
+        says = Ruling("python-not-there", (f"Python {variant.python}", name), LOCKED)
+        return Interpreter(None, says("allow", f"Python {variant.python} is brought by {by}"))
     if kind == "module" and not (target.base_python or asked):
         # A module that the jobs of a target load: PATH gives its interpreter there.
         modules = target.scheduler.modules
         if not (target.connection.kind == "job" and modules is not None and variant.base.module in modules.load):
-            return Interpreter(None, (_not_loaded(variant, target),))
+            return Interpreter(None, _not_loaded(variant, target))
         asked = MODULE_PYTHON
     return _present(variant, facts, asked or (target.base_python if kind != "none" else target.interpreter))
 
 
-def _brought(variant: Variant) -> tuple[str, str] | None:
-    """Who brings the interpreter and what it is called; None where it has to be there."""
-    if variant.conda is not None:
-        file = next((package.file for package in variant.conda.packages if package.name == "python"), "python")
-        return "conda", file
-    if variant.base.kind == "none" and variant.interpreter.kind == "standalone":
-        return "the toolchain", variant.interpreter.name or ""
-    return None
-
-
-def _not_loaded(variant: Variant, target: Target) -> Decision:
+def _not_loaded(variant: Variant, target: Target) -> Decisions:
     module, loaded = variant.base.module, target.scheduler.modules
-    compared = (f"module {module}", "base_python is not set")
-    says = "the target does not name its interpreter"
+    lacks = "the target does not name its interpreter"
     instead = "`base_python: PATH` in the target, the python3 of that module on a node"
     if target.connection.kind == "job":
-        says = f"jobs of {target.name} load {', '.join(loaded.load) if loaded and loaded.load else 'no module'}"
+        lacks = f"jobs of {target.name} load {', '.join(loaded.load) if loaded and loaded.load else 'no module'}"
         # It may be gone from the site, or be of another, so that no line to paste names it.
         instead = f"the missing module in the target's `scheduler: modules:`, if the site has it; or {instead}"
-    return decision("base-module", "refuse", f"the base is the module {module}, and {says}", compared, LOCKED, instead)
+    says = Ruling("base-module", (f"module {module}", "base_python is not set"), LOCKED)
+    return says("refuse", f"the base is the module {module}, and {lacks}", instead)
 
 
 def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpreter:
-    fits = _fits_base(variant)
-    wanted = [p for p in facts.pythons if p.implementation == "cpython" and minor(p.version) == numbers(variant.python)]
+    below = f"{(variant.base.prefix or '').rstrip('/')}/" if variant.base.kind == "prefix" else ""
     usable = [
-        p for p in wanted if fits(p) and (asked is None or asked in (p.path, *p.also, p.version, dotted_minor(p)))
+        p
+        for p in facts.pythons
+        if p.implementation == "cpython"
+        and minor(p.version) == numbers(variant.python)
+        and p.path.startswith(below)
+        and (asked is None or asked in (p.path, *p.also, p.version, dotted_minor(p)))
     ]
     if not usable:
-        return Interpreter(None, (_no_python(variant, facts, asked),))
+        return Interpreter(None, _no_python(variant, facts, asked))
+    provides = ", ".join(variant.base.provides)
     misses = [(_missing(variant, python), -i, python) for i, python in enumerate(usable)]
     fitting = [(order, python) for missing, order, python in misses if not missing]
     if not fitting:
         what = f"{usable[0].path} lacks what the base must provide: {', '.join(misses[0][0])}"
-        compared = (usable[0].path, ", ".join(variant.base.provides))
-        return Interpreter(None, (decision("base-lacks", "refuse", what, compared, LOCKED, _OTHER_BASE),))
+        says = Ruling("base-lacks", (usable[0].path, provides), LOCKED)
+        return Interpreter(None, says("refuse", what, _OTHER_BASE))
     good = [((not p.virtual, *numbers(p.version)), order, p) for order, p in fitting if not _hidden(variant, p)]
     if not good:
         base = fitting[0][1]
         what = f"{base.path} has {', '.join(_hidden(variant, base))}, which the variant would hide"
-        compared = (base.path, variant.id)
-        return Interpreter(None, (decision("replaces-base-package", "refuse", what, compared, LOCKED, _OTHER_BASE),))
+        says = Ruling("replaces-base-package", (base.path, variant.id), LOCKED)
+        return Interpreter(None, says("refuse", what, _OTHER_BASE))
     python = max(good, key=lambda item: item[:2])[2]
-    compared = (f"Python {variant.python}", f"{python.version} at {python.path}")
-    decisions = [decision("python-not-there", "allow", f"Python {python.version} is there", compared, LOCKED)]
-    if variant.base.provides:
-        compared = (python.path, ", ".join(variant.base.provides))
-        decisions.append(decision("base-lacks", "allow", "the base has what it must provide", compared, LOCKED))
-    return Interpreter(python, tuple(decisions))
+    says = Ruling("python-not-there", (f"Python {variant.python}", f"{python.version} at {python.path}"), LOCKED)
+    decisions = says("allow", f"Python {python.version} is there")
+    if provides:
+        decisions += Ruling("base-lacks", (python.path, provides), LOCKED)("allow", "the base has what it must provide")
+    return Interpreter(python, decisions)
 
 
 def dotted_minor(python: PythonFacts) -> str:
     """`3.11` of a version."""
     return ".".join(map(str, minor(python.version)))
-
-
-def _fits_base(variant: Variant) -> Callable[[PythonFacts], bool]:
-    prefix = variant.base.prefix
-    if variant.base.kind != "prefix" or prefix is None:
-        return lambda _python: True
-    return lambda python: python.path.startswith(prefix.rstrip("/") + "/")
 
 
 def _missing(variant: Variant, python: PythonFacts) -> list[str]:
@@ -330,14 +307,14 @@ def _hidden(variant: Variant, python: PythonFacts) -> list[str]:
     return [f"{name} {versions[name]}" for name in brought if name in versions]
 
 
-def _no_python(variant: Variant, facts: NodeFacts, asked: str | None) -> Decision:
+def _no_python(variant: Variant, facts: NodeFacts, asked: str | None) -> Decisions:
     present = ", ".join(f"{p.version} at {p.path}" for p in facts.pythons if p.implementation == "cpython") or "none"
     wanted = f"Python {variant.python}" + (f" as {asked}" if asked else "")
     if variant.base.kind == "prefix":
         wanted += f" under {variant.base.prefix}"
     what = asked_python(asked, variant.python, facts) if asked else f"{wanted} is not on the node"
     instead = python_hint(variant.python, by_stack=variant.base.kind == "none" and asked is None)
-    return decision("python-not-there", "refuse", what, (wanted, f"there: {present}"), OURS, instead)
+    return Ruling("python-not-there", (wanted, f"there: {present}"), OURS)("refuse", what, instead)
 
 
 def python_hint(python: str, *, by_stack: bool) -> str:
@@ -362,32 +339,31 @@ def disk_rules(cost: Estimate, beside: int, packages: int, facts: NodeFacts) -> 
     prefix = facts.prefix
     if prefix.writable is False or prefix.noexec:
         problem = prefix.reason or ("it is mounted noexec" if prefix.writable else "it cannot be written")
-        what = f"the prefix {prefix.path} cannot be used: {problem}"
-        compared = (prefix.path, "writable, programs allowed")
-        return (decision("prefix-usable", "refuse", what, compared, OURS, "another `--prefix`"),)
+        says = Ruling("prefix-usable", (prefix.path, "writable, programs allowed"), OURS)
+        return says("refuse", f"the prefix {prefix.path} cannot be used: {problem}", "another `--prefix`")
     free = min((n for n in (prefix.free_bytes, prefix.quota_bytes) if n is not None), default=None)
     inodes = min((n for n in (prefix.free_inodes, prefix.quota_inodes) if n is not None), default=None)
-    out = []
+    out: list[Decision] = []
     if free is not None:
         need = cost.disk_bytes + beside
         needed = f"{disk_words(need, cost.unsized, rough=cost.rough)} needed"
-        compared = (f"{size(free)} free in {prefix.path}", needed)
-        out.append(_room("disk-space", free, need, cost.certain_bytes if cost.rough else need, compared))
+        says = Ruling("disk-space", (f"{size(free)} free in {prefix.path}", needed), OURS)
+        out += _room(says, free, need, cost.certain_bytes if cost.rough else need)
     # A file system that reports no inodes at all (btrfs, some network ones) has no limit on them.
     if inodes is not None and prefix.total_inodes != 0:
         compared = (f"{inodes} inodes free in {prefix.path}", f"about {cost.inodes} needed")
-        out.append(_room("disk-inodes", inodes, cost.inodes, packages if cost.rough else cost.inodes, compared))
+        least = packages if cost.rough else cost.inodes
+        out += _room(Ruling("disk-inodes", compared, OURS), inodes, cost.inodes, least)
     return tuple(out)
 
 
-def _room(rule: str, free: int, need: int, certain: int, compared: tuple[str, str]) -> Decision:
+def _room(says: Ruling, free: int, need: int, certain: int) -> Decisions:
     if free >= need:
-        return decision(rule, "allow", "there is room", compared, OURS)
+        return says("allow", "there is room")
     if free >= certain:
-        return decision(rule, "warn", "there may be too little room; the need is an estimate", compared, OURS)
-    what = f"there is too little room: {', '.join(compared)}"
+        return says("warn", "there may be too little room; the need is an estimate")
     instead = "another `--prefix`, or remove environments (`envbuild store clean`)"
-    return decision(rule, "refuse", what, compared, OURS, instead)
+    return says("refuse", f"there is too little room: {', '.join(says.compared)}", instead)
 
 
 def bound_variant(

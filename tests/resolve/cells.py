@@ -411,8 +411,7 @@ def _row(identity: str, request: Request) -> Answer:
 
     def answer(compat: Compat) -> object:
         rule = next(rule for rule in compat.package_rules if rule.id == identity)
-        found = package_rule(rule, request)
-        return found.verdict if found else None
+        return [item.verdict for item in package_rule(rule, request)]
 
     return answer
 

@@ -16,36 +16,11 @@ from envbuild.catalog.yaml_load import load_yaml
 from envbuild.cli.explain_cmd import explain
 from envbuild.cli.provision_cmd import plan
 from envbuild.lock.readers.scan import uses
+from envbuild.resolve.engine import OF_NODE
 from tests.resolve.builders import compat, rule_ids
 from tests.resolve.files import write_files
 from tests.resolve.test_golden import CASES
 
-# What is asked of a node before the compatibility rules (`resolve/engine.py`), and what is said of the choice.
-NODE_RULES = (
-    "engine-fits",
-    "python-not-there",
-    "base-asked",
-    "base-module",
-    "base-lacks",
-    "replaces-base-package",
-    "platform",
-    "no-fitting-file",
-    "libstdcxx-absent",
-    "hash-unrecorded",
-    "conda-unrecorded",
-    "conda-virtual",
-    "prefix-usable",
-    "disk-space",
-    "disk-inodes",
-    "files-out-of-reach",
-    "source-unreachable",
-    "stack-name-shared",
-    "interface-absent",
-    "cuda-without-gpu",
-    "gpu-unused",
-    "gpu-broken",
-    "gpu-health",
-)
 # The first case of each rule in each of its verdicts.
 REACHED: dict[tuple[str, str], dict[str, Any]] = {}
 for _row in (*load_yaml(Path(__file__).parent / "first_asked.yaml"), *CASES):
@@ -64,17 +39,22 @@ def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def given() -> Iterator[tuple[str, str]]:
-    """(rule, verdict) of every call of `decision` in the resolver, and of the rows of packages.yaml."""
-    for path in Path(resolve.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "decision":
-                rule, verdict = node.args[:2]
-                verdicts = [n.value for n in ast.walk(verdict) if isinstance(n, ast.Constant)]
-                # The one function that is told the rule says of room; a row of packages.yaml is an attribute.
-                rules = [rule.value] if isinstance(rule, ast.Constant) else ["disk-space", "disk-inodes"]
-                if not isinstance(rule, ast.Attribute):
-                    assert verdicts, f"{path.name}:{node.lineno} gives a verdict that this test does not find"
-                    yield from ((name, one) for name in rules for one in verdicts)
+    """(rule, verdict) of every `Ruling` of the resolver, and of the rows of packages.yaml."""
+    trees = {path.name: ast.parse(path.read_text()) for path in Path(resolve.__file__).parent.rglob("*.py")}
+    for name, function in (
+        (name, f) for name, t in trees.items() for f in ast.walk(t) if isinstance(f, ast.FunctionDef)
+    ):
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        # The one function that is told the rule says of room; a row of packages.yaml is an attribute.
+        rules = ["disk-space", "disk-inodes"]
+        for call in sorted(calls, key=lambda c: (c.lineno, c.col_offset, c.end_lineno, c.end_col_offset)):
+            called = ast.unparse(call.func)
+            if called == "Ruling":
+                rules = [rule.value for rule in call.args[:1] if isinstance(rule, ast.Constant)]
+            elif called.startswith(("says(", "says._replace(", "Ruling(")) or called == "says":
+                verdicts = [n.value for n in ast.walk(call.args[0]) if isinstance(n, ast.Constant)]
+                assert verdicts or not rules, f"{name}:{call.lineno} gives a verdict that this test does not find"
+                yield from ((rule, one) for rule in rules for one in verdicts)
     yield from _rows_given()
 
 
@@ -125,7 +105,7 @@ def test_d13_every_rule_has_a_case_of_each_verdict_that_it_can_give() -> None:
     # A refusal by data that are not verified is a warning (`decision`); those of this rule are all of that kind.
     assert set(given()) - set(REACHED) == {("driver-knows-gpu", "refuse")}
     assert set(REACHED) - set(given()) <= {(rule, "warn") for rule, verdict in given() if verdict == "refuse"}
-    assert {rule for rule, _verdict in REACHED} == {*NODE_RULES, *rule_ids()}
+    assert {rule for rule, _verdict in REACHED} >= {*OF_NODE, *rule_ids()}
 
 
 @pytest.mark.parametrize("case", REACHED, ids="=".join)

@@ -10,7 +10,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.stack import LockedConda
 from envbuild.resolve.artifacts import Numbers, numbers
 from envbuild.resolve.compat import Note
-from envbuild.resolve.request import NOTHING, Decisions, decision
+from envbuild.resolve.request import NOTHING, Decisions, Ruling
 
 CHANNEL = Note("what the packages' channel says, as the lock has it", "compared with the facts of the node")
 _BOUND = re.compile(r">=?\s*([0-9][0-9.]*)")
@@ -27,13 +27,10 @@ def conda_rules(conda: LockedConda, lock: Lock, facts: NodeFacts, *, inside: boo
         what = f"the lock has no conda packages of this variant yet: {conda.unrecorded}"
         compared = ("conda packages with sha256", "unrecorded")
         instead = f"`envbuild lock create {lock.stack} --profile {lock.profile}`, where the channels can be reached"
-        missing = (decision("conda-unrecorded", "refuse", what, compared, CHANNEL, instead),)
-    provided = of_facts(facts)
-    asked = _asked(conda)
-    names = [name for name in asked if not (inside and name not in provided)]
-    return missing + tuple(
-        item for name in names for item in _one(name, asked[name], provided, read=bool(facts.cpu.features))
-    )
+        missing = Ruling("conda-unrecorded", compared, CHANNEL)("refuse", what, instead)
+    provided, read = of_facts(facts), bool(facts.cpu.features)
+    asked = {name: specs for name, specs in _asked(conda).items() if name in provided or not inside}
+    return missing + tuple(item for name, specs in asked.items() for item in _one(name, specs, provided, read=read))
 
 
 def _asked(conda: LockedConda) -> dict[str, list[tuple[str, str]]]:
@@ -56,12 +53,11 @@ def _one(name: str, specs: list[tuple[str, str]], provided: dict[str, str], *, r
     has = f"{name} {provided[name]}" if name in provided else f"no {name}"
     lacking = [spec for spec in specs if not met(spec[0], provided)]
     spec, package = (lacking or specs)[0]
-    compared = (has, spec)
+    says = Ruling("conda-virtual", (has, spec), CHANNEL)
     if not lacking:
-        return (decision("conda-virtual", "allow", f"the node has what {package} needs", compared, CHANNEL),)
+        return says("allow", f"the node has what {package} needs")
     if name == _PROCESSOR and name in provided and not (read and is_known(spec)):
         why = "archspec does not know it" if read else "the facts do not say how new the processor is"
-        return (decision("conda-virtual", "warn", f"{package} needs {spec}, and {why}", compared, CHANNEL),)
-    what = f"{package} needs {spec}, and the node has {has}"
+        return says("warn", f"{package} needs {spec}, and {why}")
     instead = "a lock that is solved for such nodes: `envbuild lock create --facts`, or `virtual:` in the profile"
-    return (decision("conda-virtual", "refuse", what, compared, CHANNEL, instead),)
+    return says("refuse", f"{package} needs {spec}, and the node has {has}", instead)

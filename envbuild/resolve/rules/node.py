@@ -12,7 +12,7 @@ from envbuild.node.probe.system import VIRTUAL_NIC
 from envbuild.resolve.artifacts import dotted, numbers
 from envbuild.resolve.compat import Compat, Gpu, Note
 from envbuild.resolve.health import driver_fault, mig_instances, what_shows_gpus
-from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, decision, physical_gpus, visible_gpus
+from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, Ruling, physical_gpus, visible_gpus
 
 
 def unexpected(facts: NodeFacts, target: Target) -> tuple[str, ...]:
@@ -71,61 +71,57 @@ _NAMED = Note(
 
 def visible_gpus_rule(facts: NodeFacts, request: Request, _compat: Compat) -> Decisions:
     """`visible-gpus`: a process sees all GPUs of the node, or those of its job, and as many as are asked for."""
-    physical, seen = physical_gpus(facts), visible_gpus(facts)
-    if not physical and request.gpus is None:
+    physical, seen, wanted = physical_gpus(facts), visible_gpus(facts), request.gpus
+    if not physical and wanted is None:
         return NOTHING
-    asked = f", {request.gpus} asked for" if request.gpus is not None else ""
-    compared = (f"{seen} visible{asked}", f"{physical} in the node")
-    if request.gpus is not None and seen < request.gpus:
-        what = f"{request.gpus} GPUs are asked for and {seen} can be seen"
-        instead = what_shows_gpus(facts, request.gpus) if physical >= request.gpus else f"{physical} GPUs"
-        return (decision("visible-gpus", "refuse", what, compared, OURS, instead),)
+    asked = f", {wanted} asked for" if wanted is not None else ""
+    says = Ruling("visible-gpus", (f"{seen} visible{asked}", f"{physical} in the node"), OURS)
+    if wanted is not None and seen < wanted:
+        instead = what_shows_gpus(facts, wanted) if physical >= wanted else f"{physical} GPUs"
+        return says("refuse", f"{wanted} GPUs are asked for and {seen} can be seen", instead)
     if 0 < seen < physical and facts.scheduler.job and not request.exclusive:
         what = f"the job {facts.scheduler.job} sees {seen} of {physical} GPUs; it does not have the node for itself"
-        return (decision("visible-gpus", "allow", what, compared, OURS),)
+        return says("allow", what)
     if seen < physical:
         fault = driver_fault(facts)
         setting = "unset" if facts.visible_devices is None else repr(facts.visible_devices)
         why = fault.what if fault else f"CUDA_VISIBLE_DEVICES is {setting}"
-        what = f"only {seen} of {physical} GPUs can be seen ({why})"
-        return (decision("visible-gpus", "warn", what, compared, OURS, what_shows_gpus(facts)),)
-    return (decision("visible-gpus", "allow", f"all {physical} GPUs can be seen", compared, OURS),)
+        return says("warn", f"only {seen} of {physical} GPUs can be seen ({why})", what_shows_gpus(facts))
+    return says("allow", f"all {physical} GPUs can be seen")
 
 
 def mig_no_nccl(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`mig-no-nccl`: NCCL does not join MIG instances; without `gpus` one process is taken to run on each of them."""
-    flavour = request.wanted_flavour(compat)
-    uses_nccl = request.torch is not None and flavour != "cpu"
+    uses_nccl = request.torch is not None and request.wanted_flavour(compat) != "cpu"
     if not uses_nccl or not facts.gpus or all(gpu.mig_enabled is None for gpu in facts.gpus):
         return NOTHING
     limits, on = compat.limits, [gpu for gpu in facts.gpus if gpu.mig_enabled]
     ranks = request.gpus or mig_instances(facts) or 1
     compared = (f"MIG on {len(on)} of {len(facts.gpus)} GPUs, {ranks} ranks", f"{limits.mig_max_ranks} rank")
+    says = Ruling("mig-no-nccl", compared, limits.mig_note)
     if not on:
-        return (decision("mig-no-nccl", "allow", "MIG is off", compared, limits.mig_note),)
+        return says("allow", "MIG is off")
     if ranks <= limits.mig_max_ranks:
-        return (decision("mig-no-nccl", "allow", "one process on one MIG instance works", compared, limits.mig_note),)
+        return says("allow", "one process on one MIG instance works")
     nccl = max((numbers(v) for name, v in request.packages.items() if name.startswith("nvidia-nccl-")), default=())
     if nccl >= limits.mig_nccl:
         what = f"NCCL joins MIG instances since {dotted(limits.mig_nccl)}, as an experiment and through host memory"
-        return (decision("mig-no-nccl", "warn", what, compared, limits.mig_note, "whole GPUs"),)
-    what = "NCCL does not join MIG instances; training over several of them fails"
+        return says("warn", what, "whole GPUs")
     instead = "whole GPUs, CUDA_VISIBLE_DEVICES with one instance, or `training: {gpus: 1}` for one process"
-    return (decision("mig-no-nccl", "refuse", what, compared, limits.mig_note, instead),)
+    return says("refuse", "NCCL does not join MIG instances; training over several of them fails", instead)
 
 
 def zero_needs_no_pipeline(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`zero-needs-no-pipeline`: the pinned DeepSpeed's pipeline engine takes ZeRO stage 0 or 1."""
-    stage, pipeline = request.zero_stage, request.pipeline
+    stage, pipeline, most = request.zero_stage, request.pipeline, compat.limits.max_pipeline_zero_stage
     if stage is None or pipeline is None:
         return NOTHING
-    most, note = compat.limits.max_pipeline_zero_stage, compat.limits.zero_note
     engine = f"at most {most} with the pipeline engine" if pipeline else "no pipeline engine"
-    compared = (f"ZeRO stage {stage}", engine)
+    says = Ruling("zero-needs-no-pipeline", (f"ZeRO stage {stage}", engine), compat.limits.zero_note)
     if not pipeline or stage <= most:
-        return (decision("zero-needs-no-pipeline", "allow", f"ZeRO stage {stage} works", compared, note),)
+        return says("allow", f"ZeRO stage {stage} works")
     what = f"ZeRO stage {stage} does not work with the pipeline engine"
-    return (decision("zero-needs-no-pipeline", "refuse", what, compared, note, f"ZeRO stage {most}, or no pipeline"),)
+    return says("refuse", what, f"ZeRO stage {most}, or no pipeline")
 
 
 def interface_rule(variables: Mapping[str, object], facts: NodeFacts) -> Decisions:
@@ -137,18 +133,12 @@ def interface_rule(variables: Mapping[str, object], facts: NodeFacts) -> Decisio
     usual = next((nic.name for nic in facts.nics if nic.addresses), "^lo,docker")
     decisions: Decisions = NOTHING
     for variable, value in variables.items():
-        if (
-            not variable.endswith("_SOCKET_IFNAME")
-            or not isinstance(value, str)
-            or not interfaces
-            or value[:1] in ("", "^")
-        ):
+        if not variable.endswith("_SOCKET_IFNAME") or not isinstance(value, str) or value[:1] in ("", "^"):
             continue
         names = value.removeprefix("=").split(",")
         begins = tuple(names) if variable.startswith("NCCL_") and not value.startswith("=") else ()
-        if any(name in interfaces or VIRTUAL_NIC.match(name) for name in names) or any(
-            n.startswith(begins) for n in interfaces
-        ):
+        known = any(name in interfaces or VIRTUAL_NIC.match(name) for name in names)
+        if known or not interfaces or any(name.startswith(begins) for name in interfaces):
             continue
         # UCX has a variable of its own for what is usually the same interface.
         other = {"UCX_NET_DEVICES": "all" if usual.startswith("^") else usual}
@@ -156,5 +146,5 @@ def interface_rule(variables: Mapping[str, object], facts: NodeFacts) -> Decisio
         named = f"{' and '.join(both)} {'are' if len(both) > 1 else 'is'} {value}"
         what = f"{named}, and the node has no such network interface: NCCL and gloo fail at their start"
         instead = f"`environment: {{{', '.join(f'{name}: {to}' for name, to in both.items())}}}` in the target"
-        decisions += (decision("interface-absent", "warn", what, (value, ", ".join(interfaces)), _NAMED, instead),)
+        decisions += Ruling("interface-absent", (value, ", ".join(interfaces)), _NAMED)("warn", what, instead)
     return decisions

@@ -14,7 +14,7 @@ from envbuild.model.lock import LockedPackage, LockedSource, Variant
 from envbuild.model.plan import Decision
 from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat, PackageRule
-from envbuild.resolve.request import NOTHING, Decisions, Request, decision
+from envbuild.resolve.request import NOTHING, Decisions, Request, Ruling
 from envbuild.resolve.rules.compilers import ON_NODE
 
 # What wheels expect of every Linux, and a small one may lack: Debian's name, and what others call it where they differ.
@@ -54,16 +54,15 @@ def library_rule(variant: Variant, target: Target, present: bool | None, compat:
     if present is not False:
         return NOTHING
     own_path = "LD_LIBRARY_PATH" in {**variant.environment, **target.environment}
-    out = []
+    out: list[Decision] = []
     for row in compat.libstdcxx:
         package = next((package for package in variant.packages if package.name == row.has.name), None)
         if package is None or not meets(package.version, row.has):
             continue
         name = f"{package.name} {package.version}"
-        what = f"{name} loads {_CXX} when it is imported, and this node has none"
-        compared = (f"no {_CXX}", f"{name} needs it and does not bring it")
         note = row.note.but("the run sets LD_LIBRARY_PATH" if own_path else None)
-        out.append(decision("libstdcxx-absent", "refuse", what, compared, note, install_words(_CXX)))
+        says = Ruling("libstdcxx-absent", (f"no {_CXX}", f"{name} needs it and does not bring it"), note)
+        out += says("refuse", f"{name} loads {_CXX} when it is imported, and this node has none", install_words(_CXX))
     return tuple(out)
 
 
@@ -98,8 +97,8 @@ def _holds(requirement: Requirement, request: Request) -> bool:
 
 def package_rule(
     rule: PackageRule, request: Request, patches: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-) -> Decision | None:
-    """One row applied; None if it does not concern the request. `patches`: the traits that each ends."""
+) -> Decisions:
+    """One row applied; nothing if it does not concern the request. `patches`: the traits that each ends."""
     traits, place = request.traits, request.uses.get(rule.trait or "", "")
     if rule.at_run:
         # A package that does so in a call has said itself what it requires.
@@ -107,33 +106,29 @@ def package_rule(
         place = place if AT_IMPORT in place or place.partition("/")[0] in request.commits else ""
     done = rule.trait is None or rule.trait in traits or bool(place)
     if not (done and all(_holds(requirement, request) for requirement in rule.has)):
-        return None
+        return NOTHING
     version = _version(rule.breaks.name, request)
     if version is None or (rule.lacks is not None and request.installed):
-        return None  # what a base brings beside torch is not known here
+        return NOTHING  # what a base brings beside torch is not known here
     if rule.lacks is not None and (other := _version(rule.lacks, request)) is not None:
         there = (f"{rule.lacks} {other}", f"{rule.lacks} is there")
-        return decision(rule.id, "allow", f"{rule.lacks} brings it", there, rule.note)
+        return Ruling(rule.id, there, rule.note)("allow", f"{rule.lacks} brings it")
     compared = (f"{rule.breaks.name} {version}", f"not {rule.breaks.name}{rule.breaks.specifier}")
+    says = Ruling(rule.id, compared, rule.note)
     if not meets(version, rule.breaks):
-        return decision(rule.id, "allow", f"{rule.breaks.name} {version} is fine here", compared, rule.note)
+        return says("allow", f"{rule.breaks.name} {version} is fine here")
     if rule.variable and request.variables.get(rule.variable[0]) == rule.variable[1]:
-        what = f"{rule.says}; {rule.variable[0]} is set to {rule.variable[1]}, so it works"
-        return decision(rule.id, "patch", what, compared, rule.note, rule.fix)
+        return says("patch", f"{rule.says}; {rule.variable[0]} is set to {rule.variable[1]}, so it works", rule.fix)
     if not place or rule.trait in traits:
-        return decision(rule.id, rule.verdict, rule.says, compared, rule.note, rule.fix)  # type: ignore[arg-type]
+        return says(rule.verdict, rule.says, rule.fix)
     name, _, mended = place.partition(_PATCHED)
     if mended:
-        return decision(
-            rule.id, "patch", f"{rule.says}; the patch {mended} corrects this in {name}", compared, rule.note
-        )
+        return says("patch", f"{rule.says}; the patch {mended} corrects this in {name}")
     source, _, _ = name.partition("/")
     fix = _with_patch(rule, patches, f"the source {source}") if source in request.commits else rule.fix
     if AT_IMPORT in place:
-        what = f"{rule.says}: {place} uses it, so its import fails"
-        return decision(rule.id, rule.verdict, what, compared, rule.note, fix)  # type: ignore[arg-type]
-    what = f"{rule.says}: {place} uses it, and fails when that code runs"
-    return decision(rule.id, "warn", what, compared, rule.note, fix)
+        return says(rule.verdict, f"{rule.says}: {place} uses it, so its import fails", fix)
+    return says("warn", f"{rule.says}: {place} uses it, and fails when that code runs", fix)
 
 
 def _with_patch(rule: PackageRule, patches: Mapping[str, tuple[str, ...]], source: str) -> str:
@@ -152,40 +147,37 @@ def advice(output: str, compat: Compat) -> str:
 
 def package_rules(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """All rows of packages.yaml; their ids are the rule ids."""
-    decisions = (package_rule(rule, request, compat.patched_traits) for rule in compat.package_rules)
-    return tuple(item for item in decisions if item is not None)
+    rows = compat.package_rules
+    return tuple(item for row in rows for item in package_rule(row, request, compat.patched_traits))
 
 
 def two_owners(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`two-owners`: of packages that hold the same files, the environment has one; never refuses."""
-    out = []
+    out: list[Decision] = []
     for group in compat.twins:
         names = [name for name in group if name in request.packages]
         compared = (" and ".join(f"{name} {request.packages[name]}" for name in names), "one of them")
+        says = Ruling("two-owners", compared, compat.twins_note)
         if len(names) == 1:
-            out.append(decision("two-owners", "allow", "its files have one owner", compared, compat.twins_note))
+            out += says("allow", "its files have one owner")
         elif names:
             what = "they hold the same files, and what runs is the one that is installed last"
-            out.append(decision("two-owners", "warn", what, compared, compat.twins_note, f"{names[0]} alone"))
+            out += says("warn", what, f"{names[0]} alone")
     return tuple(out)
 
 
 def package_homonym(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`package-homonym`: a package of the default index is the project that recipes mean by its name."""
-    names = sorted(request.from_pypi & set(compat.homonyms))
-    if names or not request.from_pypi:
-        return tuple(homonym(name, compat) for name in names)
-    compared = (f"{len(request.from_pypi)} packages of the default index", f"not {', '.join(compat.homonyms)}")
-    what = "no package only shares its name with the one that recipes mean"
-    return (decision("package-homonym", "allow", what, compared, compat.homonym_note),)
-
-
-def homonym(name: str, compat: Compat) -> Decision:
-    """The refusal of one known homonym, by its canonical name."""
-    other, meant = compat.homonyms[name]
-    compared = (f"{name} on the default index", f"{name} of recipes")
-    what = f"{name} on the default index is {other}"
-    return decision("package-homonym", "refuse", what, compared, compat.homonym_note, f"{meant}, if that was meant")
+    out: list[Decision] = []
+    for name in sorted(request.from_pypi & set(compat.homonyms)):
+        other, meant = compat.homonyms[name]
+        says = Ruling("package-homonym", (f"{name} on the default index", f"{name} of recipes"), compat.homonym_note)
+        out += says("refuse", f"{name} on the default index is {other}", f"{meant}, if that was meant")
+    if request.from_pypi and not out:
+        compared = (f"{len(request.from_pypi)} packages of the default index", f"not {', '.join(compat.homonyms)}")
+        says = Ruling("package-homonym", compared, compat.homonym_note)
+        out += says("allow", "no package only shares its name with the one that recipes mean")
+    return tuple(out)
 
 
 def system_packages(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -193,7 +185,7 @@ def system_packages(facts: NodeFacts, request: Request, compat: Compat) -> Decis
     built = {name: f"{name} {version} as a source distribution" for name, version in request.packages.items()
              if f"{name}{_FROM_SOURCE}" in request.traits}  # fmt: skip
     built |= {name: f"the source {name}" for name in request.built if name in compat.system}
-    out = []
+    out: list[Decision] = []
     for name in (name for name in built if name in compat.system):
         needs = compat.system[name]
         missing = [need for need in needs if not facts.system_packages.get(need)]
@@ -203,15 +195,16 @@ def system_packages(facts: NodeFacts, request: Request, compat: Compat) -> Decis
         known = f"{known} {', '.join(missing)}"
         if name == "mpi4py" and request.modules:
             known = f"the target loads modules ({', '.join(request.modules)}): whether they bring mpicc is not checked"
-        what = f"{name} is compiled where it is installed, against packages of the system; {known}"
-        compared = (built[name], f"it needs {', '.join(needs)}")
+        says = Ruling("system-packages", (built[name], f"it needs {', '.join(needs)}"), compat.system_note)
         other = "`mpicc` of MPICH, PALS or Open MPI" if name == "mpi4py" else "what they are called there,"
         install = f"`apt-get install {' '.join(missing)}` there first (Debian, Ubuntu), or {other} {ON_NODE}"
-        out.append(decision("system-packages", "warn", what, compared, compat.system_note, install))
+        out += says(
+            "warn", f"{name} is compiled where it is installed, against packages of the system; {known}", install
+        )
     if built and not out:
         compared = (f"compiled there: {', '.join(built)}", "none is known to need packages that are missing")
-        what = "what they are compiled against is there, as far as it is known"
-        out.append(decision("system-packages", "allow", what, compared, compat.system_note))
+        says = Ruling("system-packages", compared, compat.system_note)
+        out += says("allow", "what they are compiled against is there, as far as it is known")
     return tuple(out)
 
 
@@ -220,32 +213,30 @@ def build_isolation(_facts: NodeFacts, request: Request, compat: Compat) -> Deci
     base_unknown = request.installed and request.torch is None
     if "imports-torch" not in request.traits or base_unknown:
         return NOTHING
-    note = compat.cuda.check_note
+    has = f"{'no torch' if request.torch is None else f'torch {request.torch}'} in the environment"
+    says = Ruling("build-isolation", (has, "the recipe imports torch"), compat.cuda.check_note)
     if request.torch is not None:
-        compared = (f"torch {request.torch} in the environment", "the recipe imports torch")
-        what = "sources are built beside torch, without isolation"
-        return (decision("build-isolation", "allow", what, compared, note),)
-    compared = ("no torch in the environment", "the recipe imports torch")
+        return says("allow", "sources are built beside torch, without isolation")
     what = "setup.py of a source imports torch, and the environment has none"
-    return (decision("build-isolation", "refuse", what, compared, note, "`torch:` in the profile, or a base with it"),)
+    return says("refuse", what, "`torch:` in the profile, or a base with it")
 
 
 def apex_flags(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`apex-flags`: the setup.py of an Apex takes the flags that it is built with, which differ by commit."""
-    out = []
+    out: list[Decision] = []
     for name, flags in request.flags.items():
         commit = request.commits.get(name, "")
         if not flags or not compat.apex.knows(commit):
             continue
-        taken = compat.apex.flags_at(commit)
+        taken, here = compat.apex.flags_at(commit), f"{name} at {commit[:12]}"
         unknown = [flag for flag in flags if flag not in taken]
-        compared = (f"{name} at {commit[:12]}: {', '.join(flags)}", f"it takes {', '.join(taken)}")
+        compared = (f"{here}: {', '.join(flags)}", f"it takes {', '.join(taken)}")
+        says = Ruling("apex-flags", compared, compat.apex_note)
         if not unknown:
-            out.append(decision("apex-flags", "allow", f"{name} takes its flags", compared, compat.apex_note))
-            continue
-        what = f"{name} at {commit[:12]} has no flag {' and no flag '.join(unknown)}, so its build would fail"
-        instead = f"`flags` without {', '.join(unknown)}, or a commit that has it"
-        out.append(decision("apex-flags", "refuse", what, compared, compat.apex_note, instead))
+            out += says("allow", f"{name} takes its flags")
+        else:
+            what = f"{here} has no flag {' and no flag '.join(unknown)}, so its build would fail"
+            out += says("refuse", what, f"`flags` without {', '.join(unknown)}, or a commit that has it")
     return tuple(out)
 
 
