@@ -1,21 +1,24 @@
 """A stack file and its lock that disagree in any one field are caught, whichever of the two was changed.
 
-The tables below have a row for every field of the models; a field that somebody adds later fails until it has one.
+`rich.yaml` says every field of a profile, and the table below has a row for every field of a lock; a field that
+somebody adds later fails until it is there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import json
 import types
 import typing
-from functools import cache
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from envbuild.catalog.loader import manifest_digest
+from envbuild.catalog.yaml_load import load_yaml
 from envbuild.lock.agreement import LockFinding
 from envbuild.lock.check import check_lock
 from envbuild.lock.files import field_digests
@@ -26,188 +29,41 @@ from tests.lock.build import SHA, package
 A, B = "1" * 40, "2" * 40
 IMAGE = f"registry.example.org/a:1@sha256:{SHA}"
 Where = tuple[str | int, ...]
+RICH: dict[str, Any] = load_yaml(Path(__file__).with_name("rich.yaml"))
+REMOVED = object()
 
-STEP: dict[str, Any] = {
-    "source": "k",
-    "script": "train.py",
-    "launcher": "mpi",
-    "arguments": ["--a"],
-    "environment": {"X": "1"},
-    "files": {"ds.json": {"a": 1}},
-    "data": "gpt2",
-    "log": "megatron",
-    "steps": 3,
-}
-# Every field of every model is said once.
-RICH: dict[str, Any] = {
-    "python": ["3.11", "3.12"],
-    "interpreters": ["present", "standalone"],
-    "bases": [
-        {"kind": "none"},
-        {"kind": "system", "provides": ["numpy>=1"]},
-        {"kind": "prefix", "prefix": "/opt/p", "provides": ["numpy"]},
-        {"kind": "module", "module": "conda/1", "provides": ["numpy"]},
-        {"kind": "image", "image": IMAGE, "provides": ["numpy"]},
-    ],
-    "torch": {"version": "2.1.0", "flavours": ["cpu"]},
-    "conda": {
-        "channels": [{"name": "forge", "url": "https://conda.example.org/forge"}],
-        "packages": ["gcc 9.*"],
-        "provides": {"delta": "py-delta"},
-        "virtual": [{"__glibc": "2.28"}],
-        "link_scripts": ["gcc"],
-        "only": True,
-        "allow_defaults": True,
-    },
-    "as_of": "2024-01-01",
-    "packages": ["alpha>=1"],
-    "constraints": ["beta<2"],
-    "sources": [
-        {
-            "name": "a",
-            "git": "https://git.example.org/a",
-            "commit": A,
-            "tree": A,
-            "ref": "main",
-            "contains": [A],
-            "submodules": False,
-            "install": "editable",
-            "path": "lib",
-            "build": {
-                "kind": "wheel",
-                "flags": ["x"],
-                "extensions": ["a_c"],
-                "environment": {"X": "1"},
-                "memory_per_job": 2.0,
-                "cxx11_abi": 0,
-            },
-            "patches": ["p"],
-            "generated": ["v.py"],
-            "outputs": ["out"],
-        },
-        {
-            "name": "k",
-            "git": "https://git.example.org/k",
-            "commit": A,
-            "install": "path",
-            "build": {
-                "kind": "kernels",
-                "modules": [
-                    {
-                        "name": "m",
-                        "sources": ["m.cu"],
-                        "include_dirs": ["i"],
-                        "cxx_flags": ["-O2"],
-                        "nvcc_flags": ["-O2"],
-                        "torch": False,
-                    }
-                ],
-            },
-        },
-        {"name": "w", "path": "./", "install": "path"},
-    ],
-    "system_packages": [{"name": "make", "why": "builds"}],
-    "imports": ["alpha"],
-    "environment": {"A": "1", "F": {"path": "/f", "if": "exists"}},
-    "smoke": [{"name": "sound", "deadline": 60.0, "floors": {"x": 1.0}}, {"name": "step", "step": STEP}],
-    "training": {"precision": "bf16", "gpus": 8, "zero_stage": 1, "pipeline": True, "peak_tflops": 989.0},
-    "deviations": ["one"],
-    "runs": "benchmark",
-}
-_BUILD: Where = ("sources", 0, "build")
-_STEP: Where = ("smoke", 1, "step")
-_KERNEL: Where = ("sources", 1, "build", "modules", 0)
-# (model, field): where it is in RICH, and another value.
-STACK_FIELDS: dict[tuple[str, str], tuple[Where, Any]] = {
-    ("Profile", "python"): (("python",), ["3.11"]),
-    ("Profile", "interpreters"): (("interpreters",), ["standalone"]),
-    ("Profile", "bases"): (("bases",), [{"kind": "none"}]),
-    ("Profile", "torch"): (("torch",), None),
-    ("Profile", "conda"): (("conda",), None),
-    ("CondaSpec", "channels"): (("conda", "channels"), [{"name": "other"}]),
-    ("CondaSpec", "packages"): (("conda", "packages"), ["gcc 10.*"]),
-    ("CondaSpec", "provides"): (("conda", "provides"), {}),
-    ("CondaSpec", "virtual"): (("conda", "virtual"), []),
-    ("CondaSpec", "link_scripts"): (("conda", "link_scripts"), []),
-    ("CondaSpec", "only"): (("conda", "only"), False),
-    ("CondaSpec", "allow_defaults"): (("conda", "allow_defaults"), False),
-    ("CondaChannel", "name"): (("conda", "channels", 0, "name"), "other"),
-    ("CondaChannel", "url"): (("conda", "channels", 0, "url"), None),
-    ("Profile", "as_of"): (("as_of",), "2024-01-02"),
-    ("Profile", "packages"): (("packages",), ["alpha>=1", "gamma"]),
-    ("Profile", "constraints"): (("constraints",), ["beta<3"]),
-    ("Profile", "sources"): (
-        ("sources",),
-        [{"name": "k", "git": "https://x.example.org", "commit": A, "install": "path"}],
-    ),
-    ("Profile", "system_packages"): (("system_packages",), []),
-    ("Profile", "imports"): (("imports",), ["beta"]),
-    ("Profile", "environment"): (("environment", "A"), "2"),
-    ("Profile", "smoke"): (("smoke",), []),
-    ("Profile", "training"): (("training",), None),
-    ("Profile", "deviations"): (("deviations",), ["one", "two"]),
-    ("Profile", "runs"): (("runs",), "first-step"),
-    ("Base", "kind"): (("bases", 1, "kind"), "image"),
-    ("Base", "provides"): (("bases", 1, "provides"), ["numpy>=2"]),
-    ("Base", "accepts"): (("bases", 1, "accepts"), ["alpha>=1"]),
-    ("Base", "prefix"): (("bases", 2, "prefix"), "/opt/q"),
-    ("Base", "module"): (("bases", 3, "module"), "conda/2"),
-    ("Base", "image"): (("bases", 4, "image"), "registry.example.org/a:2"),
-    ("TorchSpec", "version"): (("torch", "version"), "2.1.1"),
-    ("TorchSpec", "flavours"): (("torch", "flavours"), ["cu121"]),
-    ("Source", "name"): (("sources", 0, "name"), "b"),
-    ("Source", "git"): (("sources", 0, "git"), "https://git.example.org/b"),
-    ("Source", "commit"): (("sources", 0, "commit"), B),
-    ("Source", "tree"): (("sources", 0, "tree"), B),
-    ("Source", "ref"): (("sources", 0, "ref"), "next"),
-    ("Source", "contains"): (("sources", 0, "contains"), [B]),
-    ("Source", "submodules"): (("sources", 0, "submodules"), True),
-    ("Source", "install"): (("sources", 0, "install"), "path"),
-    ("Source", "path"): (("sources", 0, "path"), "src"),
-    ("Source", "build"): (_BUILD, None),
-    ("Source", "patches"): (("sources", 0, "patches"), ["q"]),
-    ("Source", "generated"): (("sources", 0, "generated"), []),
-    ("Source", "outputs"): (("sources", 0, "outputs"), []),
-    ("WorkingTree", "name"): (("sources", 2, "name"), "v"),
-    ("WorkingTree", "path"): (("sources", 2, "path"), "../"),
-    ("WorkingTree", "install"): (("sources", 2, "install"), "editable"),
-    ("Build", "kind"): ((*_BUILD, "kind"), "inplace"),
-    ("Build", "flags"): ((*_BUILD, "flags"), ["y"]),
-    ("Build", "extensions"): ((*_BUILD, "extensions"), ["b_c"]),
-    ("Build", "requires"): ((*_BUILD, "requires"), ["regex"]),
-    ("Build", "environment"): ((*_BUILD, "environment", "X"), "2"),
-    ("Build", "memory_per_job"): ((*_BUILD, "memory_per_job"), 3.0),
-    ("Build", "cxx11_abi"): ((*_BUILD, "cxx11_abi"), 1),
-    ("Build", "modules"): (("sources", 1, "build", "modules"), [{"name": "n", "sources": ["m.cu"]}]),
-    ("KernelModule", "name"): ((*_KERNEL, "name"), "n"),
-    ("KernelModule", "sources"): ((*_KERNEL, "sources"), ["n.cu"]),
-    ("KernelModule", "include_dirs"): ((*_KERNEL, "include_dirs"), []),
-    ("KernelModule", "cxx_flags"): ((*_KERNEL, "cxx_flags"), ["-O3"]),
-    ("KernelModule", "nvcc_flags"): ((*_KERNEL, "nvcc_flags"), ["-O3"]),
-    ("KernelModule", "torch"): ((*_KERNEL, "torch"), None),
-    ("SystemPackage", "name"): (("system_packages", 0, "name"), "g++"),
-    ("SystemPackage", "why"): (("system_packages", 0, "why"), "links"),
-    ("EnvPath", "path"): (("environment", "F", "path"), "/g"),
-    ("EnvPath", "if_"): (("environment", "F"), "/f"),
-    ("SmokeItem", "name"): (("smoke", 0, "name"), "machine"),
-    ("SmokeItem", "deadline"): (("smoke", 0, "deadline"), 61.0),
-    ("SmokeItem", "floors"): (("smoke", 0, "floors"), {"x": 2.0}),
-    ("SmokeItem", "step"): (("smoke", 1, "step"), {**STEP, "steps": 4}),
-    ("Step", "source"): ((*_STEP, "source"), "a"),
-    ("Step", "script"): ((*_STEP, "script"), "other.py"),
-    ("Step", "launcher"): ((*_STEP, "launcher"), "torchrun"),
-    ("Step", "arguments"): ((*_STEP, "arguments"), []),
-    ("Step", "environment"): ((*_STEP, "environment", "X"), "2"),
-    ("Step", "files"): ((*_STEP, "files"), {}),
-    ("Step", "data"): ((*_STEP, "data"), None),
-    ("Step", "log"): ((*_STEP, "log"), "deepspeed"),
-    ("Step", "steps"): ((*_STEP, "steps"), 4),
-    ("Training", "precision"): (("training", "precision"), "fp16"),
-    ("Training", "gpus"): (("training", "gpus"), 4),
-    ("Training", "zero_stage"): (("training", "zero_stage"), 0),
-    ("Training", "pipeline"): (("training", "pipeline"), False),
-    ("Training", "peak_tflops"): (("training", "peak_tflops"), 312.0),
-}
+
+def said(value: Any, plain: Any, where: Where = ()) -> Iterator[tuple[tuple[str, str], Where]]:
+    """(model, field) and its place of every field that plain data say."""
+    if isinstance(value, BaseModel):
+        for name, field in type(value).model_fields.items():
+            key = field.alias or name
+            if key in plain:
+                yield (type(value).__name__, name), (*where, key)
+                yield from said(getattr(value, name), plain[key], (*where, key))
+    elif isinstance(value, dict | tuple):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from said(one, plain[key], (*where, key))
+
+
+def literals(annotation: Any) -> Iterator[Any]:
+    """The values that an annotation lists."""
+    if typing.get_origin(annotation) is Literal:
+        yield from typing.get_args(annotation)
+    else:
+        yield from (value for part in typing.get_args(annotation) for value in literals(part))
+
+
+def others(value: Any) -> Iterator[Any]:
+    """Other values than this one, of which a field may take some."""
+    if isinstance(value, str):
+        yield from (value.replace("1", "2"), f"{value}x", "a", "step {step} loss {loss}")
+    elif isinstance(value, int | float):
+        yield from (not value,) if isinstance(value, bool) else (value + 1, value - 1)
+    elif isinstance(value, list):
+        yield from (value[1:], *([one, *value[1:]] for one in others(value[0])))
+    elif isinstance(value, dict):
+        yield from ({**value, key: one} for key, part in value.items() for one in others(part))
 
 
 def models_below(kind: type[BaseModel]) -> dict[str, type[BaseModel]]:
@@ -233,12 +89,7 @@ def fields_of(*kinds: type[BaseModel]) -> set[tuple[str, str]]:
 
 
 def stack_of(profile: dict[str, Any]) -> Stack:
-    return _stack(json.dumps(profile))
-
-
-@cache
-def _stack(profile: str) -> Stack:
-    return Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": json.loads(profile)}})
+    return Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": profile}})
 
 
 def changed(profile: dict[str, Any], where: Where, value: Any) -> dict[str, Any]:
@@ -247,24 +98,42 @@ def changed(profile: dict[str, Any], where: Where, value: Any) -> dict[str, Any]
     for key in where[:-1]:
         holder = holder[key]
     holder[where[-1]] = value
-    if where == ("bases", 1, "kind"):
-        holder["image"] = IMAGE
+    if value is REMOVED:
+        del holder[where[-1]]
     return out
 
 
-def test_every_field_of_a_profile_has_a_row() -> None:
-    assert set(STACK_FIELDS) == fields_of(*models_below(Profile).values())
+SAID: dict[tuple[str, str], Where] = {}
+for _row, _where in said(Profile.from_plain(RICH), RICH):
+    SAID.setdefault(_row, _where)
 
 
-@pytest.mark.parametrize("row", STACK_FIELDS, ids=".".join)
+def test_every_field_of_a_profile_is_said() -> None:
+    assert set(SAID) == fields_of(*models_below(Profile).values())
+
+
+def changes(row: tuple[str, str]) -> Iterator[Stack]:
+    """The stack with another value of a field, for each that the model takes."""
+    model, field = row
+    value: Any = RICH
+    for key in SAID[row]:
+        value = value[key]
+    listed = literals(models_below(Profile)[model].model_fields[field].annotation)
+    for other in (*listed, *others(value), REMOVED):
+        with contextlib.suppress(ValidationError):
+            made = stack_of(changed(RICH, SAID[row], other))
+            if made != stack_of(RICH):
+                yield made
+
+
+@pytest.mark.parametrize("row", [row for row in SAID if row != ("EnvPath", "if_")], ids=".".join)  # it has one value
 def test_a_stack_that_was_changed_in_one_field_is_caught_and_the_field_named(row: tuple[str, str]) -> None:
-    where, value = STACK_FIELDS[row]
-    before, after = stack_of(RICH), stack_of(changed(RICH, where, value))
+    before = stack_of(RICH)
     made = honest_lock(before)
-    said = "has changed since the lock was made"
-    assert not [finding for finding in check_lock(made, before, online=False) if said in finding.says]
-    named = [finding.subject for finding in check_lock(made, after, online=False) if said in finding.says]
-    assert named == [where[0]]
+    words = "has changed since the lock was made"
+    assert not [finding for finding in check_lock(made, before, online=False) if words in finding.says]
+    findings = check_lock(made, next(changes(row)), online=False)
+    assert [finding.subject for finding in findings if words in finding.says] == [SAID[row][0]]
 
 
 def honest_lock(stack: Stack) -> Lock:
