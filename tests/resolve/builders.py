@@ -113,6 +113,19 @@ def torch_package(
     )
 
 
+def source(name: str = "lib", **more: Any) -> dict[str, Any]:
+    """A pinned source."""
+    return {"name": name, "git": f"https://git.example.org/{name}", "commit": "1" * 40, "tree": "2" * 40, **more}
+
+
+def torch_row(torch: str, python: str, *, index: str = "", flavour: str = "", **more: Any) -> dict[str, Any]:
+    """A variant with torch: `2.1.0+cu118` of the index of its flavour, or PyPI's, which is of `flavour`."""
+    version, _, local = torch.partition("+")
+    own = torch_package(torch, python, index=index or (f"pytorch-{local}" if local else "pypi"))
+    row = {"id": "v", "python": python, "torch": version, "flavour": flavour or local or None, "packages": [own]}
+    return {**row, **more}
+
+
 def make_variant(stack: str, profile: str, **fields: Any) -> Variant:
     """A variant whose digest is right."""
     draft = Variant.from_plain({"digest": "0" * 64, **fields})

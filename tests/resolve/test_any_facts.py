@@ -14,7 +14,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.resolve.engine import evaluate
 from tests.resolve.any_facts import any_facts
-from tests.resolve.builders import compat, make_lock, package, resolve, resolve_fleet, target, torch_lock, torch_package
+from tests.resolve.builders import compat, make_lock, resolve, resolve_fleet, source, target, torch_lock, torch_row
 from tests.resolve.test_golden import CASES, request_of
 
 CHEAP = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,27 +28,20 @@ TARGETS: list[dict[str, Any]] = [
     {"delivery": "controller"},
     {"expects": {"gpu": "H200", "gpus_per_node": 8, "driver": ">=470,<600"}},
 ]
-COMPILED = {
-    "name": "apex",
-    "git": "https://git.example.org/apex",
-    "commit": "1" * 40,
-    "tree": "2" * 40,
-    "build": {"kind": "wheel", "flags": ["cuda_ext"]},
-}
 
 
 def every_kind_of_base() -> Lock:
     """One variant a kind of base, each with a source that is compiled."""
-    torch = torch_package("2.1.0+cu118", "3.11", index="pytorch-cu118")
     rows: list[dict[str, Any]] = [
-        {"id": "none", "flavour": "cu118", "torch": "2.1.0", "packages": [torch, package("numpy", "1.26.0")]},
+        torch_row("2.1.0+cu118", "3.11", id="none"),
         {"id": "standalone", "interpreter": {"kind": "standalone", "name": "x", "sha256": "0" * 64}},
         {"id": "system", "base": {"kind": "system", "provides": ["torch>=2", "numpy"]}},
         {"id": "prefix", "base": {"kind": "prefix", "prefix": "/usr", "provides": ["torch"]}},
         {"id": "module", "base": {"kind": "module", "module": "conda/1", "provides": ["torch"]}},
         {"id": "image", "base": {"kind": "image", "image": "nvcr.io/nvidia/pytorch:22.02-py3", "provides": ["torch"]}},
     ]
-    return make_lock(*({"python": "3.11", "sources": [COMPILED], **row} for row in rows))
+    compiled = source("apex", build={"flags": ["cuda_ext"]})
+    return make_lock(*({"python": "3.11", "sources": [compiled], **row} for row in rows))
 
 
 def check(facts: NodeFacts, lock: Lock, fields: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from archspec.cpu import TARGETS
 from envbuild.model.plan import Decision, Resolution
 from envbuild.resolve.estimate import Supply, estimate
 from envbuild.resolve.variant_checks import platform_of
-from tests.resolve.builders import compat, digest, make_lock, node_facts, package, resolve, target
+from tests.resolve.builders import compat, digest, make_lock, node_facts, package, resolve, source, target
 
 
 def archive(name: str, version: str, *requires: str, size: int = 1000) -> dict[str, Any]:
@@ -123,14 +123,8 @@ def test_torch_of_conda_is_asked_for_hardware_and_not_for_a_wheel() -> None:
 
 def test_the_compiler_of_conda_is_the_one_that_nvcc_is_compared_with() -> None:
     def rules(*archives: dict[str, Any]) -> tuple[Resolution, list[str]]:
-        source = {
-            "name": "ext",
-            "git": "https://x.example/ext",
-            "commit": "a" * 40,
-            "tree": "b" * 40,
-            "build": {"flags": ["cuda_ext"]},
-        }
-        row = conda("v", *archives, torch="2.1.0", flavour="cu121", sources=[source])
+        compiled = source("ext", build={"flags": ["cuda_ext"]})
+        row = conda("v", *archives, torch="2.1.0", flavour="cu121", sources=[compiled])
         facts = {"nvcc": [{"path": "/cuda/bin/nvcc", "version": "12.1"}],
                  "compilers": [{"path": f"/usr/bin/{name}", "version": "13.2"} for name in ("gcc", "g++")]}  # fmt: skip
         got = decided("h100", row, more=facts)

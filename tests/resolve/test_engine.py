@@ -8,7 +8,8 @@ import pytest
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
-from envbuild.model.plan import Resolution
+from envbuild.model.plan import Decision, Resolution
+from envbuild.plan.source_builds import build_request, compiler_variables
 from envbuild.resolve import engine
 from envbuild.resolve.engine import Resolver, evaluate
 from envbuild.resolve.estimate import Supply, indexes_needed, wanted_files
@@ -20,26 +21,34 @@ from tests.resolve.builders import (
     node_facts,
     node_rows,
     package,
-    resolve,
     resolve_fleet,
+    source,
     target,
     torch_lock,
     torch_package,
+    torch_row,
 )
+from tests.resolve.test_golden import CASES, request_of
 from tests.support.fails import fails
 
 PY311 = ["3.11.9 at /usr/bin/python3.11"]
 TORCH_SITE = {"torch": "2.13.0+cu130", "numpy": "2.3.1"}
+FORGE = source()["git"]
+CUDA = {"flags": ["cuda_ext"]}
 
 
 def decided(facts: NodeFacts, lock: Lock | None = None, **options: Any) -> Resolution:
-    fields = options.pop("target", {})
-    supply = options.pop("supply", None)
-    return resolve(facts, lock or torch_lock(), target(**fields), compat(), supply, **options)
+    fields, supply = options.pop("target", {}), options.pop("supply", None)
+    return Resolver(lock or torch_lock(), target(**fields), compat(), supply, **options).resolve(facts)
 
 
 def rules(resolution: Resolution, verdict: str) -> list[str]:
     return [d.rule for d in resolution.decisions if d.verdict == verdict]
+
+
+def of_rule(resolution: Resolution, rule: str) -> Decision:
+    (decision,) = (d for d in resolution.decisions if d.rule == rule)
+    return decision
 
 
 def with_site(facts: NodeFacts, packages: dict[str, str] | None, **python: Any) -> NodeFacts:
@@ -59,66 +68,50 @@ def stamped(facts: NodeFacts, lock: Lock, digest: str, *, current: bool = True, 
     return NodeFacts.model_validate({**facts.model_dump(), "environments": [found]})
 
 
-def test_no_gpu_takes_the_cpu_build_of_the_first_python() -> None:
-    got = decided(node_facts("cpu-laptop", pythons=[*PY311, "3.12.3"]))
-    assert (got.variant_id, got.interpreter) == ("cpu-py3.11", "/usr/bin/python3.11")
-    assert rules(got, "warn") == []
-
-
-def test_a_gpu_with_a_driver_takes_cuda() -> None:
-    got = decided(node_facts("b200"))
-    assert got.variant_id == "cu130-py3.12"
-
-
-def test_a_driver_that_needs_a_compat_package_takes_cpu_and_says_why() -> None:
-    got = decided(node_facts("h200"))
-    assert got.variant_id == "cpu-py3.12"
-    texts = [d.instead or "" for d in got.decisions if d.rule == "gpu-unused"]
-    assert any("cuda-compat-13-0" in text for text in texts)
-
-
-def test_a_driver_below_the_floor_on_a_geforce_takes_cpu_and_says_why() -> None:
-    got = decided(node_facts("rtx4090", pythons=PY311))
-    assert got.variant_id == "cpu-py3.11"
-    assert any("needs driver 580.65.06" in d.what for d in got.decisions)
-
-
-def test_hidden_gpus_count_as_no_gpu() -> None:
-    assert decided(node_facts("b200", visible="")).variant_id == "cpu-py3.12"
+@pytest.mark.parametrize(
+    ("name", "facts", "variant", "says"),
+    [
+        ("cpu-laptop", {"pythons": [*PY311, "3.12.3"]}, "cpu-py3.11", ""),
+        ("b200", {}, "cu130-py3.12", ""),
+        ("b200", {"visible": ""}, "cpu-py3.12", ""),
+        ("h200", {}, "cpu-py3.12", "cuda-compat-13-0"),
+        ("rtx4090", {"pythons": PY311}, "cpu-py3.11", "needs driver 580.65.06"),
+    ],
+)
+def test_a_node_takes_what_its_gpus_and_driver_allow_and_says_what_keeps_cuda_away(
+    name: str, facts: dict[str, Any], variant: str, says: str
+) -> None:
+    got = decided(node_facts(name, **facts))
+    assert got.variant_id == variant
+    assert not says or any(says in f"{d.what} {d.instead}" for d in got.decisions if d.rule == "gpu-unused")
+    assert name != "cpu-laptop" or (got.interpreter, rules(got, "warn")) == ("/usr/bin/python3.11", [])
 
 
 def test_python_whose_file_was_found_is_preferred() -> None:
     lock = torch_lock()
     cpu312 = next(v for v in lock.variants if v.id == "cpu-py3.12").packages[0].files[0].file
-    facts = node_facts("cpu-laptop", pythons=[*PY311, "3.12.3"])
-    facts = facts.model_copy(update={"files_found": {cpu312: f"/wheels/{cpu312}"}})
-    got = decided(facts, lock, supply=Supply(reachable={"pytorch-cpu": False}))
-    assert got.variant_id == "cpu-py3.12"
+    facts = node_facts("cpu-laptop", pythons=[*PY311, "3.12.3"], more={"files_found": {cpu312: f"/wheels/{cpu312}"}})
+    assert decided(facts, lock, supply=Supply(reachable={"pytorch-cpu": False})).variant_id == "cpu-py3.12"
 
 
 def test_cuda_build_where_only_that_can_be_had_says_its_gigabytes() -> None:
     got = decided(node_facts("cpu-laptop"), supply=Supply(reachable={"pytorch-cpu": False}))
     assert got.variant_id == "cu130-py3.11"
-    heavy = [d for d in got.decisions if d.rule == "cuda-without-gpu"]
-    assert heavy[0].verdict == "warn" and heavy[0].what.startswith("916 MB to fetch")
+    heavy = of_rule(got, "cuda-without-gpu")
+    assert heavy.verdict == "warn" and heavy.what.startswith("916 MB to fetch")
 
 
 def test_what_the_node_reaches_counts_before_what_the_controller_reaches() -> None:
-    facts = node_facts("cpu-laptop").model_copy(update={"reachable": {"pytorch-cpu": True}})
+    facts = node_facts("cpu-laptop", more={"reachable": {"pytorch-cpu": True}})
     supply = Supply(reachable={"pytorch-cpu": False})
     assert decided(facts, supply=supply).variant_id == "cpu-py3.11"
     assert decided(facts, supply=supply, target={"delivery": "controller"}).variant_id == "cu130-py3.11"
 
 
 def test_nothing_reachable_still_decides_and_warns() -> None:
-    supply = Supply(reachable={"pytorch-cpu": False, "pypi": False})
-    got = decided(node_facts("cpu-laptop"), supply=supply)
+    got = decided(node_facts("cpu-laptop"), supply=Supply(reachable={"pytorch-cpu": False, "pypi": False}))
     assert got.variant_id == "cpu-py3.11"
     assert "files-out-of-reach" in rules(got, "warn")
-
-
-SOURCE = {"name": "lib", "git": "https://git.example.org/lib", "commit": "1" * 40, "tree": "2" * 40}
-FORGE = SOURCE["git"]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +146,7 @@ def test_the_variable_of_ucx_with_the_same_interface_is_named_too() -> None:
     """`opt-175b` sets both to the interface of its document's machines."""
     facts = node_facts("b200", more={"nics": [{"name": "ens3", "addresses": ["10.0.0.4"]}]})
     both = {"NCCL_SOCKET_IFNAME": "eth0", "UCX_NET_DEVICES": "eth0"}
-    (got,) = (d for d in decided(facts, target={"environment": both}).decisions if d.rule == "interface-absent")
+    got = of_rule(decided(facts, target={"environment": both}), "interface-absent")
     assert got.what.startswith("NCCL_SOCKET_IFNAME and UCX_NET_DEVICES are eth0, and the node has no such")
     assert got.instead == "`environment: {NCCL_SOCKET_IFNAME: ens3, UCX_NET_DEVICES: ens3}` in the target"
 
@@ -164,91 +157,71 @@ def test_equal_nodes_of_other_interfaces_are_told_apart() -> None:
     assert [node for node, got in found.items() if "interface-absent" in rules(got, "warn")] == ["ens3"]
 
 
-def sourced() -> Lock:
-    return make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1")], "sources": [SOURCE]})
+HERE = Supply(reachable={"pypi": True, FORGE: True})
 
 
-def reaching(**reach: bool) -> NodeFacts:
-    named = {"pypi" if name == "pypi" else FORGE: good for name, good in reach.items()}
-    return node_facts("cpu-laptop").model_copy(update={"reachable": named})
-
-
-def test_d12_the_controller_fetches_where_the_node_cannot_and_it_can() -> None:
-    here = Supply(reachable={"pypi": True, FORGE: True})
-    got = decided(reaching(pypi=False, forge=False), sourced(), supply=here)
-    assert (got.delivery.by, rules(got, "warn")) == ("controller", [])
-    assert got.delivery.why == "the node does not reach the index pypi, git.example.org; this machine has or reaches it"
-    got = decided(reaching(pypi=True, forge=True), sourced(), supply=here)
-    assert (got.delivery.by, got.delivery.why) == ("node", "the node reaches what it needs")
-
-
-def test_d12_without_an_answer_of_this_machine_the_plan_says_that_it_is_asked_later() -> None:
-    got = decided(reaching(pypi=True, forge=False), sourced())
-    assert got.delivery.by == "controller"
-    assert (
-        got.delivery.why
-        == "the node does not reach git.example.org; `provision` checks whether this machine reaches it"
-    )
-    got = decided(reaching(pypi=True), sourced())
-    assert (got.delivery.by, got.delivery.why) == ("node", "whether the node reaches git.example.org is not known")
-
-
-def test_d12_where_nobody_can_fetch_it_the_node_tries_and_the_plan_warns() -> None:
-    nobody = Supply(reachable={"pypi": True, FORGE: False})
-    got = decided(reaching(pypi=True, forge=False), sourced(), supply=nobody)
-    assert (got.delivery.by, rules(got, "warn")) == ("node", ["files-out-of-reach"])
-    (warning,) = [d for d in got.decisions if d.rule == "files-out-of-reach"]
-    assert warning.compared == ("lib", "git.example.org cannot be reached")
-
-
-def test_d12_what_the_target_says_of_delivery_stands() -> None:
-    here, far = Supply(reachable={"pypi": True, FORGE: True}), reaching(pypi=False, forge=False)
-    assert decided(far, sourced(), supply=here, target={"delivery": "node"}).delivery.by == "node"
-    near = reaching(pypi=True, forge=True)
-    assert decided(near, sourced(), supply=here, target={"delivery": "controller"}).delivery.by == "controller"
+@pytest.mark.parametrize(
+    ("pypi", "forge", "supply", "delivery", "by", "why"),
+    [
+        (False, False, HERE, "auto", "controller",
+         "the node does not reach the index pypi, git.example.org; this machine has or reaches it"),
+        (True, True, HERE, "auto", "node", "the node reaches what it needs"),
+        (True, False, None, "auto", "controller",
+         "the node does not reach git.example.org; `provision` checks whether this machine reaches it"),
+        (True, None, None, "auto", "node", "whether the node reaches git.example.org is not known"),
+        (True, False, Supply(reachable={"pypi": True, FORGE: False}), "auto", "node", ""),
+        (False, False, HERE, "node", "node", ""),
+        (True, True, HERE, "controller", "controller", "the target says that nodes fetch nothing themselves"),
+    ],
+)  # fmt: skip
+def test_d12_who_fetches_is_who_can_or_whom_the_target_names(
+    pypi: bool, forge: bool | None, supply: Supply | None, delivery: str, by: str, why: str
+) -> None:
+    lock = make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1")], "sources": [source()]})
+    reach = {"pypi": pypi} | ({} if forge is None else {FORGE: forge})
+    facts = node_facts("cpu-laptop", more={"reachable": reach})
+    got = decided(facts, lock, supply=supply, target={"delivery": delivery})
+    assert (got.delivery.by, got.delivery.why) == (by, why)
+    assert ("files-out-of-reach" in rules(got, "warn")) == (by == "node" and False in reach.values())
+    if supply and not supply.reachable[FORGE]:
+        assert of_rule(got, "files-out-of-reach").compared == ("lib", "git.example.org cannot be reached")
 
 
 def test_d06_a_source_that_the_node_cannot_reach_is_delivered_though_its_base_has_all_packages() -> None:
     base = {"kind": "system", "provides": ["torch==2.13.0"]}
-    lock = make_lock({"id": "v", "python": "3.11", "base": base, "packages": [], "sources": [SOURCE]})
-    facts = with_site(reaching(forge=False), TORCH_SITE)
+    lock = make_lock({"id": "v", "python": "3.11", "base": base, "packages": [], "sources": [source()]})
+    facts = with_site(node_facts("cpu-laptop", more={"reachable": {FORGE: False}}), TORCH_SITE)
     got = decided(facts, lock, target={"base": "system"})
     assert (got.variant_id, got.delivery.by) == ("v", "controller")
 
 
-def test_base_system_only_when_asked() -> None:
-    facts = with_site(node_facts("cpu-laptop"), TORCH_SITE)
-    assert decided(facts).variant_id == "cpu-py3.11"
-    got = decided(facts, target={"base": "system"})
-    assert got.variant_id == "system-py3.11"
-    assert got.interpreter == "/usr/bin/python3.11"
+def on_system(packages: dict[str, str], **python: Any) -> Resolution:
+    return decided(with_site(node_facts("cpu-laptop"), packages, **python), target={"base": "system"})
 
 
-def test_the_digest_of_a_system_base_covers_what_it_provides() -> None:
-    one = decided(with_site(node_facts("cpu-laptop"), TORCH_SITE), target={"base": "system"})
-    other = decided(with_site(node_facts("cpu-laptop"), {**TORCH_SITE, "torch": "2.12.0"}), target={"base": "system"})
-    assert one.variant_digest != other.variant_digest
+def test_base_system_only_when_asked_and_its_packages_are_part_of_the_digest() -> None:
+    assert decided(with_site(node_facts("cpu-laptop"), TORCH_SITE)).variant_id == "cpu-py3.11"
+    got = on_system(TORCH_SITE)
+    assert (got.variant_id, got.interpreter) == ("system-py3.11", "/usr/bin/python3.11")
+    assert on_system({**TORCH_SITE, "torch": "2.12.0"}).variant_digest != got.variant_digest
+    assert not on_system(TORCH_SITE, virtual=True).refused, "a virtual environment can be a base"
 
 
-def test_a_base_without_torch_is_refused_and_says_what_it_lacks() -> None:
-    got = decided(with_site(node_facts("cpu-laptop"), {"numpy": "1.0"}), target={"base": "system"})
-    assert got.refused
-    assert any(d.rule == "base-lacks" and "torch>=2.0" in d.what for d in got.decisions)
-
-
-def test_a_base_whose_package_would_be_hidden_is_refused_in_the_plan_as_on_the_node() -> None:
-    old = with_site(node_facts("cpu-laptop"), {**TORCH_SITE, "NumPy": "1.26.4"})
-    got = decided(old, target={"base": "system"})
-    assert got.refused
-    assert any(d.rule == "replaces-base-package" and "has numpy 1.26.4, which" in d.what for d in got.decisions)
-    other = (old.pythons[0].model_copy(update={"packages": TORCH_SITE, "path": "/opt/python3.11"}), *old.pythons)
-    chosen = decided(old.model_copy(update={"pythons": other}), target={"base": "system"})
+@pytest.mark.parametrize(
+    ("packages", "rule", "says"),
+    [
+        ({"numpy": "1.0"}, "base-lacks", "torch>=2.0"),
+        ({**TORCH_SITE, "NumPy": "1.26.4"}, "replaces-base-package", "has numpy 1.26.4, which"),
+    ],
+)
+def test_a_base_that_lacks_what_it_must_have_or_whose_package_would_be_hidden_is_refused(
+    packages: dict[str, str], rule: str, says: str
+) -> None:
+    assert says in of_rule(on_system(packages), rule).what
+    old = with_site(node_facts("cpu-laptop"), packages)
+    good = (old.pythons[0].model_copy(update={"packages": TORCH_SITE, "path": "/opt/python3.11"}), *old.pythons)
+    chosen = decided(old.model_copy(update={"pythons": good}), target={"base": "system"})
     assert chosen.interpreter == "/opt/python3.11"
-
-
-def test_a_virtual_environment_can_be_a_base() -> None:
-    got = decided(with_site(node_facts("cpu-laptop"), TORCH_SITE, virtual=True), target={"base": "system"})
-    assert not got.refused
 
 
 def test_a_plain_interpreter_is_preferred_to_one_in_a_virtual_environment() -> None:
@@ -258,13 +231,6 @@ def test_a_plain_interpreter_is_preferred_to_one_in_a_virtual_environment() -> N
     assert decided(facts).interpreter == "/usr/bin/python3.11"
 
 
-def test_base_python_names_the_interpreter() -> None:
-    facts = node_facts("cpu-laptop", pythons=["3.11.2 at /usr/bin/python3.11", "3.11.9 at /opt/x/bin/python3.11"])
-    facts = with_site(facts, TORCH_SITE)
-    got = decided(facts, target={"base": "system", "base_python": "/usr/bin/python3.11"})
-    assert got.interpreter == "/usr/bin/python3.11"
-
-
 def test_a_prefix_base_takes_only_interpreters_below_it() -> None:
     row = {"id": "p", "python": "3.11", "base": {"kind": "prefix", "prefix": "/opt/site", "provides": ["torch>=2"]}}
     facts = with_site(node_facts("cpu-laptop", pythons=[*PY311, "3.11.4 at /opt/site/bin/python3.11"]), TORCH_SITE)
@@ -272,47 +238,35 @@ def test_a_prefix_base_takes_only_interpreters_below_it() -> None:
     assert decided(with_site(node_facts("cpu-laptop"), TORCH_SITE), make_lock(row)).refused
 
 
-def test_a_module_base_needs_its_interpreter_named() -> None:
+def test_a_module_base_needs_its_interpreter_named_or_jobs_that_load_it() -> None:
     row = {"id": "m", "python": "3.11", "base": {"kind": "module", "module": "conda/1", "provides": ["torch>=2"]}}
-    facts = with_site(node_facts("cpu-laptop"), TORCH_SITE)
-    got = decided(facts, make_lock(row))
-    assert got.refused and "base-module" in rules(got, "refuse")
-    named = decided(facts, make_lock(row), target={"base_python": "/usr/bin/python3.11"})
-    assert named.variant_id == "m"
-
-
-def test_the_interpreter_of_a_module_that_jobs_load_is_the_first_in_their_path() -> None:
-    row = {"id": "m", "python": "3.11", "base": {"kind": "module", "module": "conda/1", "provides": ["torch>=2"]}}
-    facts = with_site(node_facts("cpu-laptop", pythons=["3.11.9 at /usr/bin/python3.11", *PY311]), TORCH_SITE)
+    facts, lock = with_site(node_facts("cpu-laptop", pythons=PY311), TORCH_SITE), make_lock(row)
+    # In the PATH of such a job the module's interpreter comes first.
     first = facts.pythons[-1].model_copy(update={"path": "/soft/conda/bin/python3.11", "also": ("python3",)})
     facts = facts.model_copy(update={"pythons": (*facts.pythons, first)})
-    jobs = {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
-    loaded = {"scheduler": {"kind": "slurm", "modules": {"load": ["gcc", "conda/1"]}}, **jobs}
-    assert decided(facts, make_lock(row), target=loaded).interpreter == "/soft/conda/bin/python3.11"
-    named = {**loaded, "base_python": "/usr/bin/python3.11"}
-    assert decided(facts, make_lock(row), target=named).interpreter == "/usr/bin/python3.11"
-    other = decided(facts, make_lock(row), target={**jobs, "scheduler": {"kind": "slurm"}})
-    (why,) = (item for item in other.decisions if item.rule == "base-module")
-    assert (why.instead or "").startswith("the missing module in the target's `scheduler: modules:`, if the site has")
+    named = {"base_python": "/usr/bin/python3.11"}
+    jobs = {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"}}
+    loaded = {**jobs, "scheduler": {"kind": "slurm", "modules": {"load": ["gcc", "conda/1"]}}}
+    assert decided(facts, lock, target=loaded).interpreter == "/soft/conda/bin/python3.11"
+    for told in (named, {**loaded, **named}):
+        assert decided(facts, lock, target=told).interpreter == "/usr/bin/python3.11"
+    for told, instead in (({}, "`base_python: PATH` in"), (jobs, "the missing module in the target's `scheduler: mod")):
+        assert (of_rule(decided(facts, lock, target=told), "base-module").instead or "").startswith(instead)
 
 
-def test_the_newest_patch_release_is_taken() -> None:
+@pytest.mark.parametrize(
+    ("asked", "interpreter"),
+    [({}, "/b/python3.11"), ({"interpreter": "/a/python3.11"}, "/a/python3.11"),
+     ({"interpreter": "3.11.2"}, "/a/python3.11"), ({"interpreter": "/c/python3.11"}, None),
+     ({"target": {"base": "system", "base_python": "/a/python3.11"}}, "/a/python3.11")],
+)  # fmt: skip
+def test_the_newest_patch_release_is_taken_or_what_was_asked_for(asked: dict[str, Any], interpreter: str) -> None:
     facts = node_facts("cpu-laptop", pythons=["3.11.2 at /a/python3.11", "3.11.10 at /b/python3.11"])
-    assert decided(facts).interpreter == "/b/python3.11"
+    assert decided(with_site(facts, TORCH_SITE), **asked).interpreter == interpreter
 
 
-def test_an_interpreter_can_be_asked_for() -> None:
-    facts = node_facts("cpu-laptop", pythons=["3.11.2 at /a/python3.11", "3.11.10 at /b/python3.11"])
-    assert decided(facts, interpreter="/a/python3.11").interpreter == "/a/python3.11"
-    assert decided(facts, interpreter="3.11.2").interpreter == "/a/python3.11"
-    assert decided(facts, interpreter="/c/python3.11").refused
-
-
-def test_a_variant_can_be_asked_for() -> None:
+def test_a_variant_can_be_asked_for_and_an_unknown_one_names_the_nearest() -> None:
     assert decided(node_facts("cpu-laptop"), variant="cu130-py3.11").variant_id == "cu130-py3.11"
-
-
-def test_an_unknown_variant_names_the_nearest() -> None:
     with fails("variant-unknown") as caught:
         decided(node_facts("cpu-laptop"), variant="cu130-py3.10")
     assert "cu130-py3.1" in caught.value.hint
@@ -342,22 +296,18 @@ def test_d07_an_interpreter_of_another_version_is_named_with_its_version() -> No
     facts = node_facts("cpu-laptop", pythons=[*PY311, "3.8.18"])
     lock = make_lock({"id": "v", "python": "3.8", "packages": [package("a", "1")]})
     path, version = facts.pythons[0].path, facts.pythons[0].version
-    got = resolve(facts, lock, target(), compat(), interpreter=path)
+    got = decided(facts, lock, interpreter=path)
     assert got.decisions[0].what == f"{path} is Python {version}, and the stack needs Python 3.8"
     assert got.decisions[0].instead == f"name {facts.pythons[1].path}, or no interpreter"
     for asked, says in (
         ("/no/python", "/no/python is not a Python on this node; the stack needs Python 3.8"),
         ("3.8.1", "Python 3.8.1 was asked for; the stack needs Python 3.8, and this node has none"),
     ):
-        assert resolve(facts, lock, target(), compat(), interpreter=asked).decisions[0].what == says
+        assert decided(facts, lock, interpreter=asked).decisions[0].what == says
 
 
 def test_an_interpreter_that_is_not_cpython_does_not_count() -> None:
-    facts = node_facts("cpu-laptop")
-    pypy = facts.model_copy(
-        update={"pythons": tuple(p.model_copy(update={"implementation": "pypy"}) for p in facts.pythons)}
-    )
-    assert decided(pypy).refused
+    assert decided(with_site(node_facts("cpu-laptop"), None, implementation="pypy")).refused
 
 
 def test_a_standalone_interpreter_needs_none_on_the_node() -> None:
@@ -367,17 +317,12 @@ def test_a_standalone_interpreter_needs_none_on_the_node() -> None:
 
 
 def test_d78_an_unrecorded_hash_changes_no_choice_and_names_the_command_that_records_it() -> None:
-    file = {"reason": "out of reach"}
-    bad = torch_package("1.11.0+cu113", "3.9", index="pytorch-cu113", **file)
+    bad = torch_package("1.11.0+cu113", "3.9", index="pytorch-cu113", reason="out of reach")
     bad["files"][0]["sha256"] = "unrecorded"
-    good = torch_package("1.10.0+cu113", "3.9", index="pytorch-cu113")
-    rows = [
-        {"id": "bad", "python": "3.9", "torch": "1.11.0", "flavour": "cu113", "packages": [bad]},
-        {"id": "good", "python": "3.9", "torch": "1.10.0", "flavour": "cu113", "packages": [good]},
-    ]
+    rows = (torch_row("1.11.0+cu113", "3.9", id="bad", packages=[bad]), torch_row("1.10.0+cu113", "3.9", id="good"))
     got = decided(node_facts("a100-azure"), make_lock(*rows))
     assert got.variant_id == "bad"
-    [told] = [d for d in got.decisions if d.rule == "hash-unrecorded"]
+    told = of_rule(got, "hash-unrecorded")
     assert (told.verdict, "out of reach" in told.what) == ("warn", True)
     assert told.instead is not None and told.instead.startswith("`envbuild lock record demo` records it")
 
@@ -388,15 +333,11 @@ def test_another_architecture_is_refused() -> None:
 
 
 def test_wheels_that_do_not_fit_the_c_library_are_refused() -> None:
-    row = {
-        "id": "m",
-        "python": "3.12",
-        "packages": [package("x", "1", file="x-1-cp312-cp312-manylinux_2_28_x86_64.whl")],
-    }
-    assert decided(node_facts("alpine"), make_lock(row)).refused
-    old = node_facts("v100-aws", pythons=["3.12.1"])
-    assert "no-fitting-file" in rules(decided(old, make_lock(row)), "refuse")
-    assert not decided(node_facts("b200"), make_lock(row)).refused
+    wheel = package("x", "1", file="x-1-cp312-cp312-manylinux_2_28_x86_64.whl")
+    lock = make_lock({"id": "m", "python": "3.12", "packages": [wheel]})
+    assert decided(node_facts("alpine"), lock).refused
+    assert "no-fitting-file" in rules(decided(node_facts("v100-aws", pythons=["3.12.1"]), lock), "refuse")
+    assert not decided(node_facts("b200"), lock).refused
 
 
 def test_too_little_room_is_refused_and_doubtful_room_warns() -> None:
@@ -429,41 +370,96 @@ def test_an_environment_that_is_there_needs_no_room_and_no_index() -> None:
     assert rules(got, "warn") == []
 
 
+def apex(**more: Any) -> dict[str, Any]:
+    return torch_row("1.10.0+cu113", "3.8", sources=[source("apex", build={"flags": ["cpp_ext", "cuda_ext"]}) | more])
+
+
+PATCHED = {"patches": ["apex-cuda-check"]}
+STOPS = "e2083df5eb96643c61613b9df48dd4eea6b07690"
+
+
 def test_apex_from_source_is_decided_by_the_toolkits_on_the_node() -> None:
-    source = {
-        "name": "apex",
-        "git": "https://github.com/NVIDIA/apex",
-        "commit": "2" * 40,
-        "tree": "3" * 40,
-        "patches": ["apex-cuda-check"],
-        "patch_pins": [{"name": "apex-cuda-check", "digest": "4" * 64, "least": 1, "most": 1}],
-        "build": {"kind": "wheel", "flags": ["--cpp_ext", "--cuda_ext"]},
-    }
-    torch = torch_package("1.11.0+cu113", "3.9", index="pytorch-cu113")
-    row = {
-        "id": "opt",
-        "python": "3.9",
-        "torch": "1.11.0",
-        "flavour": "cu113",
-        "packages": [torch],
-        "sources": [source],
-    }
-    lock = make_lock(row)
+    lock = make_lock(apex(**PATCHED))
     got = decided(node_facts("a100-azure"), lock)
     assert "apex-cuda-check" in rules(got, "patch")
     # Its traits come from its name.
     assert "build-isolation" in rules(got, "allow")
     assert "nvcc-major" in rules(decided(node_facts("a100-azure", nvcc=["12.1"]), lock), "refuse")
-    assert "nvcc-absent" in rules(decided(node_facts("a100-azure", nvcc=[]), lock), "refuse")
+
+
+def test_alone_or_beside_others_a_node_without_nvcc_or_a_compiler_is_refused() -> None:
+    fleet = {name: node_facts("a100-azure", more={"node": name}, **lacks)
+             for name, lacks in (("a", {}), ("b", {"nvcc": []}), ("c", {"gcc": []}))}  # fmt: skip
+    lock = make_lock(apex(**PATCHED))
+    got = resolve_fleet(fleet, lock, target(), compat())
+    assert {name: rules(each, "refuse") for name, each in got.items()} == {
+        "a": [], "b": ["nvcc-absent"], "c": ["gcc-range"],
+    }  # fmt: skip
+    digest = str(got["a"].variant_digest)
+    for node in ("b", "c"):
+        built = decided(stamped(fleet[node], lock, digest), lock)
+        assert (built.variant_digest, rules(built, "refuse")) == (digest, []), "what is built needs no tool"
+
+
+@pytest.mark.parametrize(
+    ("row", "facts", "rule", "works"),
+    [
+        # A GPU that the toolkit cannot compile for is refused, though the list of architectures is assumed (D15).
+        (torch_row("2.6.0", "3.12", flavour="cu124"), {"name": "b200"}, "gpu-arch", "cu128"),
+        # A torch that only the packages name is asked about too (D13).
+        (torch_row("2.6.0", "3.12") | {"torch": None}, {"name": "b200"}, "gpu-arch", ""),
+        # A flag that Apex dropped is refused before the build (D16).
+        (apex(**PATCHED, commit="526871a2c1141375e2beac65b2b7329d4c316b15",
+              build={"flags": ["cuda_ext", "fast_multihead_attn"]}), {}, "apex-flags", ""),
+        # An Apex that stops at another minor version is refused without its patch, whatever it is called (D19, D99).
+        (apex(commit=STOPS), {}, "apex-cuda-check", "patches: [apex-cuda-check]"),
+        (apex(commit=STOPS, name="Apex"), {}, "apex-cuda-check", "patches: [apex-cuda-check]"),
+        # A CUDA stack whose wheel for aarch64 is a CPU build is refused (D21).
+        (torch_row("2.8.0", "3.12", flavour="cu128", platform="linux_aarch64", packages=[
+            torch_package("2.8.0", "3.12", file="torch-2.8.0-cp312-cp312-manylinux_2_28_aarch64.whl")]),
+         {"name": "h200", "arch": "aarch64"}, "torch-aarch64", ""),
+    ],
+)  # fmt: skip
+def test_what_is_impossible_is_refused_with_what_works(
+    row: dict[str, Any], facts: dict[str, Any], rule: str, works: str
+) -> None:
+    got = decided(node_facts(**{"name": "a100-azure", **facts}), make_lock(row))
+    assert works in {d.rule: d.alternatives for d in got.decisions if d.verdict == "refuse"}[rule]
+
+
+def test_d16_a_flag_that_apex_has_is_not_refused() -> None:
+    build = {"flags": ["cpp_ext", "cuda_ext", "fast_multihead_attn"]}
+    row = apex(**PATCHED, commit="265b451d" + "e" * 32, build=build)
+    assert "apex-flags" not in rules(decided(node_facts("a100-azure"), make_lock(row)), "refuse")
+
+
+def test_d14_a_gcc_that_fits_is_given_to_the_build() -> None:
+    lock = make_lock(apex(**PATCHED, commit=STOPS))
+    gccs = ["12.2.0", "9.4.0 at /usr/bin/gcc-9", "9.4.0 at /usr/bin/g++-9"]
+    facts = node_facts("a100-azure", nvcc=["11.3"], gcc=gccs)
+    found = decided(facts, lock)
+    assert found.gcc == "/usr/bin/gcc-9"
+    request = build_request(lock.variants[0], facts, found, store=None, jobs=None, check_rebuild=False)
+    assert request["variables"] == {
+        "CC": "/usr/bin/gcc-9", "CXX": "/usr/bin/g++-9", "NVCC_PREPEND_FLAGS": "-ccbin /usr/bin/gcc-9",
+    }  # fmt: skip
+    usual = decided(node_facts("a100-azure", nvcc=["11.3"]), lock)
+    assert usual.gcc is None
+    assert compiler_variables(usual.gcc) == {}
+
+
+def test_d14_nothing_is_called_patched_that_nobody_does() -> None:
+    """Each such case says in its request, or on its node, who carries it out."""
+    hands = ("patches", "build_variables", "variables", "uses", "expected_gpu")
+    for row in CASES:
+        facts = node_facts(row["node"], **row.get("facts", {}))
+        for item in evaluate(facts, request_of(row), compat()):
+            if item.verdict == "patch" and item.rule not in ("gcc-range", "nvcc-knows-gpu"):
+                assert any(row["request"].get(key) for key in hands), (row["case"], item.rule)
 
 
 def test_a_mixed_fleet_is_decided_class_by_class() -> None:
-    torch = torch_package("1.11.0+cu113", "3.10", index="pytorch-cu113")
-    newer = torch_package("2.1.0+cu121", "3.10", index="pytorch-cu121")
-    lock = make_lock(
-        {"id": "exact", "python": "3.10", "torch": "1.11.0", "flavour": "cu113", "packages": [torch]},
-        {"id": "newer", "python": "3.10", "torch": "2.1.0", "flavour": "cu121", "packages": [newer]},
-    )
+    lock = make_lock(torch_row("1.11.0+cu113", "3.10", id="exact"), torch_row("2.1.0+cu121", "3.10", id="newer"))
     fleet = {f"a{i:02}": node_facts("a100-polaris", more={"node": f"a{i:02}"}) for i in range(60)}
     fleet |= {f"h{i}": node_facts("h100", more={"node": f"h{i}"}) for i in range(4)}
     got = resolve_fleet(fleet, lock, target(), compat())
@@ -499,16 +495,8 @@ def test_every_shipped_example_node_is_decided(name: str) -> None:
 
 def source_lock(**variant: Any) -> Lock:
     """A CUDA torch and one source that is compiled."""
-    source = {"name": "ext", "git": "https://example.org/ext.git", "commit": "0" * 40, "tree": "1" * 40}
-    fields = {
-        "id": "cu124-py3.10",
-        "python": "3.10",
-        "torch": "2.5.0",
-        "flavour": "cu124",
-        "packages": [torch_package("2.5.0", "3.10")],
-        "sources": [{**source, "build": {"flags": ["cuda_ext"]}}],
-    }
-    return make_lock({**fields, **variant})
+    row = torch_row("2.5.0", "3.10", id="cu124-py3.10", flavour="cu124", sources=[source("ext", build=CUDA)])
+    return make_lock({**row, **variant})
 
 
 def test_the_gpus_that_sources_are_compiled_for_are_part_of_what_is_chosen() -> None:
@@ -537,10 +525,8 @@ def test_a_finished_environment_counts_only_where_it_was_compiled_for_these_gpus
 def test_a_check_of_apex_counts_as_patched_only_where_the_lock_patches_it(
     patches: tuple[str, ...], verdict: str
 ) -> None:
-    apex = {"name": "apex", "git": "https://example.org/apex.git", "commit": "0" * 40, "tree": "1" * 40}
-    pins = [{"name": name, "digest": "2" * 64, "least": 1, "most": 1} for name in patches]
-    source = {**apex, "patches": patches, "patch_pins": pins, "build": {"flags": ["cuda_ext"]}}
-    got = decided(node_facts("h100", nvcc=["12.6"], gcc=["11.4.0"], pythons=["3.10.12"]), source_lock(sources=[source]))
+    lock = source_lock(sources=[source("apex", patches=patches, build=CUDA)])
+    got = decided(node_facts("h100", nvcc=["12.6"], gcc=["11.4.0"], pythons=["3.10.12"]), lock)
     assert "apex-cuda-check" in rules(got, verdict)
 
 
@@ -571,8 +557,6 @@ def test_without_gpus_the_target_says_what_is_compiled_for() -> None:
     ],
 )
 def test_what_a_build_says_of_cuda_asks_for_an_nvcc(build: dict[str, Any], needs: bool) -> None:
-    lock = source_lock()
-    source = {**lock.variants[0].sources[0].to_json_dict(), "install": "path", "build": build}
-    got = decided(node_facts("h100", nvcc=[]), source_lock(sources=[source]))
+    got = decided(node_facts("h100", nvcc=[]), source_lock(sources=[source("ext", install="path", build=build)]))
     assert ("nvcc-absent" in [d.rule for d in got.decisions]) is needs
     assert got.refused is needs

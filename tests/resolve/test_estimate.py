@@ -9,12 +9,12 @@ import pytest
 from envbuild.model.plan import Resolution
 from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.estimate import PACKAGE, PYTHON_BYTES, STAMP_BYTES_PER_INODE, VENV, disk_words, estimate
-from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, target
+from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, source, target
 
 NODE = Platform("3.11", "x86_64")
 KNOWN = {"bytes": 80_000_000, "inodes": 1000}
 TREE = {"bytes": 5_000_000, "inodes": 90}
-SOURCE = {"name": "lib", "git": "https://example.org/lib", "commit": "1" * 40, "tree": "2" * 40}
+SOURCE = source()
 
 
 def lock_of(*packages: dict[str, Any], **more: Any) -> Any:

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from envbuild.model.lock import Lock
 from envbuild.model.plan import Resolution
 from envbuild.resolve.request import OUTSIDE
-from tests.resolve.builders import compat, make_lock, node_facts, node_rows, package, resolve, target, torch_package
+from tests.resolve.builders import (
+    compat,
+    make_lock,
+    node_facts,
+    node_rows,
+    package,
+    resolve,
+    target,
+    torch_package,
+    torch_row,
+)
 
 NGC = "nvcr.io/nvidia/pytorch:22.02-py3"
 DEEPSPEED = package("deepspeed", "0.6.3", file="deepspeed-0.6.3.tar.gz")
@@ -68,8 +78,7 @@ def test_an_image_that_nobody_knows_is_taken_without_a_word_about_its_gpus() -> 
 
 
 def test_the_system_of_the_node_does_not_matter_inside_an_image() -> None:
-    torch = torch_package("2.7.0+cu128", "3.11", index="pytorch-cu128")
-    lock = make_lock({"id": "new", "python": "3.11", "torch": "2.7.0", "flavour": "cu128", "packages": [torch]})
+    lock = make_lock(torch_row("2.7.0+cu128", "3.11"))
     assert decided("v100-aws", lock).refused
     got = resolve(node_facts("v100-aws", driver="570.86.15"), lock, target(**CONTAINER), compat())
     assert not OUTSIDE & {d.rule for d in got.decisions}

@@ -9,7 +9,7 @@ import pytest
 from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.model.plan import Decision, Resolution
 from envbuild.provision.survey.ask import refusal
-from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target, torch_package
+from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target, torch_row
 
 
 def python(path: str = "/usr/bin/python3.11", *, finds: bool | None = None) -> dict[str, Any]:
@@ -19,17 +19,8 @@ def python(path: str = "/usr/bin/python3.11", *, finds: bool | None = None) -> d
 def resolution(
     *pythons: dict[str, Any], version: str = "2.13.0+cpu", on: dict[str, Any] | None = None, **variant: Any
 ) -> Resolution:
-    torch = torch_package(version, "3.11", index="pytorch-cpu")
-    row = {
-        "id": "cpu",
-        "python": "3.11",
-        "torch": version.partition("+")[0],
-        "flavour": "cpu",
-        "packages": [torch],
-        **variant,
-    }
     facts = node_facts("cpu-laptop", more={"pythons": list(pythons)})
-    return resolve(facts, make_lock(row), target(**(on or {})), compat())
+    return resolve(facts, make_lock({**torch_row(version, "3.11"), **variant}), target(**(on or {})), compat())
 
 
 def said(found: Resolution) -> list[Decision]:
@@ -43,15 +34,14 @@ def test_torch_is_refused_where_the_loader_has_no_cxx_library_and_the_package_to
     assert error.hint.startswith("install libstdc++.so.6 on that node (Debian, Ubuntu: package libstdc++6; ")
 
 
-def test_a_wheel_that_was_not_read_is_warned_of_and_not_refused() -> None:
-    found = resolution(python(finds=False), version="2.12.0+cpu")
-    assert not found.refused
-    assert [item.verdict for item in said(found)] == ["warn"]
-
-
-def test_a_run_that_sets_the_loaders_path_may_know_better() -> None:
-    found = resolution(python(finds=False), on={"environment": {"LD_LIBRARY_PATH": "/soft/gcc/lib64"}})
-    assert [item.verdict for item in said(found)] == ["warn"]
+@pytest.mark.parametrize(
+    ("version", "environment"), [("2.12.0+cpu", {}), ("2.13.0+cpu", {"LD_LIBRARY_PATH": "/soft/gcc/lib64"})]
+)
+def test_a_wheel_that_was_not_read_or_a_run_that_sets_the_loaders_path_is_warned_of(
+    version: str, environment: dict[str, str]
+) -> None:
+    found = resolution(python(finds=False), version=version, on={"environment": environment})
+    assert (found.refused, [item.verdict for item in said(found)]) == (False, ["warn"])
 
 
 @pytest.mark.parametrize("finds", [True, None])
@@ -76,6 +66,4 @@ def test_a_package_that_loads_nothing_of_the_kind_is_let_through() -> None:
 @pytest.mark.parametrize("name", list_facts())
 def test_facts_that_were_recorded_before_say_nothing_of_it(name: str) -> None:
     for facts in load_facts(name).values():
-        row = {"id": "cpu", "python": "3.11", "torch": "2.13.0", "flavour": "cpu"}
-        lock = make_lock({**row, "packages": [torch_package("2.13.0+cpu", "3.11", index="pytorch-cpu")]})
-        assert said(resolve(facts, lock, target(), compat())) == []
+        assert said(resolve(facts, make_lock(torch_row("2.13.0+cpu", "3.11")), target(), compat())) == []
