@@ -17,7 +17,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.files import read_lock
 from envbuild.lock.packages import Request, arguments, environment, sdists
 from envbuild.lock.readers.uvtool import _failure, run_uv
-from tests.lock.build import make_wheel
+from tests.lock.build import make_wheel, make_wheels
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
 from tests.support.fails import fails
 
@@ -164,8 +164,7 @@ def test_d17_a_shipped_stack_passes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_d90_a_version_before_a_release_is_taken_only_where_somebody_asks_for_it(tmp_path: Path) -> None:
     ran, links = tmp_path / "ran", tmp_path / "links"
     make_sdist(links, ran, "speed", "2.2")
-    make_wheel(links, "speed", "0.3.1.dev5")
-    make_wheel(links, "beta", "1.0b2")
+    make_wheels(links, "speed 0.3.1.dev5", "beta 1.0b2")
     found = ("--find-links", str(links))
     error = refused(create, stack(tmp_path, "packages: [speed]"), *found)
     assert (error.code, error.exit_code) == ("build-not-allowed", ExitCode.REFUSED)
@@ -193,9 +192,7 @@ def test_d91_requirements_that_contradict_each_other_are_told_whatever_uv_tried_
         make_sdist(links, ran, "sets", "2.2")
     else:
         make_wheel(links, "sets", "1.0", requires=("gone",))
-    make_wheel(links, "sets", "2.0", requires=("bar>=4",))
-    make_wheel(links, "bar", "2.0")
-    make_wheel(links, "bar", "4.0")
+    make_wheels(links, "sets 2.0: bar>=4", "bar 2.0", "bar 4.0")
     error = refused(create, stack(tmp_path, "packages: ['sets<3', 'bar<3']"), "--find-links", str(links))
     assert (error.code, error.exit_code) == ("resolution-failed", ExitCode.REFUSED), why
     assert "`bar<3`" in error.what and "`bar<3`" in error.hint and not ran.exists()

@@ -13,13 +13,12 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.lock.agreement import asked
-from envbuild.lock.create import create_lock
 from envbuild.lock.readers.build_requires import Needs, read_needs, unmet
 from envbuild.lock.readers.git import git_reader
 from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.model.lock import Lock
-from envbuild.model.stack import Profile, Source, Stack
-from tests.lock.build import make_wheel, sha256
+from envbuild.model.stack import Profile, Source
+from tests.lock.build import MakeSupply, make, make_wheel, make_wheels, sha256, stack, versions
 from tests.lock.conftest import Repos
 from tests.support.repositories import make_repository
 from tests.support.served import Folder, serving
@@ -41,7 +40,6 @@ except ImportError:
 from setuptools import setup
 setup(name="x", setup_requires=["pybind11>=2"] , ext_modules=cythonize("x.pyx"))
 """
-MakeSupply = Callable[..., Supply]
 
 
 def source(repos: Repos, files: dict[str, str], **more: object) -> Source:
@@ -115,24 +113,14 @@ def test_d04_needs_are_read_in_the_pinned_tree(
 
 
 def locked(supply: Supply, sources: list[Source], said: list[str], **profile: object) -> Lock:
-    exact = {"python": ["3.11"], "smoke": [], "sources": [each.model_dump(mode="json") for each in sources], **profile}
-    stack = Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": exact}})
-    return create_lock(stack, "exact", supply=supply, standalone={}, say=said.append)
-
-
-def versions(lock: Lock) -> dict[str, str]:
-    return {package.name: package.version for package in lock.variants[0].packages}
+    wanted = stack(sources=[each.model_dump(mode="json") for each in sources], **profile)
+    return make(wanted, supply, say=said.append)
 
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    folder = tmp_path / "house"
-    for name, version, requires in (
-        ("hatchling", "1.4", []), ("hatchling", "1.9", ["pluggy"]), ("pluggy", "1.0", []), ("wheel", "0.40", []),
-        ("setuptools", "59.5.0", []), ("setuptools", "70.0", []), ("cython", "3.0", []), ("alpha", "1.0", []),
-    ):  # fmt: skip
-        make_wheel(folder, name, version, requires=requires)
-    return folder
+    backends = ("hatchling 1.4", "hatchling 1.9: pluggy", "pluggy 1.0", "wheel 0.40", "setuptools 59.5.0")
+    return make_wheels(tmp_path / "house", *backends, "setuptools 70.0", "cython 3.0", "alpha 1.0")
 
 
 def test_d04_a_build_backend_is_locked_with_its_bound_and_what_it_needs(
@@ -225,12 +213,5 @@ def test_d54_d99_a_young_project_that_nobody_named_is_said_when_it_is_locked_fir
     (sentence,) = said
     assert re.search(r"younger than 90 days: unheard 0\.0\.1b1 \(\S+\), unseen 1\.0 \(\S+\); ", sentence)
     again: list[str] = []
-    stack = Stack.from_plain(
-        {
-            "name": "demo",
-            "summary": "s",
-            "profiles": {"exact": {"python": ["3.11"], "smoke": [], "packages": ["logger"]}},
-        }
-    )
-    create_lock(stack, "exact", supply=supply(), standalone={}, previous=lock, say=again.append)
+    make(stack(packages=["logger"]), supply(), previous=lock, say=again.append)
     assert again == [], "it is not new any more"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +11,20 @@ import pytest
 from envbuild.errors import ExitCode
 from envbuild.lock.agreement import LockFinding
 from envbuild.lock.check import check_lock
-from envbuild.lock.create import create_lock
 from envbuild.lock.diff import diff_locks
-from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.sources import pin_patches
 from envbuild.model.lock import ArtifactFile, Lock, LockedPatch, LockedSource, LockedSubmodule
 from envbuild.model.stack import Base, Build, SmokeItem, Stack
-from tests.lock.build import SHA, lock, make_wheel, package, variant
+from tests.lock.build import SHA, MakeSupply, lock, make, make_wheel, make_wheels, package, stack, variant
 from tests.lock.conftest import Repos
-
-COMMIT = "1" * 40
-
-
-def plain(**profile: Any) -> dict[str, Any]:
-    return {"name": "demo", "summary": "s", "profiles": {"exact": profile}}
 
 
 @pytest.fixture
-def manifest(tmp_path: Path, repos: Repos) -> dict[str, Any]:
-    house = tmp_path / "house"
-    make_wheel(house, "alpha", "1.0")
-    make_wheel(house, "torch", "1.0.0+cpu")
+def manifest(tmp_path: Path, repos: Repos) -> Stack:
+    make_wheels(tmp_path / "house", "alpha 1.0", "torch 1.0.0+cpu")
     commit = repos.create("a")
     source = {"name": "a", "git": Repos.url("a"), "commit": commit, "ref": "main", "generated": ["v.py"]}
-    return plain(
-        python=["3.11"],
+    return stack(
         torch={"version": "1.0.0", "flavours": ["cpu"]},
         packages=["alpha>=1"],
         sources=[source],
@@ -46,17 +34,17 @@ def manifest(tmp_path: Path, repos: Repos) -> dict[str, Any]:
 
 
 @pytest.fixture
-def made(manifest: dict[str, Any], tmp_path: Path, supply: Callable[..., Supply]) -> Lock:
-    return create_lock(Stack.from_plain(manifest), "exact", supply=supply(tmp_path / "house"), standalone={})
+def made(manifest: Stack, tmp_path: Path, supply: MakeSupply) -> Lock:
+    return make(manifest, supply(tmp_path / "house"))
 
 
-def test_a_fresh_lock_has_no_findings(made: Lock, manifest: dict[str, Any]) -> None:
-    assert check_lock(made, Stack.from_plain(manifest)) == []
+def test_a_fresh_lock_has_no_findings(made: Lock, manifest: Stack) -> None:
+    assert check_lock(made, manifest) == []
 
 
-def test_a_digest_that_does_not_hold_is_an_integrity_problem(made: Lock, manifest: dict[str, Any]) -> None:
+def test_a_digest_that_does_not_hold_is_an_integrity_problem(made: Lock, manifest: Stack) -> None:
     broken = made.model_copy(update={"variants": (made.variants[0].model_copy(update={"imports": ("x",)}),)})
-    found = check_lock(broken, Stack.from_plain(manifest), online=False)
+    found = check_lock(broken, manifest, online=False)
     assert ("lock-digest-mismatch", ExitCode.INTEGRITY) in {(f.code, f.exit_code) for f in found}
 
 
@@ -65,42 +53,40 @@ def one(findings: list[LockFinding]) -> LockFinding:
     return findings[0]
 
 
-def test_a_moved_branch_is_named_with_both_commits(made: Lock, manifest: dict[str, Any], repos: Repos) -> None:
+def test_a_moved_branch_is_named_with_both_commits(made: Lock, manifest: Stack, repos: Repos) -> None:
     old = made.variants[0].sources[0].commit
     new = repos.commit("a", "x", "2")
-    finding = one(check_lock(made, Stack.from_plain(manifest)))
+    finding = one(check_lock(made, manifest))
     assert (finding.code, finding.kind, finding.exit_code) == ("ref-moved", "problem", ExitCode.CHECK_FAILED)
     assert old in finding.says
     assert new in finding.says
     assert "not affected" in finding.says
-    assert check_lock(made, Stack.from_plain(manifest), online=False) == []
+    assert check_lock(made, manifest, online=False) == []
 
 
-def test_a_deleted_branch_is_said(made: Lock, manifest: dict[str, Any], repos: Repos) -> None:
+def test_a_deleted_branch_is_said(made: Lock, manifest: Stack, repos: Repos) -> None:
     repos.git("a", "branch", "-m", "main", "trunk")
-    assert "is gone" in one(check_lock(made, Stack.from_plain(manifest))).says
+    assert "is gone" in one(check_lock(made, manifest)).says
 
 
-def test_a_source_out_of_reach_is_counted_as_not_checked(made: Lock, manifest: dict[str, Any], repos: Repos) -> None:
+def test_a_source_out_of_reach_is_counted_as_not_checked(made: Lock, manifest: Stack, repos: Repos) -> None:
     shutil.rmtree(repos.folder / "a")
-    finding = one(check_lock(made, Stack.from_plain(manifest)))
+    finding = one(check_lock(made, manifest))
     assert (finding.kind, finding.subject) == ("unchecked", "a")
     assert "not checked" in finding.says
 
 
-def test_a_commit_that_has_gone_upstream_is_an_integrity_problem(
-    made: Lock, manifest: dict[str, Any], repos: Repos
-) -> None:
+def test_a_commit_that_has_gone_upstream_is_an_integrity_problem(made: Lock, manifest: Stack, repos: Repos) -> None:
     shutil.rmtree(repos.folder / "a")
     repos.create("b")
     repos.commit("b", "other", "history")
     (repos.folder / "b").rename(repos.folder / "a")
-    found = {f.code: f.exit_code for f in check_lock(made, Stack.from_plain(manifest))}
+    found = {f.code: f.exit_code for f in check_lock(made, manifest)}
     assert found["commit-missing"] == ExitCode.INTEGRITY
 
 
-def test_a_lock_of_another_stack_is_said(made: Lock, manifest: dict[str, Any]) -> None:
-    other = Stack.from_plain(manifest | {"name": "other"})
+def test_a_lock_of_another_stack_is_said(made: Lock, manifest: Stack) -> None:
+    other = manifest.model_copy(update={"name": "other"})
     assert one(check_lock(made, other)).code == "lock-of-another-stack"
 
 
@@ -110,30 +96,25 @@ def test_a_patch_that_does_something_else_than_when_locked_is_a_problem() -> Non
         text = {"name": "a", "git": "https://example.org/a.git", "commit": "0" * 40, "tree": "1" * 40}
         source = text | {"patches": ["apex-cuda-check"], "patch_pins": [pins[0] | change]}
         made = lock(variant(sources=(LockedSource.from_plain(source),)))
-        profile = {"python": ["3.11"], "smoke": [], "sources": [text | {"patches": ["apex-cuda-check"]}]}
-        wanted = Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": profile}})
+        wanted = stack(sources=[text | {"patches": ["apex-cuda-check"]}])
         codes = {finding.code for finding in check_lock(made, wanted, online=False)} - {"manifest-differs"}
         assert codes == ({"patch-changed"} if change else set())
 
 
 def test_d23_an_added_package_is_named_by_what_the_index_says(
-    manifest: dict[str, Any], tmp_path: Path, supply: Callable[..., Supply]
+    manifest: Stack, tmp_path: Path, supply: MakeSupply
 ) -> None:
-    house = tmp_path / "house"
-    make_wheel(house, "alpha", "1.0", requires=["beta"])
-    make_wheel(house, "beta", "1.0")
-    make_wheel(house, "extra", "1.0")
-    stack = Stack.from_plain(manifest)
-    made = create_lock(stack, "exact", supply=supply(house), standalone={})
+    house = make_wheels(tmp_path / "house", "alpha 1.0: beta", "beta 1.0", "extra 1.0")
+    made = make(manifest, supply(house))
     make_wheel(house, "beta", "2.0", requires=["gamma"])  # a newer one changes nothing
-    assert check_lock(made, stack, supply=supply(house)) == []
+    assert check_lock(made, manifest, supply=supply(house)) == []
     (old,) = made.variants
     draft = old.model_copy(update={"packages": (*old.packages, package("extra"))})
     edited = lock(draft.model_copy(update={"digest": draft.compute_digest("demo", "exact")}), **made_of(made))
-    finding = one(check_lock(edited, stack, supply=supply(house)))
+    finding = one(check_lock(edited, manifest, supply=supply(house)))
     assert (finding.code, finding.exit_code) == ("package-not-required", ExitCode.INTEGRITY)
     assert finding.says == "nothing needs extra"
-    finding = one(check_lock(edited, stack, supply=supply(tmp_path / "nowhere")))
+    finding = one(check_lock(edited, manifest, supply=supply(tmp_path / "nowhere")))
     assert finding.kind == "unchecked" and "not checked that all are needed" in finding.says
 
 
@@ -142,23 +123,23 @@ def made_of(lock: Lock) -> dict[str, Any]:
 
 
 def test_d23_a_build_need_that_was_written_into_a_lock_is_found(
-    manifest: dict[str, Any], tmp_path: Path, supply: Callable[..., Supply], made: Lock
+    manifest: Stack, tmp_path: Path, supply: MakeSupply, made: Lock
 ) -> None:
     (old,) = made.variants
     sources = tuple(each.model_copy(update={"needs": ("extra",)}) for each in old.sources)
     edited = made.model_copy(update={"variants": (old.model_copy(update={"sources": sources}),)})
-    finding = one(check_lock(edited, Stack.from_plain(manifest), supply=supply(tmp_path / "house")))
+    finding = one(check_lock(edited, manifest, supply=supply(tmp_path / "house")))
     assert (finding.code, finding.subject) == ("package-not-required", "a")
     assert "extra" in finding.says
 
 
-def test_an_unrecorded_hash_is_noted(made: Lock, manifest: dict[str, Any]) -> None:
+def test_an_unrecorded_hash_is_noted(made: Lock, manifest: Stack) -> None:
     variant = made.variants[0]
     gap = ArtifactFile(file="torch-1.0.0+cpu-py3-none-any.whl", sha256="unrecorded", reason="out of reach")
     packages = (variant.packages[0], variant.packages[1].model_copy(update={"files": (gap,)}))
     draft = variant.model_copy(update={"packages": packages})
     draft = draft.model_copy(update={"digest": draft.compute_digest("demo", "exact")})
-    finding = one(check_lock(made.model_copy(update={"variants": (draft,)}), Stack.from_plain(manifest)))
+    finding = one(check_lock(made.model_copy(update={"variants": (draft,)}), manifest))
     assert (finding.code, finding.kind) == ("hash-unrecorded", "note")
     assert "out of reach" in finding.says
 

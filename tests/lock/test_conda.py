@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,16 @@ from envbuild.conda.virtual import of_facts
 from envbuild.errors import ExitCode
 from envbuild.lock.check import check_lock
 from envbuild.lock.conda_part import CondaAsked
-from envbuild.lock.create import create_lock
 from envbuild.lock.diff import diff_locks
 from envbuild.lock.files import parse_lock
-from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.record import render_lock
 from envbuild.lock.variants import specs
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
 from tests.conda.channel import channel, record
-from tests.lock.build import make_wheel
+from tests.lock import build
+from tests.lock.build import MakeSupply, make, make_wheel, make_wheels
 from tests.support.fails import fails
-
-MakeSupply = Callable[..., Supply]
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +48,7 @@ def forge(tmp_path: Path) -> Place:
 
 def stack(forge: Place, conda: dict[str, Any] | None = None, **profile: Any) -> Stack:
     section = {"channels": [{"name": "forge", "url": forge.urls[0]}]} | (conda or {})
-    exact = {"python": ["3.11"], "smoke": [], "conda": section} | profile
-    return Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": exact}})
-
-
-def make(wanted: Stack, supply: Supply, **options: Any) -> Lock:
-    return create_lock(wanted, "exact", supply=supply, standalone={}, **options)
+    return build.stack(conda=section, **profile)
 
 
 def archives(lock: Lock, number: int = -1) -> dict[str, str]:
@@ -94,8 +85,7 @@ def test_only_leaves_no_variant_of_the_engine_venv(forge: Place, supply: MakeSup
 def test_what_conda_provides_is_left_out_of_pip_s_part_at_the_version_that_the_stack_says(
     forge: Place, supply: MakeSupply, tmp_path: Path
 ) -> None:
-    make_wheel(tmp_path / "house", "alpha", "1.0", requires=["NumPy"])
-    make_wheel(tmp_path / "house", "numpy", "1.25.0")
+    make_wheels(tmp_path / "house", "alpha 1.0: NumPy", "numpy 1.25.0")
     wanted = stack(forge, {"provides": {"NumPy": "numpy"}}, packages=["alpha", "numpy<1.27"])
     lock = make(wanted, supply(tmp_path / "house"))
     venv, conda = ([package.name for package in variant.packages] for variant in lock.variants)
@@ -267,14 +257,12 @@ def test_lock_check_asks_the_channels_what_they_have_now(forge: Place, supply: M
 def test_a_wheel_that_does_not_take_conda_s_version_is_refused_with_both(
     forge: Place, supply: MakeSupply, tmp_path: Path
 ) -> None:
-    make_wheel(tmp_path / "house", "alpha", "1.0", requires=["numpy>=2"])
-    make_wheel(tmp_path / "house", "numpy", "2.0.0")
+    make_wheels(tmp_path / "house", "alpha 1.0: numpy>=2", "numpy 2.0.0")
     section = {"provides": {"numpy": "numpy"}, "only": True}
     with fails("resolution-failed") as caught:
         make(stack(forge, section, packages=["alpha"]), supply(tmp_path / "house"))
     assert "numpy==1.26.0+conda" in caught.value.why
-    make_wheel(tmp_path / "house", "alpha", "0.9", requires=["numpy<2", "beta"])
-    make_wheel(tmp_path / "house", "beta", "1.0")
+    make_wheels(tmp_path / "house", "alpha 0.9: numpy<2, beta", "beta 1.0")
     lock = make(stack(forge, section, packages=["alpha"]), supply(tmp_path / "house"))
     assert {package.name: package.version for package in lock.variants[0].packages} == {"alpha": "0.9", "beta": "1.0"}
 

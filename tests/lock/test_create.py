@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -13,37 +13,21 @@ from envbuild.lock.check import check_lock
 from envbuild.lock.create import create_lock
 from envbuild.lock.files import parse_lock, read_lock
 from envbuild.lock.packages import Index, read_base
-from envbuild.lock.readers.torch_wheels import Supply, can_reach
+from envbuild.lock.readers.torch_wheels import can_reach
 from envbuild.lock.record import render_lock
-from envbuild.model.lock import ArtifactFile, Lock, LockedInterpreter
+from envbuild.model.lock import ArtifactFile, LockedInterpreter
 from envbuild.model.stack import Stack
 from envbuild.node.env.interpreter import examine
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.profile import findings
 from tests.e2e.world import MINOR, World
-from tests.lock.build import make_wheel, sha256
+from tests.lock.build import MakeSupply, make, make_wheel, make_wheels, sha256, stack, versions
 from tests.lock.conftest import Repos
 from tests.support.fails import fails
 from tests.support.files import write_file
 from tests.support.served import served
 
-MakeSupply = Callable[..., Supply]
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-NODOT = PYTHON.replace(".", "")
-
-
-def stack(**profile: object) -> Stack:
-    return Stack.from_plain(
-        {"name": "demo", "summary": "s", "profiles": {"exact": {"python": ["3.11"], "smoke": []} | profile}}
-    )
-
-
-def make(wanted: Stack, supply: Supply, **options: object) -> Lock:
-    return create_lock(wanted, "exact", supply=supply, standalone={}, **options)  # type: ignore[arg-type]
-
-
-def versions(lock: Lock, number: int = 0) -> dict[str, str]:
-    return {package.name: package.version for package in lock.variants[number].packages}
 
 
 def test_packages_and_what_they_need_are_locked_with_hash_and_size(tmp_path: Path, supply: MakeSupply) -> None:
@@ -67,9 +51,7 @@ def test_of_two_packages_with_the_same_files_the_one_that_the_stack_names_is_loc
     tmp_path: Path, supply: MakeSupply
 ) -> None:
     house, said = tmp_path / "house", list[str]()
-    make_wheel(house, "alpha", "1.0", requires=["opencv-python-headless"])
-    make_wheel(house, "opencv-python", "4.1")
-    make_wheel(house, "opencv-python-headless", "4.2")
+    make_wheels(house, "alpha 1.0: opencv-python-headless", "opencv-python 4.1", "opencv-python-headless 4.2")
     lock = make(stack(packages=["alpha", "opencv-python"]), supply(house), say=said.append)
     assert versions(lock) == {"alpha": "1.0", "opencv-python": "4.1"}
     assert said[0] == "opencv-python-headless is left out: opencv-python holds the same files"
@@ -82,8 +64,7 @@ def test_of_two_packages_with_the_same_files_the_one_that_the_stack_names_is_loc
 def test_locking_again_gives_the_same_bytes_and_keeps_versions_until_upgraded(
     tmp_path: Path, supply: MakeSupply
 ) -> None:
-    house = tmp_path / "house"
-    make_wheel(house, "alpha", "1.0")
+    house = make_wheels(tmp_path / "house", "alpha 1.0")
     wanted = stack(packages=["alpha>=1"])
     text = render_lock(make(wanted, supply(house)))
     assert render_lock(make(wanted, supply(house))) == text
@@ -97,9 +78,7 @@ def test_locking_again_gives_the_same_bytes_and_keeps_versions_until_upgraded(
 
 
 def test_constraints_hold_and_an_impossible_set_is_refused_with_uv_s_reason(tmp_path: Path, supply: MakeSupply) -> None:
-    house = tmp_path / "house"
-    make_wheel(house, "alpha", "1.0")
-    make_wheel(house, "alpha", "2.0")
+    house = make_wheels(tmp_path / "house", "alpha 1.0", "alpha 2.0")
     assert versions(make(stack(packages=["alpha"], constraints=["alpha<2"]), supply(house))) == {"alpha": "1.0"}
     with fails("resolution-failed", ExitCode.REFUSED) as caught:
         make(stack(packages=["alpha>2"]), supply(house))
@@ -115,9 +94,7 @@ def test_standalone_pythons_alone_keep_the_variants_on_a_base(tmp_path: Path, su
 
 
 def test_one_variant_for_each_python_flavour_base_and_interpreter(tmp_path: Path, supply: MakeSupply) -> None:
-    house = tmp_path / "house"
-    make_wheel(house, "torch", "1.0.0")
-    make_wheel(house, "torch", "1.0.0+cpu")
+    house = make_wheels(tmp_path / "house", "torch 1.0.0", "torch 1.0.0+cpu")
     wanted = stack(
         python=["3.11", "3.12"],
         interpreters=["present", "standalone"],
@@ -157,8 +134,7 @@ TORCH = {"version": "2.7.0", "flavours": ["cpu"]}
 def test_a_torch_out_of_reach_is_taken_from_a_public_record_with_its_witness(
     tmp_path: Path, supply: MakeSupply
 ) -> None:
-    house = tmp_path / "house"
-    make_wheel(house, "alpha", "1.0")
+    house = make_wheels(tmp_path / "house", "alpha 1.0")
     record = ArtifactFile(
         file="torch-2.7.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl", sha256="a" * 64, size=7, witness="somebody"
     )
@@ -169,8 +145,7 @@ def test_a_torch_out_of_reach_is_taken_from_a_public_record_with_its_witness(
 
 
 def test_a_torch_without_any_record_stays_unrecorded_and_says_why(tmp_path: Path, supply: MakeSupply) -> None:
-    house = tmp_path / "house"
-    make_wheel(house, "alpha", "1.0")
+    house = make_wheels(tmp_path / "house", "alpha 1.0")
     # The same version for another Python is there: what it requires is read from it.
     make_wheel(
         house, "torch", "2.7.0+cpu", tag="cp310-cp310-manylinux_2_28_x86_64", requires=["alpha", "x; extra=='y'"]
@@ -185,10 +160,7 @@ def test_a_torch_without_any_record_stays_unrecorded_and_says_why(tmp_path: Path
 def test_the_needs_of_an_unreachable_cpu_build_come_from_the_pypi_build_without_cuda(
     tmp_path: Path, supply: MakeSupply
 ) -> None:
-    house = tmp_path / "house"
-    make_wheel(house, "alpha", "1.0")
-    make_wheel(house, "nvidia-cublas", "1.0")
-    make_wheel(house, "torch", "2.5.0", requires=["alpha", "nvidia-cublas"])
+    house = make_wheels(tmp_path / "house", "alpha 1.0", "nvidia-cublas 1.0", "torch 2.5.0: alpha, nvidia-cublas")
     lock = make(stack(torch={"version": "2.5.0", "flavours": ["cpu"]}), supply(house))
     assert versions(lock) == {"alpha": "1.0", "torch": "2.5.0+cpu"}
     assert lock.variants[0].packages[1].files[0].sha256 == "unrecorded"
@@ -232,10 +204,13 @@ def test_what_others_need_too_stays_where_the_needs_of_torch_come_from_another_b
     house = tmp_path / "house"
     for name in ("nvidia-ml-py", "nvidia-nvtx", "cuda-bindings", "cmake"):
         make_wheel(house, name, "1.0")
-    make_wheel(house, "nvidia-cublas-cu11", "1.0", requires=["cuda-bindings", "nvidia-nvtx"])
-    make_wheel(house, "triton", "1.0", requires=["cmake", "torch"])
-    make_wheel(house, "gpustat", "1.0", requires=["nvidia-ml-py", "torch"])
-    make_wheel(house, "torch", "2.0.1", requires=["nvidia-cublas-cu11", "triton"])
+    make_wheels(
+        house,
+        "nvidia-cublas-cu11 1.0: cuda-bindings, nvidia-nvtx",
+        "triton 1.0: cmake, torch",
+        "gpustat 1.0: nvidia-ml-py, torch",
+        "torch 2.0.1: nvidia-cublas-cu11, triton",
+    )
     wanted = stack(
         python=[PYTHON],
         packages=["gpustat", "nvidia-nvtx"],
@@ -291,8 +266,7 @@ def test_torch_comes_from_its_own_index_and_nothing_else_does(
     tmp_path: Path, supply: MakeSupply, home: Path, torch_index: str
 ) -> None:
     (home / ".config" / "uv" / "uv.toml").unlink()
-    house = tmp_path / "house"
-    make_wheel(house, "alpha", "1.0")
+    house = make_wheels(tmp_path / "house", "alpha 1.0")
     assert can_reach(Index("pytorch-cpu", torch_index))
     assert not can_reach(Index("pytorch-cpu", "http://127.0.0.1:9"))
     # `alpha` of that index is newer and must not be taken; the user's own index is out of the question here.
@@ -311,10 +285,7 @@ def test_what_is_built_with_torch_comes_from_torch_s_index_whoever_wants_it(
     tmp_path: Path, supply: MakeSupply, home: Path, torch_index: str
 ) -> None:
     (home / ".config" / "uv" / "uv.toml").unlink()
-    house = tmp_path / "house"
-    make_wheel(house, "alpha", "1.0")
-    make_wheel(house, "models", "1.0", requires=["torchvision"])
-    make_wheel(house, "torchvision", "0.22.0", requires=["torch==2.7.0"])
+    house = make_wheels(tmp_path / "house", "alpha 1.0", "models 1.0: torchvision", "torchvision 0.22.0: torch==2.7.0")
     offer(make_wheel(tmp_path / "simple" / "torchvision", "torchvision", "0.22.0+cpu", requires=["torch==2.7.0"]))
     (home / ".config" / "uv" / "uv.toml").write_text(
         f'index = [{{url = "{house.as_uri()}", format = "flat", default = true}}]\n'
@@ -379,9 +350,7 @@ def base_python(tmp_path: Path, home: Path) -> Path:
 
     from uv import find_uv_bin
 
-    base = tmp_path / "base-house"
-    make_wheel(base, "alpha", "1.0", requires=["beta"])
-    make_wheel(base, "beta", "1.0")
+    base = make_wheels(tmp_path / "base-house", "alpha 1.0: beta", "beta 1.0")
     venv = tmp_path / "base"
     subprocess.run([find_uv_bin(), "venv", "-q", "-p", sys.executable, venv], check=True)
     python = venv / "bin" / "python"
@@ -394,10 +363,7 @@ def on_base(packages: list[str], **base: object) -> Stack:
 
 
 def test_what_a_base_provides_is_recorded_and_not_locked(tmp_path: Path, supply: MakeSupply, base_python: Path) -> None:
-    house = tmp_path / "house"
-    make_wheel(house, "alpha", "2.0")
-    make_wheel(house, "beta", "2.0")
-    make_wheel(house, "gamma", "1.0", requires=["beta>=1"])
+    house = make_wheels(tmp_path / "house", "alpha 2.0", "beta 2.0", "gamma 1.0: beta>=1")
     wanted = on_base(["alpha", "gamma"], provides=["alpha>=1"])
     known = make(wanted, supply(house), base_python=base_python)
     assert versions(known) == {"gamma": "1.0"}
@@ -437,9 +403,7 @@ def test_what_comes_on_top_of_a_base_is_looked_for_at_an_address_of_find_links_t
 def test_replacing_a_package_of_the_base_is_refused(
     tmp_path: Path, supply: MakeSupply, base_python: Path, direct: bool
 ) -> None:
-    house = tmp_path / "house"
-    make_wheel(house, "beta", "2.0")
-    make_wheel(house, "gamma", "1.0", requires=["beta>=2"])
+    house = make_wheels(tmp_path / "house", "beta 2.0", "gamma 1.0: beta>=2")
     with fails("replaces-base-package", ExitCode.REFUSED) as caught:
         make(on_base(["beta>=2" if direct else "gamma"]), supply(house), base_python=base_python)
     assert "beta 1.0" in caught.value.what
@@ -475,10 +439,7 @@ def test_the_date_of_the_profile_is_recorded_and_an_unknown_profile_is_named(sup
 
 
 def test_a_conflict_says_which_single_change_resolves_it(tmp_path: Path, supply: MakeSupply) -> None:
-    house = tmp_path / "house"
-    make_wheel(house, "alpha", "1.0", requires=["gamma<2"])
-    make_wheel(house, "alpha", "2.0", requires=["gamma>=2"])
-    make_wheel(house, "beta", "1.0", requires=["gamma>=2"])
+    house = make_wheels(tmp_path / "house", "alpha 1.0: gamma<2", "alpha 2.0: gamma>=2", "beta 1.0: gamma>=2")
     for version in ("1.0", "2.0"):
         make_wheel(house, "gamma", version)
     with fails("resolution-failed") as caught:

@@ -12,26 +12,21 @@ from envbuild.lock.create import create_lock, default_supply
 from envbuild.lock.files import parse_lock
 from envbuild.lock.readers.scan import imported_from_top, uses
 from envbuild.lock.record import render_lock
-from envbuild.model.lock import LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
 from envbuild.resolve.profile import WITHOUT_NODE, findings, mending, unlocked
-from tests.lock.build import make_wheel
+from tests.lock.build import MakeSupply, make, make_wheel, make_wheels, stack, versions
 from tests.lock.conftest import Repos
-from tests.lock.test_create import MakeSupply, make, stack, versions
-from tests.resolve.builders import compat, make_lock, package
+from tests.resolve.builders import compat, make_lock, package, source
 
-SOURCE = {"name": "src", "git": "https://example.org/src", "commit": "1" * 40, "tree": "2" * 40}
+SOURCE = source("src")
 OLD = "import numpy as np\n\nKINDS = {6: np.float}\n"
 
 
 def house(tmp_path: Path, numpy: tuple[str, ...] = ("1.23.5", "1.26.4", "2.4.6")) -> Path:
-    for version in numpy:
-        make_wheel(tmp_path / "house", "numpy", version)
-    for version in ("69.5.1", "70.0.0", "81.0.0", "84.2.1"):
-        make_wheel(tmp_path / "house", "setuptools", version)
-    make_wheel(tmp_path / "house", "wheel", "0.45.1")
+    rows = [f"numpy {version}" for version in numpy]
+    rows += [f"setuptools {version}" for version in ("69.5.1", "70.0.0", "81.0.0", "84.2.1")]
     make_wheel(tmp_path / "house", "torch", "2.1.2", tag="cp311-cp311-linux_x86_64")
-    return tmp_path / "house"
+    return make_wheels(tmp_path / "house", *rows, "wheel 0.45.1")
 
 
 def torch(*names: str, **more: object) -> Stack:
@@ -196,10 +191,9 @@ def test_d57_a_build_against_an_old_torch_refuses_a_setuptools_without_pkg_resou
     assert mending(lock.variants[0], compat()) == (() if ok else mending(lock.variants[0], compat()))
 
 
-def variant(uses: dict[str, str], numpy: str = "1.24.4", **more: object) -> Variant:
-    source = LockedSource.from_plain({**SOURCE, "uses": uses, **more}).to_json_dict()
-    lock = make_lock({"id": "v", "python": "3.11", "packages": [package("numpy", numpy)], "sources": [source]})
-    return lock.variants[0]
+def variant(uses: dict[str, str], numpy: str = "1.24.4", **more: object) -> dict[str, Any]:
+    sources = [{**SOURCE, "uses": uses, **more}]
+    return {"id": "v", "python": "3.11", "packages": [package("numpy", numpy)], "sources": sources}
 
 
 FILES = {
@@ -240,20 +234,20 @@ def test_d83_module_level_and_function_level(text: str, marked: bool) -> None:
 
 def test_d83_a_break_at_import_refuses_and_names_the_place() -> None:
     at_import = "megatron/data/indexed_dataset.py:98 at import, autoaugment.py:196"
-    lock = make_lock(variant({"np-int": at_import}).to_json_dict())
+    lock = make_lock(variant({"np-int": at_import}))
     (text,) = findings(lock, compat())
     assert text.startswith("numpy-aliases: no node can take this")
     assert f"src/{at_import} uses it, so its import fails" in text
-    called = make_lock(variant({"np-int": "autoaugment.py:196"}).to_json_dict())
+    called = make_lock(variant({"np-int": "autoaugment.py:196"}))
     assert [item.verdict for item in findings(called, compat()).values()] == ["warn"]
 
 
 @pytest.mark.parametrize("place", ["pkg/a.py:3 at import", "pkg/a.py:3"])
 def test_d94_the_patch_that_ends_it_is_offered_with_the_edit_to_make(place: str) -> None:
-    lock = make_lock(variant({"np-int": place}).to_json_dict())
+    lock = make_lock(variant({"np-int": place}))
     (text,) = findings(lock, compat())
     assert "instead: numpy<1.24, or `patches: [numpy-aliases]` for the source src" in text
-    mended = make_lock(variant({"np-int": place}, patches=["numpy-aliases"]).to_json_dict())
+    mended = make_lock(variant({"np-int": place}, patches=["numpy-aliases"]))
     assert not findings(mended, compat())
 
 
@@ -352,27 +346,17 @@ def test_d20_a_lock_keeps_what_its_sources_use(repos: Repos) -> None:
     repos.create("old")
     commit = repos.commit("old", "old.py", OLD_NAMES)
     source = {"name": "old", "git": Repos.url("old"), "commit": commit, "install": "path"}
-    stack = Stack.from_plain(
-        {"name": "mine", "summary": "s", "profiles": {"exact": {"python": ["3.11"], "sources": [source]}}}
-    )
-    lock = create_lock(stack, "exact", default_supply())
+    wanted = stack(sources=[source])
+    lock = create_lock(wanted, "exact", default_supply())
     assert lock.variants[0].sources[0].uses == {"np-int": "old.py:3 at import"}
     assert parse_lock(render_lock(lock), "x") == lock
     said: list[str] = []
-    assert create_lock(stack, "exact", default_supply(), previous=lock, say=said.append) == lock
+    assert create_lock(wanted, "exact", default_supply(), previous=lock, say=said.append) == lock
     assert said == []
 
 
 @pytest.mark.parametrize(("numpy", "told"), [("1.24.4", True), ("1.23.5", False)])
 def test_d20_it_is_told_where_a_locked_version_removed_it(numpy: str, told: bool) -> None:
-    source = {
-        "name": "old",
-        "git": "https://example.org/old",
-        "commit": "1" * 40,
-        "tree": "2" * 40,
-        "uses": {"np-int": "pkg/old.py:3"},
-    }
-    lock = make_lock({"id": "v", "python": "3.11", "packages": [package("numpy", numpy)], "sources": [source]})
-    found = findings(lock, compat())
+    found = findings(make_lock(variant({"np-int": "pkg/old.py:3"}, numpy)), compat())
     assert bool(found) is told
-    assert all("old/pkg/old.py:3" in text and text.startswith("numpy-aliases") for text in found)
+    assert all("src/pkg/old.py:3" in text and text.startswith("numpy-aliases") for text in found)

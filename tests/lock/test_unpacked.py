@@ -6,28 +6,24 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from envbuild.lock.create import create_lock
 from envbuild.lock.files import read_lock
 from envbuild.lock.readers.git import git_reader
-from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.readers.wheel_record import of_wheel
 from envbuild.lock.record import write_lock
 from envbuild.lock.sources import taken_by, with_what_trees_say
 from envbuild.model.common import BLOCK, Unpacked
 from envbuild.model.stack import Source, Stack
 from envbuild.node import paths
-from tests.lock.build import make_wheel
+from tests.lock.build import MakeSupply, make, make_wheel
 from tests.lock.conftest import Repos, locked
 from tests.support.repositories import git, lose_file
 from tests.support.served import Silent, serving
 from tests.support.wheels import write_wheel
-
-MakeSupply = Callable[..., Supply]
 
 
 def taken(folder: Path) -> Unpacked:
@@ -110,8 +106,7 @@ def made(tmp_path: Path, repos: Repos, supply: MakeSupply) -> Path:
     path = tmp_path / "my.yaml"
     path.write_text(json.dumps({"name": "my", "summary": "s", "profiles": {"exact": profile}}))
     stack = Stack.from_plain(json.loads(path.read_text()))
-    lock = create_lock(stack, "exact", supply=supply(tmp_path / "house"), standalone={})
-    write_lock(path.with_name("my.lock.toml"), lock)
+    write_lock(path.with_name("my.lock.toml"), make(stack, supply(tmp_path / "house")))
     return path
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +13,13 @@ from packaging.requirements import Requirement
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.check import check_lock
-from envbuild.lock.create import create_lock
 from envbuild.lock.packages import Index, Request, arguments, resolve
 from envbuild.lock.readers.build_requires import Needs, unmet
 from envbuild.lock.readers.pylock import Offer, OfferedFile, choose_file, parse_pylock, platform_of, with_sizes
-from envbuild.lock.readers.torch_wheels import Supply, can_reach
+from envbuild.lock.readers.torch_wheels import can_reach
 from envbuild.lock.readers.uvtool import _failure, run_uv, uv_version
 from envbuild.lock.variants import applies, environment
-from envbuild.model.stack import Stack
-from tests.lock.build import make_wheel
+from tests.lock.build import MakeSupply, make, make_wheel, stack, versions
 from tests.support.certificates import certificate
 from tests.support.fails import fails
 from tests.support.files import write_file
@@ -238,15 +236,14 @@ def test_nothing_of_the_machine_that_locks_is_left() -> None:
 
 
 def test_a_lock_is_not_edited_where_a_marker_holds_on_the_machine_that_checks_alone(
-    tmp_path: Path, supply: Callable[..., Supply]
+    tmp_path: Path, supply: MakeSupply
 ) -> None:
     make_wheel(tmp_path / "house", "alpha", "1.0")
     packages = ["tomli; python_full_version >= '3.11'", "alpha; python_full_version < '3.11'"]
-    exact = {"python": ["3.10"], "smoke": [], "packages": packages}
-    stack = Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": exact}})
-    lock = create_lock(stack, "exact", supply=supply(tmp_path / "house"), standalone={})
-    assert [package.name for package in lock.variants[0].packages] == ["alpha"]
-    assert check_lock(lock, stack, online=False) == []
+    wanted = stack(python=["3.10"], packages=packages)
+    lock = make(wanted, supply(tmp_path / "house"))
+    assert versions(lock).keys() == {"alpha"}
+    assert check_lock(lock, wanted, online=False) == []
 
 
 def test_what_a_build_wants_on_another_platform_is_not_asked_for() -> None:
