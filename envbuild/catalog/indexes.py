@@ -82,16 +82,6 @@ def index_for_torch(version: str, flavour: str) -> IndexEntry:
     )
 
 
-_ALSO = {
-    "cv2": ("opencv-python-headless", "opencv-contrib-python"),
-    "faiss": ("faiss-gpu", "faiss-gpu-cu12"),
-    "lightning": ("pytorch-lightning",),
-    "mmcv": ("mmcv-full", "mmcv-lite"),
-    "onnxruntime": ("onnxruntime-gpu",),
-    "PIL": ("pillow-simd",),
-}
-
-
 @cache
 def load_distributions() -> dict[str, Any]:
     """The tables, read once."""
@@ -104,4 +94,6 @@ def distributions(module: str) -> tuple[str, ...]:
     named = load_distributions()["modules"].get(module)
     same = str(canonicalize_name(module))
     listed = [str(canonicalize_name(named))] if named else [same]
-    return tuple(dict.fromkeys([*listed, *_ALSO.get(module, ()), same, f"py{same}", f"python-{same}"]))
+    return tuple(
+        dict.fromkeys([*listed, *load_distributions()["also"].get(module, ()), same, f"py{same}", f"python-{same}"])
+    )

@@ -128,7 +128,8 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
             # A key is a stranger's text as well.
             name = step if step.isidentifier() or step.replace("-", "_").isidentifier() else show_value(step)
             field += f".{name}" if field else name
-    place = _place(path, kind, documents)
+    wanted = path[:-1] if kind == "missing" else path
+    place = next(((document.name, *document.locate(wanted)) for document in documents if document.holds(wanted)), None)
     value = item.get("input")
     says = _says(item, kind, path)
     shown = "" if kind == "missing" or isinstance(value, dict | list) else f": {show_value(value)}"
@@ -147,7 +148,8 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
     elif kind == "string_pattern_mismatch" and isinstance(path[-1], int) and re.search(r"\w[:,]\s*\w", str(value)):
         hint = f"write [{', '.join(re.split(r'[:,] *', show_value(value).strip(chr(34))))}]"
     elif kind == "literal_error":
-        hint = did_you_mean(str(value), _literals(item))
+        expected = str(item.get("ctx", {}).get("expected", "")).replace(" or ", ",").split(",")
+        hint = did_you_mean(str(value), [part.strip(" '") for part in expected if part.strip(" '")])
     # What a check of ours says is a sentence of its own; what a type says begins with "must".
     message = (
         f"{field}{':' * (kind == 'value_error' and not says.startswith(('must ', 'has ')))} {says}" if field else says
@@ -156,9 +158,7 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
         "field": field,
         "says": says,
         "told": message,
-        "file": place[0] if place else None,
-        "line_number": place[1] if place else None,
-        "column": place[2] if place else None,
+        **dict(zip(("file", "line_number", "column"), place or (None, None, None), strict=True)),
         "hint": hint,
         "at": where + shown,
         "line": f"{where}: {message}{shown}{f' ({hint})' if hint.startswith('did you mean') else ''}",
@@ -177,24 +177,11 @@ def _says(item: Any, kind: str, path: tuple[Step, ...]) -> str:
     return _BY_TYPE.get(kind, str(item["msg"]).replace("Input should", "must", 1))
 
 
-def _literals(item: Any) -> list[str]:
-    expected = str(item.get("ctx", {}).get("expected", ""))
-    return [part.strip(" '") for part in expected.replace(" or ", ",").split(",") if part.strip(" '")]
-
-
 def show_value(value: Any) -> str:
     """A value for a message: redacted, escaped to one line of ASCII, short."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     shown = json.dumps(redact_text(text))
     return shown if len(shown) <= _LONGEST_VALUE else shown[: _LONGEST_VALUE - 4] + '..."'
-
-
-def _place(path: tuple[Step, ...], kind: str, documents: Sequence[YamlDocument]) -> tuple[str, int, int] | None:
-    wanted = path[:-1] if kind == "missing" else path
-    for document in documents:
-        if document.holds(wanted):
-            return (document.name, *document.locate(wanted))
-    return None
 
 
 def _keys_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[str]:

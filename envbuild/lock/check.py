@@ -47,12 +47,10 @@ def restated(lock: Lock, stack: Stack, say: Callable[[str], None]) -> Lock | Non
     ]
     with git_reader() as reader:
         sources = iter(with_patched_trees(pinned, lock, reader, say))
-    drafts = [
-        variant.model_copy(update={**run_fields(profile), "sources": tuple(islice(sources, len(variant.sources)))})
-        for variant in lock.variants
-    ]
+    fields = run_fields(profile)
     variants = tuple(
-        draft.model_copy(update={"digest": draft.compute_digest(stack.name, lock.profile)}) for draft in drafts
+        own.with_fields(stack.name, lock.profile, sources=tuple(islice(sources, len(own.sources))), **fields)
+        for own in lock.variants
     )
     digests = {"manifest_digest": manifest_digest(stack, lock.profile), "manifest_fields": field_digests(profile)}
     new = lock.model_copy(update={"stack": stack.name, "variants": variants, **digests})

@@ -54,7 +54,6 @@ from envbuild.lock.readers.torch_wheels import (
     check_against_records,
     choose_torch,
     load_records,
-    named,
 )
 from envbuild.lock.readers.uvtool import uv_version
 from envbuild.lock.sources import lock_source, with_what_trees_say
@@ -111,9 +110,9 @@ def create_lock(
 
     `conda`: for which nodes conda solves, and whether it is asked. `say` gets a sentence for what builds want and the
     lock has not, for each newcomer, for each tree that could not be looked at and for what conda had to choose. Raises
-    EnvbuildError: `profile-unknown` (exit 2), and what resolution, sources, bases, records and conda raise.
+    EnvbuildError: what resolution, sources, bases, records and conda raise.
     """
-    profile = _profile(stack, profile_name)
+    profile = stack.profiles[profile_name]
     base = read_base(base_python) if base_python else None
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}
@@ -210,7 +209,7 @@ def added_names(
     its tree does not say. A variant on a base that is known is left out: only that base can answer. `say` gets a
     sentence for each locked version that is yanked. Raises what resolution and sources raise.
     """
-    profile = _profile(stack, lock.profile)
+    profile = stack.profiles[lock.profile]
     with git_reader() as reader:
         needs = read_needs(profile.pinned_sources, reader)
     locked = {variant.id: variant for variant in lock.variants}
@@ -230,16 +229,6 @@ def added_names(
 
 def _packages_of(variant: Variant | None) -> dict[str, LockedPackage]:
     return {package.name: package for package in variant.packages} if variant else {}
-
-
-def _profile(stack: Stack, name: str) -> Profile:
-    if name not in stack.profiles:
-        raise EnvbuildError(
-            "profile-unknown",
-            f"stack {stack.name} has no profile {name}",
-            hint=f"it has: {', '.join(stack.profiles)}",
-        )
-    return stack.profiles[name]
 
 
 def _twins(offers: Sequence[Offer], request: Request) -> dict[str, str]:
@@ -326,7 +315,7 @@ class _Maker:
         versions |= {item.name: item.version for item in (conda.packages if conda else ())}
         provided = {package_name(text) for text in plan.base.provides} | left_to_conda(plan, self.profile)
         self.say_all(unmet(self.needs, versions, provided, plan.python, plan.platform))
-        return draft.model_copy(update={"digest": draft.compute_digest(self.stack, self.profile_name)})
+        return draft.with_fields(self.stack, self.profile_name)
 
     def _mended(
         self, draft: Variant, request: Request, choice: TorchChoice | None, previous: Mapping[str, LockedPackage]
@@ -413,5 +402,6 @@ class _Maker:
         if choice and choice.package:
             packages = (*packages, choice.package)
         origin = choice.origin if choice else PYPI
-        locked = [named(item, origin) if item.name == "torch" else item for item in packages]
+        # Under the name of its index, whatever folder it came from.
+        locked = [item.model_copy(update={"index": origin}) if item.name == "torch" else item for item in packages]
         return tuple(carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name))

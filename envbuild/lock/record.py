@@ -20,7 +20,7 @@ from envbuild.errors import EnvbuildError, ExitCode, writing
 from envbuild.lock.files import NESTED, TABLES
 from envbuild.lock.readers import wheel_record
 from envbuild.lock.readers.wheel_record import of_wheel
-from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
+from envbuild.model.lock import ArtifactFile, Lock, LockedPackage
 from envbuild.node import paths, pip_config
 from envbuild.node.packages import index_client
 from envbuild.node.protocol import NodeError
@@ -69,11 +69,11 @@ def filled(lock: Lock, known: Known) -> Lock:
                  for file in package.files)  # fmt: skip
         return package.model_copy(update={"files": tuple(files)})
 
-    def with_digest(variant: Variant) -> Variant:
-        made = variant.model_copy(update={"packages": tuple(map(with_hashes, variant.packages))})
-        return made.model_copy(update={"digest": made.compute_digest(lock.stack, lock.profile)})
-
-    return lock.model_copy(update={"variants": tuple(map(with_digest, lock.variants))})
+    variants = tuple(
+        variant.with_fields(lock.stack, lock.profile, packages=tuple(map(with_hashes, variant.packages)))
+        for variant in lock.variants
+    )
+    return lock.model_copy(update={"variants": variants})
 
 
 def record_data(path: Path, lock: Lock, name: str, sha256: str) -> Lock:

@@ -273,6 +273,11 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
             canonical_json({"stack": stack, "profile": profile, "lock": LOCK_VERSION, **self.contents()})
         ).hexdigest()
 
+    def with_fields(self, stack: str, profile: str, **fields: Any) -> Self:
+        """The same variant with other fields, and with the digest of these."""
+        made = self.model_copy(update=fields)
+        return made.model_copy(update={"digest": made.compute_digest(stack, profile)})
+
     def variables(self, more: Mapping[str, EnvironmentValue]) -> dict[str, Any]:
         """The environment variables as plain data; `more` are the target's, which stand above the stack's."""
         merged = {**self.environment, **more}
@@ -280,9 +285,8 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
 
     def with_provided(self, stack: str, profile: str, provided: dict[str, str]) -> Self:
         """The same variant on a known base: what it provides is in the digest, what it accepts is not installed."""
-        packages = self.on_top(provided)
-        known = self.model_copy(update={"provided": dict(sorted(provided.items())), "packages": packages})
-        return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
+        known = dict(sorted(provided.items()))
+        return self.with_fields(stack, profile, provided=known, packages=self.on_top(provided))
 
     def with_trees(self, places: Mapping[str, str]) -> Self:
         """The same variant with its working trees at these absolute paths, which are no part of its digest."""
@@ -325,8 +329,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
         """The same variant compiled for these GPUs, which become part of the digest; None: nothing is compiled."""
         if arch_list == self.arch_list:
             return self
-        known = self.model_copy(update={"arch_list": arch_list})
-        return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
+        return self.with_fields(stack, profile, arch_list=arch_list)
 
 
 class Lock(StrictModel):

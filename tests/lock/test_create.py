@@ -430,12 +430,9 @@ def test_sources_are_in_every_variant_and_a_wrong_tree_stops_the_lock(repos: Rep
     assert caught.value.exit_code == ExitCode.INTEGRITY
 
 
-def test_the_date_of_the_profile_is_recorded_and_an_unknown_profile_is_named(supply: MakeSupply) -> None:
+def test_the_date_of_the_profile_is_recorded(supply: MakeSupply) -> None:
     assert make(stack(as_of="2023-03-20"), supply()).as_of == "2023-03-20"
     assert make(stack(as_of="2023-03-20"), supply(), as_of=date(2024, 1, 2)).as_of == "2024-01-02"
-    with fails("profile-unknown") as caught:
-        create_lock(stack(), "ported", supply=supply(), standalone={})
-    assert caught.value.hint == "it has: exact"
 
 
 def test_a_conflict_says_which_single_change_resolves_it(tmp_path: Path, supply: MakeSupply) -> None:

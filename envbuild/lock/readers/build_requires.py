@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.indexes import load_distributions
 from envbuild.lock.readers.git import GitReader
 from envbuild.lock.variants import applies
 from envbuild.model.lock import LockedSource
@@ -27,25 +28,6 @@ _FROM_TAGS = {"setuptools-scm", "hatch-vcs"}
 _VERSION = "SETUPTOOLS_SCM_PRETEND_VERSION"
 # What a backend asks for in code (`get_requires_for_build_editable`) and does not write down.
 _FOR_EDITABLE = {"hatchling.build": "editables"}
-# Distributions of the modules that a setup.py imports; torch comes by the profile's own field.
-_BRINGS = {
-    "Cython": "cython",
-    "cffi": "cffi",
-    "cmake": "cmake",
-    "distutils": "setuptools",
-    "mpi4py": "mpi4py",
-    "ninja": "ninja",
-    "numpy": "numpy",
-    "packaging": "packaging",
-    "pkg_resources": "setuptools",
-    "psutil": "psutil",
-    "pybind11": "pybind11",
-    "setuptools": "setuptools",
-    "setuptools_scm": "setuptools-scm",
-    "torch": "torch",
-    "wheel": "wheel",
-    "yaml": "pyyaml",
-}
 
 
 @dataclass(frozen=True)
@@ -96,8 +78,9 @@ def _needs(source: Source, reader: GitReader) -> Needs:
     elif backend.startswith("setuptools"):
         requires += [*_LEGACY, *wanted]
     own = {name[len(inside) :].split("/")[0].removesuffix(".py") for name in here if name.startswith(inside)}
-    brought = [_BRINGS[name] for name in imports if name in _BRINGS]
-    unknown = [name for name in imports if name not in _BRINGS and name not in own | sys.stdlib_module_names]
+    brings = load_distributions()["setup_modules"]
+    brought = [brings[name] for name in imports if name in brings]
+    unknown = [name for name in imports if name not in brings and name not in own | sys.stdlib_module_names]
     versioned = _VERSION in ((source.build and source.build.environment) or {}) or "fallback_version" in str(project)
     return Needs(source.name, tuple(dict.fromkeys([*requires, *brought])), tuple(unknown), versioned)
 

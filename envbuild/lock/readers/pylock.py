@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from email.message import Message
 from pathlib import Path
 from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
@@ -106,21 +107,25 @@ def choose_file(offer: Offer, platform: Platform, *, keep: str | None = None) ->
     )
 
 
+def headers_of(url: str, timeout: float) -> Message | None:
+    """What stands at an http(s) address, asked with the environment's proxies and pip's certificates; None: nothing."""
+    try:
+        request = Request(url, method="HEAD")  # noqa: S310 - addresses of indexes
+        trusted = pip_config.trusting(pip_config.read(os.environ).cert)
+        with urlopen(request, timeout=timeout, context=trusted) as answer:  # noqa: S310
+            headers: Message = answer.headers
+            return headers
+    except (URLError, OSError, ValueError):
+        return None
+
+
 def _size_of(item: OfferedFile) -> int | None:
     parts = urlsplit(item.url)
     if parts.scheme == "file":
         return Path(unquote(parts.path)).stat().st_size
-    if parts.scheme not in ("http", "https"):
-        return None
-    try:
-        request = Request(item.url, method="HEAD")  # noqa: S310 - the scheme was checked above
-        trusted = pip_config.trusting(pip_config.read(os.environ).cert)
-        with urlopen(request, timeout=10, context=trusted) as answer:  # noqa: S310
-            length = answer.headers.get("Content-Length")
-    except (URLError, OSError, ValueError):
-        # A size is a courtesy (the plan sums them); a lock without it is as good.
-        return None
-    return integer(length)
+    # A size is a courtesy (the plan sums them); a lock without it is as good.
+    headers = headers_of(item.url, 10) if parts.scheme in ("http", "https") else None
+    return integer(headers["Content-Length"]) if headers else None
 
 
 def with_sizes(files: Iterable[OfferedFile]) -> list[OfferedFile]:

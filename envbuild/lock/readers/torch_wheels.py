@@ -7,15 +7,12 @@ index that the catalog names. When neither that index nor a find-links folder ha
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.parser import Parser
 from functools import cache
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import Request, urlopen
 
 from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -25,7 +22,7 @@ from envbuild import resources
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import PYPI, Index
-from envbuild.lock.readers.pylock import ARCHITECTURES, platform_of
+from envbuild.lock.readers.pylock import ARCHITECTURES, headers_of, platform_of
 from envbuild.model.lock import ArtifactFile, LockedPackage
 from envbuild.node import pip_config
 from envbuild.resolve.artifacts import best_wheel
@@ -98,15 +95,9 @@ def load_records() -> TorchRecords:
 
 
 def can_reach(index: Index) -> bool:
-    """Whether an index answers for torch within 5 s (with the environment's proxies and pip's certificates)."""
+    """Whether an index answers for torch within 5 s."""
     address = index.url if index.kind == "find-links" else f"{index.url.rstrip('/')}/torch/"
-    try:
-        trusted = pip_config.trusting(pip_config.read(os.environ).cert)
-        request = Request(address, method="HEAD")  # noqa: S310 - a catalog URL
-        with urlopen(request, timeout=5, context=trusted) as answer:  # noqa: S310
-            return int(answer.status) < 400
-    except (URLError, OSError, ValueError):
-        return False
+    return headers_of(address, 5) is not None
 
 
 def choose_torch(
@@ -227,8 +218,3 @@ def check_against_records(packages: tuple[LockedPackage, ...], records: TorchRec
                     why=f"sha256 {item.sha256} here, {record.sha256} recorded by {record.witness}",
                     hint="fetch it from another mirror, and do not use this file before you know the cause",
                 )
-
-
-def named(package: LockedPackage, index: str) -> LockedPackage:
-    """The package under the name of its index, whatever folder it came from."""
-    return package if package.index == index else package.model_copy(update={"index": index})
