@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -109,7 +109,7 @@ class _Reader:
                 if isinstance(event, yaml.DocumentStartEvent):
                     documents += 1
                     if documents > 1:
-                        raise self.refusal(event, "a second document", "write one into each file")
+                        raise self.refusal("manifest-invalid", event, "a second document", "write one into each file")
                 elif isinstance(event, yaml.NodeEvent):
                     self.note((), event)
                     data = self.value(events, event, ())
@@ -117,7 +117,7 @@ class _Reader:
             raise self.syntax_error(error) from None
         # libyaml lets these escape for impossible escapes ("\UFFFFFFFF") and version numbers.
         except (yaml.YAMLError, ValueError, OverflowError) as error:
-            raise self.refusal(event, f"not valid YAML: {' '.join(str(error).split())}") from None
+            raise self.refusal("manifest-invalid", event, f"not valid YAML: {' '.join(str(error).split())}") from None
         return data
 
     def note(self, path: DataPath, event: Any) -> None:
@@ -129,9 +129,9 @@ class _Reader:
         self.nodes += 1
         depth = len(path)
         if depth >= MAX_DEPTH:
-            raise self.refusal(event, f"nested deeper than {MAX_DEPTH} levels")
+            raise self.refusal("manifest-invalid", event, f"nested deeper than {MAX_DEPTH} levels")
         if self.nodes > MAX_NODES:
-            raise self.refusal(event, f"more than {MAX_NODES} values")
+            raise self.refusal("manifest-invalid", event, f"more than {MAX_NODES} values")
         if isinstance(event, yaml.AliasEvent):
             return self.expanded(event, depth)
         before, deepest = self.nodes - 1, self.deepest
@@ -167,7 +167,7 @@ class _Reader:
             if self.nodes > MAX_NODES or self.deepest > MAX_DEPTH:
                 problem = f"aliases expand to more than {MAX_NODES} values or {MAX_DEPTH} levels"
         if problem or anchor is None:
-            raise self.refusal(event, problem)
+            raise self.refusal("manifest-invalid", event, problem)
         return deepcopy(anchor.data)
 
     def mapping(self, events: Iterator[Any], start: Any, path: DataPath) -> dict[str, Any]:
@@ -179,11 +179,11 @@ class _Reader:
                 break
             key = self.scalar(event) if isinstance(event, yaml.ScalarEvent) else None
             if not isinstance(key, str):
-                raise self.refusal(event, "a key must be text", "put it in quotes")
+                raise self.refusal("manifest-invalid", event, "a key must be text", "put it in quotes")
             place = (*path, key)
             if key in data:
                 problem = f"duplicate key {key!r} (first on line {self.places[place][0]})"
-                raise self.refusal(event, problem, "keep one of the two")
+                raise self.refusal("manifest-invalid", event, problem, "keep one of the two")
             self.nodes += 1
             self.note(place, event)
             data[key] = self.value(events, next(events), place)
@@ -211,7 +211,7 @@ class _Reader:
         value: str = event.value
         bad = unsafe(value, prose=True)
         if bad:
-            raise self.refusal(event, _not_allowed(bad), _REMOVE)
+            raise self.refusal("manifest-invalid", event, _not_allowed(bad), _REMOVE)
         if event.tag is None and event.implicit[0]:
             return self.plain_scalar(event)
         tag = "str" if event.tag in (None, "!") else event.tag.removeprefix(_CORE)
@@ -223,7 +223,7 @@ class _Reader:
         if tag == "float" and type(read) is int:
             return float(read)
         if type(read).__name__ != {"null": "NoneType"}.get(tag, tag):
-            raise self.refusal(event, f"{value[:40]!r} is not a !!{tag}")
+            raise self.refusal("manifest-invalid", event, f"{value[:40]!r} is not a !!{tag}")
         return read
 
     def plain_scalar(self, event: Any) -> str | int | float | bool | None:
@@ -237,27 +237,27 @@ class _Reader:
             return value
         if _INT.fullmatch(value):
             if len(value) > _LONGEST_INT:
-                raise self.refusal(event, "a number too large", "put it in quotes if it is text")
+                raise self.refusal("manifest-invalid", event, "a number too large", "put it in quotes if it is text")
             return int(value)
         if _NOT_A_NUMBER.fullmatch(value):
-            raise self.refusal(event, f"{value} is not allowed: numbers are finite")
+            raise self.refusal("manifest-invalid", event, f"{value} is not allowed: numbers are finite")
         if _FLOAT.fullmatch(value):
             number = float(value)
             if number in (float("inf"), float("-inf")):
-                raise self.refusal(event, "a number too large")
+                raise self.refusal("manifest-invalid", event, "a number too large")
             return number
         return value
 
     def bad_tag(self, event: Any) -> EnvbuildError:
         """The refusal of a tag."""
         shown = event.tag.replace(_CORE, "!!")[:60]
-        return self.refusal(event, f"the tag {shown!r} is not allowed", "write plain values")
+        return self.refusal("manifest-invalid", event, f"the tag {shown!r} is not allowed", "write plain values")
 
-    def refusal(self, event: Any, problem: str, hint: str = "") -> EnvbuildError:
+    def refusal(self, code: str, event: Any, problem: str, hint: str = "") -> EnvbuildError:
         """The error for the place of an event, or of a mark."""
         mark = getattr(event, "start_mark", event)
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        return _refused(self.name, line, column, problem, hint)
+        return refuse(code, self.name, line, column, problem, hint)
 
     def syntax_error(self, error: yaml.MarkedYAMLError) -> EnvbuildError:
         """The error for what libyaml refuses."""
@@ -267,18 +267,15 @@ class _Reader:
         tab = line.find("\t", 0, (mark.column if mark else 0) + 1)
         if tab >= 0:
             problem, hint = "a tab in the indentation", "indent with spaces"
-            return _refused(self.name, mark.line + 1 if mark else 1, tab + 1, problem, hint)
+            return refuse("manifest-invalid", self.name, mark.line + 1 if mark else 1, tab + 1, problem, hint)
         words = "; ".join(part for part in (error.context, error.problem) if part)
         hint = f"check the indentation, brackets and quotes of line {mark.line + 1} and the line before" if mark else ""
-        return self.refusal(mark, f"not valid YAML: {words}", hint)
-
-
-_refused = partial(refuse, "manifest-invalid")
+        return self.refusal("manifest-invalid", mark, f"not valid YAML: {words}", hint)
 
 
 def _decoded(content: bytes, name: str) -> str:
     if content.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
-        raise _refused(name, 1, 1, "begins with a byte order mark", "save it as plain UTF-8")
+        raise refuse("manifest-invalid", name, 1, 1, "begins with a byte order mark", "save it as plain UTF-8")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -286,13 +283,13 @@ def _decoded(content: bytes, name: str) -> str:
         line = before.count(b"\n") + 1
         column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
         problem = f"byte 0x{content[error.start]:02x} is not valid UTF-8"
-        raise _refused(name, line, column, problem, "save it as UTF-8") from None
+        raise refuse("manifest-invalid", name, line, column, problem, "save it as UTF-8") from None
     text = text.replace("\r\n", "\n")
     bad = unsafe(text, prose=True)
     if bad:
         line = text.count("\n", 0, bad.start()) + 1
         column = bad.start() - text.rfind("\n", 0, bad.start())
-        raise _refused(name, line, column, _not_allowed(bad), _REMOVE)
+        raise refuse("manifest-invalid", name, line, column, _not_allowed(bad), _REMOVE)
     return text
 
 

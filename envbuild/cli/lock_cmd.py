@@ -124,8 +124,7 @@ def _made(
     from envbuild.catalog.node_facts import load_facts
     from envbuild.conda.virtual import of_facts
     from envbuild.lock.check import restated
-    from envbuild.lock.conda_part import CondaAsked
-    from envbuild.lock.create import create_lock, default_supply, standalone_interpreters
+    from envbuild.lock.create import CondaAsked, create_lock, default_supply, standalone_interpreters
     from envbuild.lock.packages import sdists
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.profile import findings, refuse, refuse_locked

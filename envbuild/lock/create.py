@@ -1,4 +1,7 @@
-"""Makes a lock from a stack: one variant for each Python, flavour, base and interpreter kind of a profile."""
+"""Makes a lock from a stack: one variant for each Python, flavour, base and interpreter kind of a profile.
+
+What conda installs is solved first, and pip's resolver leaves that out.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from packaging.utils import canonicalize_name
 
@@ -16,17 +21,10 @@ from envbuild import __version__
 from envbuild.catalog.indexes import distributions, index_for_torch, load_distributions
 from envbuild.catalog.loader import manifest_digest
 from envbuild.catalog.toolchain import load_toolchain
+from envbuild.conda.channels import places
 from envbuild.conda.virtual import Virtual
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock import packages
-from envbuild.lock.conda_part import (
-    AS_THE_PROFILE_SAYS,
-    CondaAsked,
-    left_to_conda,
-    lock_conda,
-    refuse_both,
-    solver_version,
-)
 from envbuild.lock.files import field_digests
 from envbuild.lock.packages import (
     PYPI,
@@ -57,16 +55,70 @@ from envbuild.lock.readers.torch_wheels import (
 )
 from envbuild.lock.readers.uvtool import uv_version
 from envbuild.lock.sources import lock_source, with_what_trees_say
-from envbuild.lock.variants import Plan, decided, locked_image, variant_plans
+from envbuild.lock.variants import Plan, decided, locked_image, provides, specs, variant_plans
 from envbuild.model.finding import package_name
 from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
-from envbuild.model.stack import LockedConda, Profile, Stack
+from envbuild.model.stack import SUBDIRS, LockedConda, Profile, Stack
 from envbuild.node import pip_config
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.profile import mending
 from envbuild.text import few
 
 _BUILT_WITH_TORCH = ("torchaudio", "torchvision")
+
+
+class CondaAsked(NamedTuple):
+    """How conda is asked: virtual packages of nodes instead of the profile's; `offline`: channels are left alone."""
+
+    virtual: tuple[Virtual, ...] = ()
+    offline: bool = False
+
+
+AS_THE_PROFILE_SAYS = CondaAsked()
+
+
+def lock_conda(
+    profile: Profile, plan: Plan, as_of: str | None, old: Variant | None, asked: CondaAsked, say: Callable[[str], None]
+) -> LockedConda | None:
+    """What conda installs for a variant; None for the engine venv. `old`: its versions are kept.
+
+    Raises EnvbuildError: what `conda.channels.places` and `conda.solve.solve` raise.
+    """
+    spec = profile.conda
+    if spec is None or plan.virtual is None:
+        return None
+    from envbuild.conda.solve import Wish, solve, with_sizes  # with it comes rattler
+
+    fields: dict[str, Any] = {"link_scripts": spec.link_scripts, "solved_for": dict(plan.virtual)}
+    fields["provides"] = dict(sorted(provides(spec).items()))
+    channels = places(spec)
+    if asked.offline:
+        return LockedConda(unrecorded="the channels were not asked", **fields)
+    kept = old.conda.packages if old and old.conda else ()
+    wanted = specs(profile, spec, plan.python, plan.platform)
+    wish = Wish(wanted, channels, plan.virtual, SUBDIRS[plan.platform], as_of, kept)
+    sizes = {package.sha256: package.unpacked for package in kept}
+    packages = [one.model_copy(update={"unpacked": sizes.get(one.sha256)}) for one in solve(wish, say)]
+    return LockedConda(packages=with_sizes(packages, {place.name: place.urls for place in channels}, say), **fields)
+
+
+def left_to_conda(plan: Plan, profile: Profile) -> frozenset[str]:
+    """The distributions that pip's resolver leaves out of a variant."""
+    return frozenset(provides(profile.conda)) if plan.virtual is not None else frozenset()
+
+
+def refuse_both(conda: LockedConda | None, packages: Iterable[LockedPackage]) -> None:
+    """Raises EnvbuildError `conda-and-wheel` (exit 7) if conda and pip would install one distribution."""
+    theirs = {str(canonicalize_name(package.name)): package for package in (conda.packages if conda else ())}
+    both = [(theirs[package.name], package) for package in packages if package.name in theirs]
+    for archive, package in both:
+        raise EnvbuildError(
+            "conda-and-wheel",
+            f"{package.name} would be installed twice: {archive.file} by conda, {package.files[0].file} as a wheel",
+            why=f"conda has version {archive.version}, the wheel {package.version}, and one would overwrite the other",
+            hint=f"`provides: {{{package.name}: {archive.name}}}` in the `conda:` section leaves it to conda, as a "
+            f"dependency `{archive.name}` of environment.yml does",
+        )
 
 
 def default_supply(
@@ -132,13 +184,14 @@ def create_lock(
         imported = _imported(profile, previous, reader)
     sources = with_needs(sources, needs, profile)
     maker = replace(maker, needs=needs, sources=sources)
+    solver = {"py-rattler": version("py-rattler")} if profile.conda else {}
     lock = Lock(
         stack=stack.name,
         profile=profile_name,
         manifest_digest=manifest_digest(stack, profile_name),
         manifest_fields=field_digests(profile),
         as_of=maker.as_of,
-        created_with={"envbuild": __version__, "git": git_version(), "uv": uv_version(), **solver_version(profile)},
+        created_with={"envbuild": __version__, "git": git_version(), "uv": uv_version(), **solver},
         data=previous.data if previous else {},
         variants=tuple(maker.variant(plan, old.get(plan.id)) for plan in plans),
     )

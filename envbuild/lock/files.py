@@ -36,23 +36,19 @@ def read_lock(path: Path) -> Lock:
 @lru_cache(maxsize=32)
 def parse_lock(text: str, name: str) -> Lock:
     """The same from text; messages call it `name`. Cached by text, because one command asks several times."""
-
-    def invalid(what: str, why: str = "", hint: str = "") -> EnvbuildError:
-        return EnvbuildError("lock-invalid", f"{name} {what}", why=why, hint=hint)
-
     again = "restore the file, or run `envbuild lock create STACK`"
     try:
         data = parse_toml(text)
     except (ValueError, RecursionError) as error:  # a number too long, tables too deep: not all is a TOMLDecodeError
-        raise invalid("is not valid TOML", str(error), again) from error
+        raise EnvbuildError("lock-invalid", f"{name} is not valid TOML", why=str(error), hint=again) from error
     version = data.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > LOCK_VERSION:
-        what = f"has lock version {version}; this envbuild reads {LOCK_VERSION}"
-        raise invalid(what, hint="install a newer envbuild")
+        what = f"{name} has lock version {version}; this envbuild reads {LOCK_VERSION}"
+        raise EnvbuildError("lock-invalid", what, hint="install a newer envbuild")
     bad = unsafe_at(data)
     if bad is not None:
         why = f"{bad}: control characters, invisible characters and line separators are not allowed"
-        raise invalid("is not a valid lock", why, "run `envbuild lock create STACK`")
+        raise EnvbuildError("lock-invalid", f"{name} is not a valid lock", why=why, hint=again)
     try:
         as_json = json.dumps(_with_model_names(data), separators=(",", ":"), ensure_ascii=False)
         return Lock.model_validate_json(as_json)
@@ -61,9 +57,9 @@ def parse_lock(text: str, name: str) -> Lock:
         if "the digest does not match" in problems:
             what = f"{name} was changed after it was written"
             raise EnvbuildError("lock-digest-mismatch", what, why=problems, hint=again) from error
-        raise invalid("is not a valid lock", problems, again) from error
+        raise EnvbuildError("lock-invalid", f"{name} is not a valid lock", why=problems, hint=again) from error
     except (TypeError, ValueError) as error:  # dates, nan and inf, which TOML has and a lock has not
-        raise invalid("is not a valid lock", str(error)) from error
+        raise EnvbuildError("lock-invalid", f"{name} is not a valid lock", why=str(error)) from error
 
 
 def lock_text(path: Path) -> str:

@@ -82,10 +82,8 @@ def _pin(text: str) -> tuple[str, str] | None:
 
 def refuse_locked(lock: Lock, compat: Compat) -> None:
     """Raise `package-homonym` (exit 7) if the lock has a known homonym, whichever package requires it."""
-    names = {str(canonicalize_name(p.name)) for v in lock.variants for p in v.packages if p.index == "pypi"}
-    asked = Request(from_pypi=frozenset(names))
-    rulings = rules_packages.package_homonym(_NOBODY, asked, compat)
-    _raise_first(tuple(item for item in rulings if item.verdict == "refuse"))
+    rulings = (item for variant in lock.variants for item in decisions(variant, compat))
+    _raise_first(tuple(item for item in rulings if (item.rule, item.verdict) == ("package-homonym", "refuse")))
 
 
 def decisions(variant: Variant, compat: Compat) -> Decisions:

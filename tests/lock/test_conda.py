@@ -15,7 +15,7 @@ from envbuild.conda.channels import Place
 from envbuild.conda.virtual import of_facts
 from envbuild.errors import ExitCode
 from envbuild.lock.check import check_lock
-from envbuild.lock.conda_part import CondaAsked
+from envbuild.lock.create import CondaAsked
 from envbuild.lock.diff import diff_locks
 from envbuild.lock.files import parse_lock
 from envbuild.lock.record import render_lock

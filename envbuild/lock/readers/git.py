@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -56,16 +57,11 @@ def run_git(
     # Its session has no terminal, so that ssh cannot ask for a password there; at the end its helpers end with it.
     done = proc.run(command, timeout=local or _TIMEOUT_S, env=env, cwd=None if cwd is None else str(cwd), stdin=stdin)
     if done.missing:
-        raise EnvbuildError(
-            "git-missing",
-            "the git program is not installed",
-            why=done.err,
-            hint="install git, for example: sudo apt-get install -y git",
-        )
+        hint = "install git, for example: sudo apt-get install -y git"
+        raise EnvbuildError("git-missing", "the git program is not installed", why=done.err, hint=hint)
     if done.timed_out or done.rc is None:
-        raise EnvbuildError(
-            "source-unreachable", f"git did not finish within {local or _TIMEOUT_S:g} s", hint="try again"
-        )
+        what = f"git did not finish within {local or _TIMEOUT_S:g} s"
+        raise EnvbuildError("source-unreachable", what, hint="try again")
     return subprocess.CompletedProcess(command, done.rc, done.out, done.err)
 
 
@@ -166,19 +162,11 @@ class GitReader:
 
     def files_with(self, url: str, commit: str, text: str, under: str | None = None) -> list[str]:
         """Paths of the files below `under` that contain an exact text."""
-        inside = {
-            oid
-            for path, (mode, oid) in self.tree(url, commit).items()
-            if mode.startswith("100") and (under is None or path == under or path.startswith(under + "/"))
-        }
-        return self._grep(url, commit, inside, ["-F", "-e", text], [under] if under else [])
+        return self._grep(url, commit, under or "", "-F", text)
 
     def python_with(self, url: str, commit: str, pattern: str) -> list[str]:
         """Paths of the Python files that an extended regular expression matches in."""
-        files = {
-            oid for path, (mode, oid) in self.tree(url, commit).items() if path.endswith(".py") and mode[:3] == "100"
-        }
-        return self._grep(url, commit, files, ["-E", "-e", pattern], ["*.py"])
+        return self._grep(url, commit, "*.py", "-E", pattern)
 
     def submodules(self, url: str, commit: str) -> dict[str, str]:
         """Path to commit of the gitlinks in a commit."""
@@ -205,10 +193,16 @@ class GitReader:
         place = self.repository(url, commit, "history")
         return run_git(["merge-base", "--is-ancestor", ancestor, commit], cwd=place).returncode == 0
 
-    def _grep(self, url: str, commit: str, blobs: set[str], wanted: list[str], under: list[str]) -> list[str]:
-        """Paths of the text files in which something is found; `blobs` are those that have to be here for it."""
+    def _grep(self, url: str, commit: str, under: str, kind: str, text: str) -> list[str]:
+        """Paths of the text files, below a path or of a name with `*`, in which something is found."""
+
+        def is_asked(path: str) -> bool:
+            return not under or path == under or path.startswith(f"{under}/") or fnmatchcase(path, under)
+
+        blobs = {oid for path, (mode, oid) in self.tree(url, commit).items() if mode[:3] == "100" and is_asked(path)}
         place = self._with_blobs(url, commit, blobs)
-        done = run_git(["grep", "-I", "-l", "-z", *wanted, commit, *(["--", *under] if under else [])], cwd=place)
+        paths = ["--", under] if under else []
+        done = run_git(["grep", "-I", "-l", "-z", kind, "-e", text, commit, *paths], cwd=place)
         if done.returncode > 1:
             raise _failed("grep", url, done.stderr)
         return sorted(name.partition(":")[2] for name in done.stdout.split("\0") if name)

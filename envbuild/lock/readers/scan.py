@@ -24,9 +24,7 @@ _MODULES = {"torch._six": "torch-six", "imp": "imp", "distutils": "distutils", "
 # Files without any of these words are not parsed.
 WORDS = (
     r"torch\._six|torch import _six|import imp\b|from imp |ImpImporter|distutils|pkg_resources|use_2to3|"
-    r"FileDescriptor\(|"
-    r"\.(bool|int|float|object|str|complex|long|unicode|float_|complex_|unicode_|string_|Inf|Infinity|NaN|product|"
-    r"cumproduct|alltrue|sometrue|asfarray|infty|PINF|NINF|cast|find_common_type)([^A-Za-z0-9_]|$)"
+    rf"FileDescriptor\(|\.({'|'.join(sorted({'bool'} | _ALIASES | _NUMPY_2))})([^A-Za-z0-9_]|$)"
 )
 
 _MOST_PLACES = 8
@@ -58,11 +56,8 @@ def uses(texts: Mapping[str, str], reached: Container[str] | None = None) -> dic
             marked = id(node) in early and path != "setup.py"
             order = (0 if path == "setup.py" else 1 if marked else 2, path, node.lineno)
             by_trait.setdefault(trait, {})[order] = f"{path}:{node.lineno}{AT_IMPORT if marked else ''}"
-    return {trait: _listed([places[order] for order in sorted(places)]) for trait, places in sorted(by_trait.items())}
-
-
-def _listed(places: list[str]) -> str:
-    return few(places, _MOST_PLACES)
+    rows = {trait: [places[order] for order in sorted(places)] for trait, places in sorted(by_trait.items())}
+    return {trait: few(places, _MOST_PLACES) for trait, places in rows.items()}
 
 
 def _parsed(text: str) -> ast.Module | None:
@@ -154,7 +149,8 @@ def _traits(tree: ast.Module, path: str) -> Iterator[tuple[str, ast.expr | ast.s
     # What stands in a `try` has its own way out.
     tries = (node for node in ast.walk(tree) if isinstance(node, ast.Try))
     guarded = {id(node) for guard in tries for part in guard.body for node in ast.walk(part)}
-    numpy = _numpy_names(tree)
+    imports = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
+    numpy = {alias.asname or alias.name for alias in imports if alias.name == "numpy"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Call) and id(node) not in guarded:
             yield from ((trait, node) for trait in _imported(node))
@@ -164,11 +160,6 @@ def _traits(tree: ast.Module, path: str) -> Iterator[tuple[str, ast.expr | ast.s
             yield "use-2to3", node.value
         elif isinstance(node, ast.Call) and path.endswith("_pb2.py") and _called(node) == "FileDescriptor":
             yield "old-protobuf", node
-
-
-def _numpy_names(tree: ast.Module) -> set[str]:
-    imports = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
-    return {alias.asname or alias.name for alias in imports if alias.name == "numpy"}
 
 
 def _imported(node: ast.Import | ast.ImportFrom | ast.Call) -> Iterator[str]:

@@ -73,35 +73,20 @@ def _short(output: str) -> str:
 def _failure(output: str) -> EnvbuildError:
     why = _short(output)
     if cache := _NO_CACHE.search(output):
-        return EnvbuildError(
-            "not-writable", f"uv cannot write its cache {cache[1]}", why=why,
-            hint="set UV_CACHE_DIR to a folder that you can write",
-        )  # fmt: skip
+        hint = "set UV_CACHE_DIR to a folder that you can write"
+        return EnvbuildError("not-writable", f"uv cannot write its cache {cache[1]}", why=why, hint=hint)
     if _NETWORK.search(output):
-        return EnvbuildError(
-            "index-unreachable",
-            "the package index could not be reached",
-            why=why,
-            hint="check UV_DEFAULT_INDEX, the proxy and certificates (SSL_CERT_FILE, or pip's `cert`), then try again",
-        )
-    unbuilt = dict.fromkeys(_NO_WHEEL.findall(output))
-    if unbuilt:
+        hint = "check UV_DEFAULT_INDEX, the proxy and certificates (SSL_CERT_FILE, or pip's `cert`), then try again"
+        return EnvbuildError("index-unreachable", "the package index could not be reached", why=why, hint=hint)
+    if unbuilt := dict.fromkeys(_NO_WHEEL.findall(output)):
         return build_not_allowed(tuple(unbuilt), why)
-    missing = _NOT_THERE.search(output)
-    if missing:
-        return EnvbuildError(
-            "package-not-found",
-            f"the index has no version of {missing[2] or missing[3]}",
-            why=why,
-            hint="check the name, and open the index in a browser: a proxy may show its login page",
-            exit_code=ExitCode.REFUSED,
-        )
-    known = advice(output, load_compat())
-    if known:
-        return EnvbuildError(
-            "resolution-failed", "setup code of a source distribution failed", why=why,
-            hint=f"under `constraints:`, {known}; or another version, which has a wheel",
-        )  # fmt: skip
+    if missing := _NOT_THERE.search(output):
+        what = f"the index has no version of {missing[2] or missing[3]}"
+        hint = "check the name, and open the index in a browser: a proxy may show its login page"
+        return EnvbuildError("package-not-found", what, why=why, hint=hint, exit_code=ExitCode.REFUSED)
+    if known := advice(output, load_compat()):
+        hint = f"under `constraints:`, {known}; or another version, which has a wheel"
+        return EnvbuildError("resolution-failed", "setup code of a source distribution failed", why=why, hint=hint)
     return no_solution(why)
 
 
