@@ -124,6 +124,7 @@ def test_a_target_is_shown_as_a_file_that_says_the_same(
     (tmp_path / "shown.yaml").write_text(capsys.readouterr().out)
     shown = load_target(str(tmp_path / "shown.yaml"), template=True).target
     assert shown == load_target(name, template=True).target.model_copy(update={"extends": None})
+    assert (shown.name, bool(shown.summary)) == (name, True)
 
 
 def test_config_show_with_origins(

@@ -12,6 +12,7 @@ from envbuild.explain.annotate import annotate
 from envbuild.explain.checks import Means, run_checks
 from envbuild.explain.view import least_nodes
 from envbuild.model.finding import IndexCheck
+from envbuild.model.launch import Reference
 from envbuild.model.stack import Build, Profile, Stack
 from envbuild.node.build import kernels
 from envbuild.resolve.compat import Compat
@@ -31,20 +32,12 @@ def compat() -> Compat:
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_a_stack_names_its_document_to_the_byte(name: str) -> None:
+def test_a_stack_names_its_document_to_the_byte_and_pins_every_source(name: str) -> None:
     stack = shipped(name)
-    assert stack.name == name
-    assert stack.document is not None
-    assert stack.document.commit
-    assert stack.document.path
-    assert stack.default_profile == "exact"
-
-
-@pytest.mark.parametrize("name", STACKS)
-def test_every_source_is_pinned_by_commit_and_tree(name: str) -> None:
-    for profile in shipped(name).profiles.values():
-        assert profile.sources
-        assert all(source.tree for source in profile.sources)
+    assert (stack.name, stack.default_profile) == (name, "exact")
+    assert stack.document and stack.document.commit and stack.document.path
+    for profile in stack.profiles.values():
+        assert profile.sources and all(source.tree for source in profile.sources)
 
 
 def test_one_commit_has_one_tree_in_all_stacks() -> None:
@@ -58,17 +51,14 @@ def test_one_commit_has_one_tree_in_all_stacks() -> None:
     assert [commit for commit, known in trees.items() if len(known) > 1] == []
 
 
-def test_there_are_at_least_45_findings_with_unique_names() -> None:
-    ids = [finding.id for name in STACKS for finding in shipped(name).findings]
-    assert len(ids) == len(set(ids))
-    assert len(ids) >= 45
-    assert all(len(shipped(name).findings) >= 15 for name in STACKS)
-
-
-@pytest.mark.parametrize("name", STACKS)
-def test_few_findings_are_unverified(name: str) -> None:
-    findings = shipped(name).findings
-    assert sum(finding.unverified for finding in findings) * 4 <= len(findings)
+def test_there_are_at_least_45_findings_with_unique_names_and_few_are_unverified() -> None:
+    by_stack = [shipped(name).findings for name in STACKS]
+    ids = [finding.id for findings in by_stack for finding in findings]
+    assert len(ids) == len(set(ids)) >= 45
+    for findings in by_stack:
+        assert len(findings) >= 15 and sum(finding.unverified for finding in findings) * 4 <= len(findings)
+        # Index checks ask for one thing only.
+        assert all(sum(isinstance(check, IndexCheck) for check in finding.check) <= 1 for finding in findings)
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -113,47 +103,36 @@ def test_nothing_that_an_index_would_answer_wrongly_is_installed() -> None:
             assert not names & {"apex", "metaseq", "megatron-lm", "sklearn", "torch", "fairscale"}
 
 
-def test_the_alpa_rows_go_from_1_to_64_gpus() -> None:
-    reference = shipped("megatron-alpa").reference
+def reference_of(name: str) -> Reference:
+    reference = shipped(name).reference
     assert reference is not None
+    return reference
+
+
+def test_the_alpa_rows_go_from_1_to_64_gpus() -> None:
+    reference = reference_of("megatron-alpa")
     rows = {case.gpus: case.tflops for case in reference.cases if "results_e2e_ref.tsv" in case.source}
     assert rows == {1: 47.53, 2: 55.53, 4: 55.89, 8: 50.44, 16: 56.59, 32: 58.24, 64: 57.84}
     for case in reference.cases:
         if case.best:
-            assert case.dp is not None
-            assert case.tmp is not None
-            assert case.pp is not None
+            assert case.dp and case.tmp and case.pp
             assert case.dp * case.tmp * case.pp == case.gpus
             assert case.global_batch == case.dp * (case.microbatches or 0) * (case.micro_batch_size or 0)
     assert len(reference.heuristics) == 4
     assert sum(len(row.cases) for row in reference.manual) == 425
-
-
-def test_the_alpa_manual_list_itself_goes_to_tmp_8() -> None:
-    reference = shipped("megatron-alpa").reference
-    assert reference is not None
-    assert max(case[2] for row in reference.manual for case in row.cases) == 8
+    assert max(case[2] for row in reference.manual for case in row.cases) == 8, "its own list goes to tmp 8"
 
 
 def test_175b_needs_at_least_five_nodes() -> None:
-    least = least_nodes(shipped("opt-175b").reference)
-    assert least is not None
-    assert (least.model, least.nodes) == ("175b", 5)
+    least = least_nodes(reference_of("opt-175b"))
+    assert least and (least.model, least.nodes) == ("175b", 5)
 
 
 def test_the_alcf_model_table_is_whole() -> None:
-    reference = shipped("megatron-deepspeed-alcf").reference
-    assert reference is not None
-    shapes = {m.name: (m.layers, m.hidden, m.heads) for m in reference.models}
+    shapes = {m.name: (m.layers, m.hidden, m.heads) for m in reference_of("megatron-deepspeed-alcf").models}
     assert len(shapes) == 37
     assert shapes["GPT25B"] == shapes["GPT30B"] == (64, 6144, 64)
     assert shapes["GPT1T_128L"] == (128, 25600, 160)
-
-
-def test_index_checks_ask_for_one_thing_only() -> None:
-    for name in STACKS:
-        for finding in shipped(name).findings:
-            assert sum(isinstance(check, IndexCheck) for check in finding.check) <= 1
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -195,15 +174,10 @@ def test_there_are_builds_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("built", BUILT)
-def test_a_build_says_what_must_come_out(built: str) -> None:
-    _, build = BUILT[built]
+def test_a_build_says_what_must_come_out_and_a_source_of_kernels_is_edited_to_take_them(built: str) -> None:
+    source, build = BUILT[built]
     # A source of Python alone may need to be told its version, and makes no extension.
     assert promised(build) or (not build.flags and set(build.environment or ()) == {"SETUPTOOLS_SCM_PRETEND_VERSION"})
-
-
-@pytest.mark.parametrize("built", BUILT)
-def test_kernels_are_built_from_files_and_the_source_is_edited_to_take_them(built: str) -> None:
-    source, build = BUILT[built]
     if build.kind != "kernels":
         assert "megatron-fused-import" not in source.patches
         return

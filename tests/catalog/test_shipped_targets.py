@@ -55,13 +55,13 @@ def test_a_target_says_all_that_matters(name: str, stack: str) -> None:
     for key in ("connection:", "scheduler:", "engine:", "placement:", "prefix:", "privilege:", "expects:", "floors:"):
         assert f"\n{key}" in text
     assert text.count("# ") >= 5, "every value names its source"
-
-
-@pytest.mark.parametrize("name", [n for n in STACKS if n not in ("h200", "pods-rtx4090", "slurm-pyxis")])
-def test_clusters_share_their_prefix_and_keep_temporary_files_on_the_node(name: str) -> None:
-    target = shipped(name)
-    assert target.placement == "shared"
-    assert target.tmp is not None
+    if name not in ("h200", "pods-rtx4090", "slurm-pyxis"):
+        assert target.placement == "shared" and target.tmp, "clusters share a prefix, temporary files are the node's"
+    # Missing peer access is expected of GeForce cards alone.
+    assert target.expects.peer_access is (False if name == "pods-rtx4090" else None)
+    facts = load_facts(name)
+    assert facts and all(unexpected(node, target) == () for node in facts.values())
+    assert {node.scheduler.kind for node in facts.values()} == {target.scheduler.kind}
 
 
 def test_the_variables_of_ndv4_name_the_topology_only_where_it_exists() -> None:
@@ -69,23 +69,6 @@ def test_the_variables_of_ndv4_name_the_topology_only_where_it_exists() -> None:
     assert environment["NCCL_TOPO_FILE"] == EnvPath.from_plain({"path": "/opt/microsoft/ndv4-topo.xml", "if": "exists"})
     assert environment["NCCL_IB_PCI_RELAXED_ORDERING"] == "1"
     assert shipped("azure-nd96").floors == {"all_reduce_8192_mib_busbw_gbps": 228, "multi_node_busbw_gbps": 185}
-
-
-def test_missing_peer_access_is_expected_of_geforce_cards_alone() -> None:
-    assert {name: shipped(name).expects.peer_access for name in STACKS if name != "pods-rtx4090"} == dict.fromkeys(
-        [name for name in STACKS if name != "pods-rtx4090"]
-    )
-    assert shipped("pods-rtx4090").expects.peer_access is False
-
-
-@pytest.mark.parametrize("name", STACKS)
-def test_the_example_facts_are_of_the_expected_hardware(name: str) -> None:
-    target = shipped(name)
-    facts = load_facts(name)
-    assert facts
-    for node in facts.values():
-        assert unexpected(node, target) == ()
-        assert node.scheduler.kind == target.scheduler.kind
 
 
 def test_every_example_belongs_to_a_target() -> None:
