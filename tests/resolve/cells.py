@@ -141,11 +141,6 @@ def flavour(cuda: str) -> str:
     return "cu" + "".join(cuda.split(".")[:2])
 
 
-def python_of(tag: str) -> str:
-    """cp311 as 3.11."""
-    return f"{tag[2]}.{tag[3:]}"
-
-
 def probes() -> Iterator[Probe]:
     """A probe, or several, for every cell that a rule reads."""
     yield from _torch()
@@ -158,81 +153,73 @@ def probes() -> Iterator[Probe]:
     yield from _packages()
 
 
+def probe(
+    path: Path, value: object, rule: str, facts: NodeFacts | None = None, *, whole: bool = False, **asked: Any
+) -> Probe:
+    """A probe whose answer is the verdicts of one rule about a node and a request."""
+    return Probe(path, value, verdicts(rule, facts or node(), Request(**asked)), whole)
+
+
 def _torch() -> Iterator[Probe]:
     torch = plain_compat()["torch"]
     for version, row in torch["releases"].items():
         at: Path = ("torch", "releases", version)
-        yield Probe(at, REMOVED, verdicts("torch-release-known", node(), Request(torch=version)), whole=True)
-        first = next(iter(row["flavours"]))
-        asked = Request(torch=version, flavour=first, index="pypi")
-        yield Probe((*at, "pypi"), not row["pypi"], verdicts("torch-lts-index", node(), asked))
+        yield probe(at, REMOVED, "torch-release-known", torch=version, whole=True)
+        asked = {"torch": version, "index": "pypi"}
+        yield probe((*at, "pypi"), not row["pypi"], "torch-lts-index", flavour=next(iter(row["flavours"])), **asked)
         if "pypi_flavour" in row:
-            asked = Request(torch=version, flavour=row["pypi_flavour"], index="pypi")
-            yield Probe((*at, "pypi_flavour"), "cu999", verdicts("torch-locator", node(), asked))
+            yield probe((*at, "pypi_flavour"), "cu999", "torch-locator", flavour=row["pypi_flavour"], **asked)
         for machine in ("x86_64", "aarch64"):
             if machine in row:
                 yield from _wheels(version, machine, row[machine])
         plain = next(name for name, build in row["flavours"].items() if "abi" not in build)
-        yield Probe((*at, "abi"), 1 - row["abi"], _abi(version, plain, row["abi"]))
+        yield probe((*at, "abi"), 1 - row["abi"], "cxx11-abi", torch=version, flavour=plain, abis={"x": row["abi"]})
         for name, build in row["flavours"].items():
             yield from _build(version, name, build)
-    for key, version in (("none_before", "2.4.1"), ("pypi_cpu_to", "2.8.0")):
-        asked = Request(
-            torch=version, flavour="cu126", index="pypi" if key == "pypi_cpu_to" else "x", machine="aarch64"
-        )
-        yield Probe(("torch", "aarch64_cuda", key), "1.0", verdicts("torch-aarch64", node(), asked), whole=True)
+    for key, version, index in (("none_before", "2.4.1", "x"), ("pypi_cpu_to", "2.8.0", "pypi")):
+        asked = {"torch": version, "flavour": "cu126", "index": index, "machine": "aarch64"}
+        yield probe(("torch", "aarch64_cuda", key), "1.0", "torch-aarch64", whole=True, **asked)
     for tag, glibc in torch["glibc"]["tags"].items():
         version, machine = next(
             (v, m) for v, r in torch["releases"].items() for m in ("x86_64", "aarch64") if m in r and r[m]["tag"] == tag
         )
-        asked = Request(torch=version, flavour="cpu", machine=machine)
-        yield Probe(
-            ("torch", "glibc", "tags", tag), "9.99", verdicts("glibc-floor", node(glibc=glibc), asked), whole=True
-        )
+        asked = {"torch": version, "flavour": "cpu", "machine": machine}
+        yield probe(("torch", "glibc", "tags", tag), "9.99", "glibc-floor", node(glibc=glibc), whole=True, **asked)
 
 
 def _wheels(version: str, machine: str, row: Mapping[str, Any]) -> Iterator[Probe]:
-    at: Path = ("torch", "releases", version, machine)
+    at, asked = ("torch", "releases", version, machine), {"torch": version, "machine": machine}
     for key in ("python", "unverified_python"):
         for index, tag in enumerate(row.get(key, ())):
-            asked = Request(torch=version, python=python_of(tag), machine=machine)
-            yield Probe((*at, key, index), "cp35", verdicts("torch-python", node(), asked))
-    asked = Request(torch=version, flavour="cpu", machine=machine)
-    yield Probe((*at, "tag"), "unknown", verdicts("glibc-floor", node(), asked))
-
-
-def _abi(version: str, name: str, abi: int) -> Answer:
-    return verdicts("cxx11-abi", node(), Request(torch=version, flavour=name, abis={"x": abi}))
+            yield probe((*at, key, index), "cp35", "torch-python", python=f"{tag[2]}.{tag[3:]}", **asked)
+    yield probe((*at, "tag"), "unknown", "glibc-floor", flavour="cpu", **asked)
 
 
 def _build(version: str, name: str, row: Mapping[str, Any]) -> Iterator[Probe]:
-    at: Path = ("torch", "releases", version, "flavours", name)
-    asked = Request(torch=version, flavour=name)
+    at, asked = ("torch", "releases", version, "flavours", name), {"torch": version, "flavour": name}
 
-    def on(capability: str) -> Answer:
-        return verdicts("gpu-arch", node(gpu=f"{CARD} @ {capability}"), asked)
+    def on(capability: str, place: Path, value: object) -> Probe:
+        return probe((*at, *place), value, "gpu-arch", node(gpu=f"{CARD} @ {capability}"), **asked)
 
-    yield Probe(at, REMOVED, verdicts("torch-flavour-exists", node(), asked))
+    yield probe(at, REMOVED, "torch-flavour-exists", **asked)
     codes, plus, ptx = row.get("arch", "").partition("+PTX")
     listed = codes.split()
     for code in listed:
         # With an older code of the same major, or PTX that is not newer, the GPU runs without its own.
         older = any(other.split(".")[0] == code.split(".")[0] and float(other) < float(code) for other in listed)
         if not older and not any(float(other) <= float(code) for other in ptx.split()):
-            less = " ".join(other for other in listed if other != code)
-            yield Probe((*at, "arch"), less + plus + ptx, on(code))
+            yield on(code, ("arch",), " ".join(other for other in listed if other != code) + plus + ptx)
     if plus:
-        yield Probe((*at, "arch"), codes, on("30.0"))
-    if "unverified" in row:
-        yield Probe((*at, "unverified"), None, on("1.0"))
-    if "ptx_unverified" in row:
-        yield Probe((*at, "ptx_unverified"), None, on("30.0"))
+        yield on("30.0", ("arch",), codes)
+    for key, capability in (("unverified", "1.0"), ("ptx_unverified", "30.0")):
+        if key in row:
+            yield on(capability, (key,), None)
     if "glibc" in row:
-        yield Probe((*at, "glibc"), "9.99", verdicts("glibc-floor", node(glibc=row["glibc"]), asked))
+        yield probe((*at, "glibc"), "9.99", "glibc-floor", node(glibc=row["glibc"]), **asked)
     if "abi" in row:
-        yield Probe((*at, "abi"), 1 - row["abi"], _abi(version, name, row["abi"]))
+        yield probe((*at, "abi"), 1 - row["abi"], "cxx11-abi", abis={"x": row["abi"]}, **asked)
     for code in row.get("disputed", {}):
-        yield Probe((*at, "disputed", code), REMOVED, on(code))
+        yield on(code, ("disputed", code), REMOVED)
 
 
 def _drivers() -> Iterator[Probe]:
@@ -241,116 +228,98 @@ def _drivers() -> Iterator[Probe]:
     for version, own in cuda["toolkit_drivers"]["linux"].items():
         floor = lone.get(version) or floors[version.split(".")[0]]
         driver = max(own, floor, key=lambda text: [int(part) for part in text.split(".")])
-        asked = Request(flavour=flavour(version))
-        answer = verdicts("driver-minor-compat", node(driver=driver), asked)
-        yield Probe(("cuda", "toolkit_drivers", "linux", version), "999.1", answer)
+        at: Path = ("cuda", "toolkit_drivers", "linux", version)
+        yield probe(at, "999.1", "driver-minor-compat", node(driver=driver), flavour=flavour(version))
     for key, rows in (("linux", floors), ("no_minor_compat", lone)):
         for version, floor in rows.items():
-            asked = Request(flavour=flavour(version if "." in version else f"{version}.0"))
-            answer = verdicts("driver-floor", node(driver=floor), asked)
-            yield Probe(("cuda", "driver_floors", key, version), "999.1", answer)
+            asked = flavour(version if "." in version else f"{version}.0")
+            yield probe(
+                ("cuda", "driver_floors", key, version), "999.1", "driver-floor", node(driver=floor), flavour=asked
+            )
     for index, branch in enumerate(cuda["forward_compat"]["excluded_branches"]):
         below = node(gpu=f"{SERVER} @ 8.0", driver=f"{branch}.10", ceiling="13.0")
-        answer = verdicts("driver-cuda-compat", below, Request(flavour="cu130"))
-        yield Probe(("cuda", "forward_compat", "excluded_branches", index), 9999, answer)
+        at = ("cuda", "forward_compat", "excluded_branches", index)
+        yield probe(at, 9999, "driver-cuda-compat", below, flavour="cu130")
     for capability, branch in cuda["gpu_drivers"]["first_branch"].items():
         known = node(gpu=f"{SERVER} @ {capability}", driver=f"{branch}.10")
-        answer = verdicts("driver-knows-gpu", known, Request(flavour="cu130"))
-        yield Probe(("cuda", "gpu_drivers", "first_branch", capability), 9999, answer)
-    old = verdicts("driver-knows-gpu", node(gpu=f"{SERVER} @ 9.0", driver="400.1"), Request(flavour="cu130"))
-    yield Probe(("cuda", "gpu_drivers", "unverified"), False, old)
+        at = ("cuda", "gpu_drivers", "first_branch", capability)
+        yield probe(at, 9999, "driver-knows-gpu", known, flavour="cu130")
+    old = node(gpu=f"{SERVER} @ 9.0", driver="400.1")
+    yield probe(("cuda", "gpu_drivers", "unverified"), False, "driver-knows-gpu", old, flavour="cu130")
 
 
-def _compiling(version: str, **asked: Any) -> Request:
-    return Request(**{"flavour": flavour(version), "compiled": ("x",), **asked})
+def _compiling(version: str, **asked: Any) -> dict[str, Any]:
+    return {"flavour": flavour(version), "compiled": ("x",), **asked}
 
 
 def _architectures() -> Iterator[Probe]:
     rows = plain_compat()["cuda"]["architectures"]
+    at: Path = ("cuda", "architectures")
     for key, other in (("first_cuda", "99.0"), ("last_cuda", "1.0")):
         for capability, version in rows[key].items():
             there = node(gpu=f"{CARD} @ {capability}", nvcc=version)
-            yield Probe(
-                ("cuda", "architectures", key, capability),
-                other,
-                verdicts("nvcc-knows-gpu", there, _compiling(version)),
-            )
+            yield probe((*at, key, capability), other, "nvcc-knows-gpu", there, **_compiling(version))
     for index in range(len(rows["embedded"])):
         # As if 8.0 were a module's code: then nothing older is left to propose for 8.6.
-        old = verdicts("nvcc-knows-gpu", node(gpu=f"{CARD} @ 8.6", nvcc="11.0"), _compiling("11.0"))
-        yield Probe(("cuda", "architectures", "embedded", index), "8.0", old)
-    check: Path = ("cuda", "nvcc_check")
-    from_ = cell((*check, "torch_checks_from"))
-    near = node(nvcc="11.6")
-    asked = _compiling("11.3", torch=from_)
-    yield Probe((*check, "torch_checks_from"), "99.0", verdicts("nvcc-minor", near, asked))
-    for name in cell((*check, "exact_minor")):
-        asked = _compiling("11.3", compiled=(name,))
-        yield Probe((*check, "exact_minor", name), REMOVED, verdicts("apex-cuda-check", near, asked))
-    yield from _own_lists((*check, "own_list"))
-    for name, patch in cell((*check, "exact_minor")).items():
-        asked = _compiling("11.3", compiled=(name,), patches={name: (patch,)})
-        yield Probe((*check, "exact_minor", name), "other", verdicts("apex-cuda-check", near, asked))
-    asked = _compiling("11.3", torch=from_, packages={"setuptools": cell((*check, "setuptools_needs"))})
-    yield Probe((*check, "setuptools_needs"), "9999", verdicts("setuptools-minor", near, asked))
-
-
-def _own_lists(at: Path) -> Iterator[Probe]:
-    for name, own in cell(at).items():
-        told = _compiling("13.0", compiled=(name,), variables={own["variable"]: "1"})
-        yield Probe((*at, name, "variable"), "OTHER", verdicts("own-cuda-list", node(nvcc="13.1"), told))
+        old = node(gpu=f"{CARD} @ 8.6", nvcc="11.0")
+        yield probe((*at, "embedded", index), "8.0", "nvcc-knows-gpu", old, **_compiling("11.0"))
+    at, near = ("cuda", "nvcc_check"), node(nvcc="11.6")
+    from_ = cell((*at, "torch_checks_from"))
+    yield probe((*at, "torch_checks_from"), "99.0", "nvcc-minor", near, **_compiling("11.3", torch=from_))
+    for name, patch in cell((*at, "exact_minor")).items():
+        for value, patches in ((REMOVED, {}), ("other", {name: (patch,)})):
+            asked = _compiling("11.3", compiled=(name,), patches=patches)
+            yield probe((*at, "exact_minor", name), value, "apex-cuda-check", near, **asked)
+    asked = _compiling("11.3", torch=from_, packages={"setuptools": cell((*at, "setuptools_needs"))})
+    yield probe((*at, "setuptools_needs"), "9999", "setuptools-minor", near, **asked)
+    for name, own in cell((*at, "own_list")).items():
+        here, told = (*at, "own_list", name), _compiling("13.0", compiled=(name,), variables={own["variable"]: "1"})
+        yield probe((*here, "variable"), "OTHER", "own-cuda-list", node(nvcc="13.1"), **told)
         for major, versions in own["accepts"].items():
             for index, version in enumerate(versions):
                 asked = _compiling(versions[index - 1], compiled=(name,))
-                answer = verdicts("own-cuda-list", node(nvcc=version), asked)
-                yield Probe((*at, name, "accepts", major, index), "1.1", answer)
+                yield probe((*here, "accepts", major, index), "1.1", "own-cuda-list", node(nvcc=version), **asked)
 
 
 def _compilers() -> Iterator[Probe]:
-    at: Path = ("compilers", "gcc")
-    rows = cell(at)
+    rows = cell(("compilers", "gcc"))
 
-    def accepts(nvcc: str, gcc: int, **asked: Any) -> Answer:
-        return verdicts("gcc-range", node(nvcc=nvcc, gcc=f"{gcc}.2.0"), _compiling(nvcc, **asked))
+    def gcc(place: Path, value: object, nvcc: str, major: int, **asked: Any) -> Probe:
+        at = ("compilers", "gcc", *place)
+        return probe(at, value, "gcc-range", node(nvcc=nvcc, gcc=f"{major}.2.0"), **_compiling(nvcc, **asked))
 
     for version, most in rows["max_major"].items():
-        yield Probe((*at, "max_major", version), most - 1, accepts(f"{version}.1", most))
+        yield gcc(("max_major", version), most - 1, f"{version}.1", most)
     for version, most in rows["max_major_exact"].items():
-        yield Probe((*at, "max_major_exact", version), most + 1, accepts(version, most + 1))
+        yield gcc(("max_major_exact", version), most + 1, version, most + 1)
     for version in rows["disputed"]:
-        answer = accepts(f"{version}.1", rows["max_major"][version])
-        yield Probe((*at, "disputed", version), REMOVED, answer)
-        yield Probe((*at, "disputed", version, "from"), "99", answer)
+        for place, value in ((("disputed", version), REMOVED), (("disputed", version, "from"), "99")):
+            yield gcc(place, value, f"{version}.1", rows["max_major"][version])
     for version, least in rows["torch_errors_below"].items():
-        yield Probe((*at, "torch_errors_below", version), least - 1, accepts("12.1.1", least - 1, torch=version))
+        yield gcc(("torch_errors_below", version), least - 1, "12.1.1", least - 1, torch=version)
     for version, least in rows["min_major"].items():
-        yield Probe((*at, "min_major", version), least + 1, accepts(f"{version}.1", least))
+        yield gcc(("min_major", version), least + 1, f"{version}.1", least)
     for version, least in rows["torch_min_major"].items():
-        yield Probe((*at, "torch_min_major", version), least + 1, accepts("12.1.1", least, torch=version))
-        old = accepts("12.1.1", least - 1, torch=version)
-        yield Probe((*at, "torch_min_unverified"), False, old)
+        yield gcc(("torch_min_major", version), least + 1, "12.1.1", least, torch=version)
+        yield gcc(("torch_min_unverified",), False, "12.1.1", least - 1, torch=version)
 
 
 def _gpus() -> Iterator[Probe]:
-    below = Request(flavour="cu130")
     for kind in ("geforce", "workstation", "data-centre"):
         for index, pattern in enumerate(cell(("gpus", "kinds", kind))):
             # The first pattern that is found decides, so a server's name behind a card's is a card's.
             name = f"NVIDIA {pattern}" if kind == "data-centre" else f"NVIDIA {pattern} A100"
             old = node(gpu=f"{name} @ 8.0", driver="535.10", ceiling="13.0")
-            answer = verdicts("driver-cuda-compat", old, below)
-            yield Probe(("gpus", "kinds", kind, index), "no such word", answer)
+            at: Path = ("gpus", "kinds", kind, index)
+            yield probe(at, "no such word", "driver-cuda-compat", old, flavour="cu130")
     for model, row in cell(("gpus", "models")).items():
-        at: Path = ("gpus", "models", model)
+        at = ("gpus", "models", model)
         key = "bf16_dense_tflops" if "bf16_dense_tflops" in row else "fp16_dense_tflops"
-        dense = Request(peak_tflops=float(row[key]))
-        renamed = verdicts("peak-is-dense", node(gpu="NVIDIA Z9 @ 9.9"), dense)
-        yield Probe((*at, "name"), "Z9", renamed)
-        this = node(gpu=f"NVIDIA {row['name']} @ {row['cc']}")
-        yield Probe((*at, key), row[key] * 3, verdicts("peak-is-dense", this, dense))
-        if "sparse_tflops" in row:
-            sparse = Request(peak_tflops=float(row["sparse_tflops"]))
-            yield Probe((*at, "sparse_tflops"), row["sparse_tflops"] * 3, verdicts("peak-is-dense", this, sparse))
+        dense, this = float(row[key]), node(gpu=f"NVIDIA {row['name']} @ {row['cc']}")
+        yield probe((*at, "name"), "Z9", "peak-is-dense", node(gpu="NVIDIA Z9 @ 9.9"), peak_tflops=dense)
+        for figure in {key, "sparse_tflops"} & row.keys():
+            peak = float(row[figure])
+            yield probe((*at, figure), row[figure] * 3, "peak-is-dense", this, peak_tflops=peak)
         yield Probe((*at, "cc"), "9.9", _codes_for(model))
 
 
@@ -361,34 +330,31 @@ def _codes_for(model: str) -> Answer:
 
 
 def _images() -> Iterator[Probe]:
+    rules = {"cuda": "image-gpu", "min_driver": "image-driver"}
     for tag, row in cell(("images", "images")).items():
         at: Path = ("images", "images", tag)
-        asked = Request(image=tag)
         old = node(gpu=f"{CARD} @ 7.0", driver=f"{row['min_driver']}.10")
-        yield Probe((*at, "cuda"), "1.0", verdicts("image-gpu", old, asked))
-        yield Probe((*at, "min_driver"), "999", verdicts("image-driver", old, asked))
+        for key, value in (("cuda", "1.0"), ("min_driver", "999")):
+            yield probe((*at, key), value, rules[key], old, image=tag)
         new = node(gpu=f"{CARD} @ 12.1", driver="300.10")
         for index, name in enumerate(row.get("unverified", ())):
-            if name == "min_driver":
-                yield Probe((*at, "unverified", index), "other", verdicts("image-driver", new, asked))
-            elif name == "cuda" and why_not_read((*at, "unverified", index)) is None:
-                yield Probe((*at, "unverified", index), "other", verdicts("image-gpu", new, asked))
+            place = (*at, "unverified", index)
+            if name in rules and why_not_read(place) is None:
+                yield probe(place, "other", rules[name], new, image=tag)
 
 
 def _limits() -> Iterator[Probe]:
-    most = cell(("limits", "zero_pipeline", "max_stage"))
-    zero = verdicts("zero-needs-no-pipeline", node(), Request(zero_stage=most, pipeline=True))
-    yield Probe(("limits", "zero_pipeline", "max_stage"), most - 1, zero)
-    ranks = cell(("limits", "mig", "max_ranks"))
+    at: Path = ("limits", "zero_pipeline", "max_stage")
+    most = cell(at)
+    yield probe(at, most - 1, "zero-needs-no-pipeline", zero_stage=most, pipeline=True)
+    ranks, since = cell(("limits", "mig", "max_ranks")), cell(("limits", "mig", "nccl_from"))
     split = node_facts("cpu-laptop", gpus=f"1 x {SERVER} @ 8.0", mig=ranks + 1)
-    asked = Request(torch="2.1.0", flavour="cu121")
-    yield Probe(("limits", "mig", "max_ranks"), ranks + 1, verdicts("mig-no-nccl", split, asked))
-    since = cell(("limits", "mig", "nccl_from"))
-    asked = Request(torch="2.1.0", flavour="cu121", packages={"nvidia-nccl-cu12": since})
-    yield Probe(("limits", "mig", "nccl_from"), "99.0", verdicts("mig-no-nccl", split, asked))
-    least = cell(("limits", "bf16", "min_capability"))
-    bf16 = verdicts("bf16-tensor-cores", node(gpu=f"{SERVER} @ {least}"), Request(precision="bf16"))
-    yield Probe(("limits", "bf16", "min_capability"), "99.0", bf16)
+    asked = {"torch": "2.1.0", "flavour": "cu121"}
+    yield probe(("limits", "mig", "max_ranks"), ranks + 1, "mig-no-nccl", split, **asked)
+    asked["packages"] = {"nvidia-nccl-cu12": since}
+    yield probe(("limits", "mig", "nccl_from"), "99.0", "mig-no-nccl", split, **asked)
+    at = ("limits", "bf16", "min_capability")
+    yield probe(at, "99.0", "bf16-tensor-cores", node(gpu=f"{SERVER} @ {cell(at)}"), precision="bf16")
 
 
 def version_in(text: str) -> str:
@@ -440,11 +406,8 @@ def _packages() -> Iterator[Probe]:
             in_build = _row(row["id"], Request(python="3.11", traits=traits))
             yield Probe((*at, "when", "at"), "any", in_build)
         if lacks := row.get("when", {}).get("lacks"):
-            yield Probe(
-                (*at, "when", "lacks"),
-                "another",
-                _row(row["id"], _request({**there, **broken, lacks: "1"}, traits=traits)),
-            )
+            brought = _request({**there, **broken, lacks: "1"}, traits=traits)
+            yield Probe((*at, "when", "lacks"), "another", _row(row["id"], brought))
         if "unverified" in row:
             yield Probe((*at, "unverified"), False, either)
     for name, traits_of_source in cell(("packages", "traits", "sources")).items():
@@ -471,16 +434,16 @@ def _package_traits() -> Iterator[Probe]:
         for index, trait in enumerate(ended):
             yield Probe(("packages", "traits", "patches", patch, index), "another", _mended(patch, trait))
     for name in cell(("packages", "homonyms", "names")):
-        answer = verdicts("package-homonym", node(), Request(from_pypi=frozenset({name})))
-        yield Probe(("packages", "homonyms", "names", name), REMOVED, answer)
+        at = ("packages", "homonyms", "names", name)
+        yield probe(at, REMOVED, "package-homonym", from_pypi=frozenset({name}))
     for index, twins in enumerate(cell(("packages", "twins", "groups"))):
         for place, name in enumerate(twins):
-            both = Request(packages={name: "1", twins[place - 1]: "1"})
-            yield Probe(("packages", "twins", "groups", index, place), "another", verdicts("two-owners", node(), both))
-
+            at = ("packages", "twins", "groups", index, place)
+            yield probe(at, "another", "two-owners", packages={name: "1", twins[place - 1]: "1"})
     for name in cell(("packages", "system", "packages")):
-        built = Request(packages={name: "1"}, traits=frozenset({f"{name}-from-source"}))
-        yield Probe(("packages", "system", "packages", name), REMOVED, verdicts("system-packages", node(), built))
+        at = ("packages", "system", "packages", name)
+        built = frozenset({f"{name}-from-source"})
+        yield probe(at, REMOVED, "system-packages", packages={name: "1"}, traits=built)
 
 
 def _libraries() -> Iterator[Probe]:
@@ -514,14 +477,14 @@ def _apex() -> Iterator[Probe]:
     for flag, ranges in cell(("apex", "flags")).items():
         for number, ends in enumerate(ranges):
             for end, place in enumerate(ends):
-                asked = Request(commits={"x": commits[place]}, flags={"x": (flag,)})
+                asked: dict[str, Any] = {"commits": {"x": commits[place]}, "flags": {"x": (flag,)}}
                 at: Path = ("apex", "flags", flag, number, end)
-                yield Probe(at, 9999 if end == 0 else -1, verdicts("apex-flags", node(), asked))
+                yield probe(at, 9999 if end == 0 else -1, "apex-flags", **asked)
     for number, ends in enumerate(cell(("apex", "raises"))):
         for end, place in enumerate(ends):
             asked = _compiling("11.3", compiled=("apex",), commits={"apex": commits[place]})
-            answer = verdicts("apex-cuda-check", node(nvcc="11.6"), asked)
-            yield Probe(("apex", "raises", number, end), 9999 if end == 0 else -1, answer)
+            at = ("apex", "raises", number, end)
+            yield probe(at, 9999 if end == 0 else -1, "apex-cuda-check", node(nvcc="11.6"), **asked)
 
 
 def _brought(source: str, trait: str) -> Answer:
