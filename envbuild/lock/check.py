@@ -82,9 +82,14 @@ def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply 
     findings += contents(lock, profile)
     findings += _patches(lock)
     findings += _unrecorded(lock)
-    findings += _by_rules(lock)
+    # What rules refuse on every node.
+    refused = [(text, item) for text, item in rule_findings(lock, load_compat()).items() if item.verdict == "refuse"]
+    findings += [LockFinding(item.rule, "problem", "rules", text, ExitCode.REFUSED) for text, item in refused]
     if online:
-        findings += _upstream(lock, profile)
+        contains = {source.name: source.contains for source in profile.pinned_sources}
+        with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
+            asked = pool.map(lambda source: _one_upstream(source, contains.get(source.name, ())), lock.sources.values())
+        findings += [finding for one in asked for finding in one]
         findings += _channels(lock, profile)
         findings += _by_the_indexes(lock, stack, supply) if supply else []
     return findings
@@ -116,13 +121,6 @@ def _patches(lock: Lock) -> list[LockFinding]:
             if pin != current
         ]
     return findings
-
-
-def _by_rules(lock: Lock) -> list[LockFinding]:
-    """What rules refuse on every node."""
-    by_rule = rule_findings(lock, load_compat()).items()
-    refused = [(text, item) for text, item in by_rule if item.verdict == "refuse"]
-    return [LockFinding(item.rule, "problem", "rules", text, ExitCode.REFUSED) for text, item in refused]
 
 
 def _unrecorded(lock: Lock) -> list[LockFinding]:
@@ -184,13 +182,6 @@ def _channels(lock: Lock, profile: Profile) -> list[LockFinding]:
             says = f"{archive.file} has sha256 {now or 'unknown'} in {archive.channel}, {archive.sha256} in the lock"
             findings.append(LockFinding("conda-package-changed", "problem", name, says, ExitCode.INTEGRITY))
     return findings
-
-
-def _upstream(lock: Lock, profile: Profile) -> list[LockFinding]:
-    contains = {source.name: source.contains for source in profile.pinned_sources}
-    with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
-        results = pool.map(lambda source: _one_upstream(source, contains.get(source.name, ())), lock.sources.values())
-        return [finding for findings in results for finding in findings]
 
 
 def _one_upstream(source: LockedSource, contains: tuple[str, ...]) -> list[LockFinding]:

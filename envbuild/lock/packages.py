@@ -333,20 +333,14 @@ def lock_offers(
         if old and keep == item.file and old.files[0].sha256 == item.sha256:
             item = replace(item, size=old.files[0].size, unpacked=old.files[0].unpacked)
         chosen.append((offer, item))
-    sized = with_sizes(item for _, item in chosen)
     locked = []
-    for (offer, _), item in zip(chosen, sized, strict=True):
-        index = request.indexes.get(offer.name)
-        package = LockedPackage(
-            name=offer.name, version=offer.version, index=index.name if index else PYPI, files=(_artifact(item),)
-        )
-        locked.append(package)
+    for (offer, _), item in zip(chosen, with_sizes(item for _, item in chosen), strict=True):
+        index, lacks = request.indexes.get(offer.name), None if item.sha256 else "the index states no sha256"
+        sha256 = item.sha256 or "unrecorded"
+        file = ArtifactFile(file=item.file, sha256=sha256, size=item.size, unpacked=item.unpacked, reason=lacks)
+        place = index.name if index else PYPI
+        locked.append(LockedPackage(name=offer.name, version=offer.version, index=place, files=(file,)))
     return tuple(sorted(locked, key=lambda package: package.name))
-
-
-def _artifact(item: OfferedFile) -> ArtifactFile:
-    known = ArtifactFile(file=item.file, sha256=item.sha256 or "unrecorded", size=item.size, unpacked=item.unpacked)
-    return known if item.sha256 else known.model_copy(update={"reason": "the index states no sha256"})
 
 
 def carry_over(new: LockedPackage, old: LockedPackage | None) -> LockedPackage:

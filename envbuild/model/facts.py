@@ -189,6 +189,15 @@ class StampFacts(_Fact):
         return parse(self.path)[1]
 
 
+# What nodes of one class may differ in.
+_OF_ONE_NODE: dict[str, Any] = {
+    **dict.fromkeys(("node", "hostname", "probed_at", "prefix", "shared", "tmp", "environments", "toolchain"), True),
+    **dict.fromkeys(("busy", "files_found", "reachable", "trees", "warnings", "nics", "user", "home"), True),
+    **dict.fromkeys(("scheduler", "cpu", "limits"), True),
+    "gpus": {"__all__": {"uuid", "pci_bus_id", "ecc_errors", "mig", "health"}},
+}
+
+
 class NodeFacts(_Fact):
     """Everything that a probe read on one node, at one time (`probed_at`, UTC, RFC 3339).
 
@@ -264,23 +273,4 @@ class NodeFacts(_Fact):
 
     def class_key(self) -> dict[str, Any]:
         """The facts that define a node class: all but names, times, free space and stamps."""
-        data = self.model_dump(mode="json")
-        for key in ("node", "hostname", "probed_at", "prefix", "shared", "tmp", "environments", "toolchain", "busy"):
-            data.pop(key)
-        for key in (
-            "files_found",
-            "reachable",
-            "trees",
-            "warnings",
-            "nics",
-            "user",
-            "home",
-            "scheduler",
-            "cpu",
-            "limits",
-        ):
-            data.pop(key)
-        for gpu in data["gpus"]:
-            for key in ("uuid", "pci_bus_id", "ecc_errors", "mig", "health"):
-                gpu.pop(key)
-        return data
+        return self.model_dump(mode="json", exclude=_OF_ONE_NODE)

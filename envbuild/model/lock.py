@@ -173,6 +173,17 @@ def digest_here(digest: str, trees: Iterable[Mapping[str, Any]]) -> str:
     return hashlib.sha256(canonical_json([digest, places])).hexdigest() if places else digest
 
 
+# What no digest covers.
+_BESIDE: dict[str, Any] = {
+    **dict.fromkeys(("id", "digest", "smoke", "training"), True),
+    "packages": {"__all__": {"metadata_from": True, "files": {"__all__": {"size", "unpacked", "witness", "reason"}}}},
+    "sources": {"__all__": {"ref", "uses", "needs", "unpacked"}},
+    "trees": {"__all__": {"at"}},
+    "image": {"reason"},
+    "conda": {"solved_for": True, "packages": {"__all__": {"size", "unpacked", "requires"}}},
+}
+
+
 class Variant(StrictModel, defer_build=False):  # used whole and as a part: built once for both
     """One buildable environment. `id` is its readable label, `digest` its identity (see `compute_digest`).
 
@@ -240,31 +251,14 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
         Left out: the label, the smoke list and the way of training (they check an environment, they do not change one),
         where a record or metadata came from, where working trees lie, what was read in the trees of sources, and sizes.
         """
-        beside = {"id", "digest", "smoke", "training"}
-        data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=beside)
+        data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=_BESIDE)
         for package in data["packages"]:
-            package.pop("metadata_from", None)
-            package["files"] = sorted(
-                ({"file": f["file"], "sha256": f["sha256"]} for f in package["files"]),
-                key=lambda f: f["file"],
-            )
-        for source in data["sources"]:
-            for key in ("ref", "uses", "needs", "unpacked"):
-                source.pop(key, None)
-            # An empty list counts as not said, so that a lock outlives these fields.
-            for key in ("patch_pins", "outputs"):
-                if not source[key]:
-                    del source[key]
-        for tree in data["trees"]:
-            tree.pop("at", None)
-        if not data["trees"]:  # as above
-            del data["trees"]
-        data.get("image", {}).pop("reason", None)
-        if "conda" in data:
-            data["conda"].pop("solved_for", None)
-            for archive in data["conda"]["packages"]:
-                for key in ("size", "unpacked", "requires"):
-                    archive.pop(key, None)
+            package["files"].sort(key=lambda file: file["file"])
+        # An empty list counts as not said, so that a lock outlives these fields.
+        for holder in (*data["sources"], data):
+            for key in ("patch_pins", "outputs", "trees"):
+                if holder.get(key) == []:
+                    del holder[key]
         return data
 
     def compute_digest(self, stack: str, profile: str) -> str:

@@ -35,47 +35,43 @@ class Fault(NamedTuple):
 class _Cause(NamedTuple):
     """A text of nvidia-smi or of the probe, and what it means; its groups are the GPU that it names."""
 
-    pattern: re.Pattern[str]
+    pattern: str
     means: str
     helps: str
     stops: bool = False
 
 
-def _cause(pattern: str, means: str, helps: str, *, stops: bool = False) -> _Cause:
-    return _Cause(re.compile(pattern, re.IGNORECASE), means, helps, stops)
-
-
 _GPU = r"GPU\s*(?:[0-9]{1,3}:\s+)?((?:[0-9a-f]{4,8}:)?[0-9a-f]{1,4}(?::[0-9a-f]{2}\.[0-9])?)"
 CAUSES = (
-    _cause(r"Driver/library version mismatch",
+    _Cause(r"Driver/library version mismatch",
            "the driver's libraries are not those of the kernel module that is loaded",
            "reboot the node, or unload and load the module as its administrator (`rmmod nvidia_uvm nvidia_drm "
            "nvidia_modeset nvidia; modprobe nvidia`), and hold the driver's packages (`apt-mark hold`)", stops=True),
-    _cause(r"infoROM is corrupted at " + _GPU, "the infoROM of GPU {gpu} is damaged, and CUDA may fail on it",
+    _Cause(r"infoROM is corrupted at " + _GPU, "the infoROM of GPU {gpu} is damaged, and CUDA may fail on it",
            "the smoke test decides; " + _RESET),
-    _cause(r"(?:Unable to determine the device handle for|requires? reset).*?" + _GPU + "|" + _GPU +
+    _Cause(r"(?:Unable to determine the device handle for|requires? reset).*?" + _GPU + "|" + _GPU +
            r".*?(?:is lost|requires? reset|fallen off the bus|Unknown Error|ERR!)",
            "GPU {gpu} is lost: it does not answer", _RESET),
-    _cause(r"couldn't communicate with the NVIDIA driver|Driver Not Loaded",
+    _Cause(r"couldn't communicate with the NVIDIA driver|Driver Not Loaded",
            "the NVIDIA kernel module is not loaded", _LOAD, stops=True),
-    _cause(r"Insufficient Permissions", "this user may not open the GPUs' devices",
+    _Cause(r"Insufficient Permissions", "this user may not open the GPUs' devices",
            "ask the administrator for access to /dev/nvidia* (a group, or the job's devices)", stops=True),
-    _cause(r"blocked by the operating system", "the system withholds the GPUs from this session",
+    _Cause(r"blocked by the operating system", "the system withholds the GPUs from this session",
            "under WSL update Windows' NVIDIA driver and `wsl --update`; in a container start it with its GPUs "
            "(`--gpus all`, `--nv`)", stops=True),
-    _cause(r"couldn't find libnvidia-ml|loading shared libraries", "the driver's libraries are missing",
+    _Cause(r"couldn't find libnvidia-ml|loading shared libraries", "the driver's libraries are missing",
            "install the driver's user libraries in the version of the kernel module; in a container start it with "
            "its GPUs (`--gpus all`, `--nv`)", stops=True),
-    _cause(r"Failed to initialize NVML: Unknown Error", "the GPUs' devices were taken away from this session",
+    _Cause(r"Failed to initialize NVML: Unknown Error", "the GPUs' devices were taken away from this session",
            "start the container or session again (a reload of systemd takes devices away); else reboot", stops=True),
-    _cause(r"Failed to initialize NVML", "the driver cannot be initialised", _LOAD, stops=True),
-    _cause(r"No devices were found", "the driver finds none of the GPUs",
+    _Cause(r"Failed to initialize NVML", "the driver cannot be initialised", _LOAD, stops=True),
+    _Cause(r"No devices were found", "the driver finds none of the GPUs",
            "read `dmesg | grep -i xid` on the node; reset or reboot it, as its administrator"),
-    _cause(r"did not answer within", "the driver hangs",
+    _Cause(r"did not answer within", "the driver hangs",
            "read `dmesg | grep -i xid` on the node; reboot it, as its administrator"),
-    _cause(r"nvidia-smi is not there", "the node has a GPU or the kernel module, but no nvidia-smi",
+    _Cause(r"nvidia-smi is not there", "the node has a GPU or the kernel module, but no nvidia-smi",
            "install the driver's user programs in the version of the kernel module"),
-    _cause(r"", "nvidia-smi reports a problem", "run `nvidia-smi` on the node; the smoke test decides"),
+    _Cause(r"", "nvidia-smi reports a problem", "run `nvidia-smi` on the node; the smoke test decides"),
 )  # fmt: skip
 
 
@@ -154,7 +150,7 @@ def driver_fault(facts: NodeFacts) -> Fault | None:
     text = facts.driver.problem
     if text is None:
         return None
-    cause, match = next((cause, match) for cause in CAUSES if (match := cause.pattern.search(text)))
+    cause, match = next((cause, match) for cause in CAUSES if (match := re.search(cause.pattern, text, re.I)))
     named = next((value for value in match.groups() if value), "")
     return Fault(f"{cause.means.format(gpu=named)} ({text})", cause.helps.format(gpu=named or "N"), cause.stops)
 
