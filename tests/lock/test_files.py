@@ -152,24 +152,17 @@ def test_a_damaged_lock_is_refused_with_its_code(
     assert says in caught.value.why
 
 
-def test_a_missing_lock_names_the_command_that_makes_it(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_read_is_refused_and_a_missing_one_names_the_command(tmp_path: Path) -> None:
     with fails("lock-missing", ExitCode.USAGE) as caught:
         read_lock(tmp_path / "none.lock.toml")
     assert "envbuild lock create" in caught.value.hint
-
-
-def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
-    path = tmp_path / "huge.lock.toml"
-    with path.open("wb") as stream:
-        stream.truncate(MAX_BYTES + 1)
-    with fails("file-unreadable"):
-        read_lock(path)
-
-
-def test_invalid_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.lock.toml"
     path.write_bytes(b'stack = "\xff"')
     with fails("lock-invalid"):
+        read_lock(path)
+    with path.open("wb") as stream:
+        stream.truncate(MAX_BYTES + 1)
+    with fails("file-unreadable"):
         read_lock(path)
 
 

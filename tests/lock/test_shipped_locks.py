@@ -50,27 +50,21 @@ def test_every_stack_and_profile_has_its_lock_and_no_lock_is_left_over() -> None
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_shipped_lock_agrees_with_its_stack(file: str) -> None:
+def test_a_shipped_lock_agrees_with_its_stack_and_every_gap_is_known(file: str) -> None:
     lock = shipped(file)
-    findings = check_lock(lock, shipped_stack(lock.stack).stack, online=False)
+    stack = shipped_stack(lock.stack).stack
+    findings = check_lock(lock, stack, online=False)
     assert [finding for finding in findings if finding.kind == "problem"] == []
     assert {finding.code for finding in findings} <= {"hash-unrecorded", "image-unrecorded", "conda-unrecorded"}
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_shipped_lock_is_as_the_writer_writes_it_and_has_no_address_but_those_of_its_sources(file: str) -> None:
-    lock = shipped(file)
+    as_of = stack.profiles[lock.profile].as_of
+    assert lock.as_of == (as_of.isoformat() if as_of else None)
     text = (resources.lockfiles() / file).read_text(encoding="utf-8")
     assert render_lock(lock) == text
     sources = [source for variant in lock.variants for source in variant.sources]
+    assert all(tuple(pin.name for pin in source.patch_pins) == source.patches for source in sources)
     urls = [source.git for source in sources] + [part.git for source in sources for part in source.submodules]
-    assert text.count("://") == len(urls)
+    assert text.count("://") == len(urls), "it has no address but those of its sources"
     assert all(url.startswith("https://github.com/") for url in urls)
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_shipped_lock_names_files_that_fit_its_python_and_every_gap_is_known(file: str) -> None:
-    lock = shipped(file)
     for variant in lock.variants:
         fits = platform_of(variant.python, variant.platform)
         for package in variant.packages:
@@ -81,13 +75,6 @@ def test_a_shipped_lock_names_files_that_fit_its_python_and_every_gap_is_known(f
             assert item.sha256 != "unrecorded" or (item.file in UNRECORDED and item.reason)
             assert item.sha256 == "unrecorded" or item.size or item.witness
         check_against_records(variant.packages, load_records())
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_nothing_in_a_shipped_lock_is_newer_than_its_stack_says(file: str) -> None:
-    lock = shipped(file)
-    as_of = shipped_stack(lock.stack).stack.profiles[lock.profile].as_of
-    assert lock.as_of == (as_of.isoformat() if as_of else None)
 
 
 def torch_of(variant: Variant) -> tuple[str, str, str | None]:
@@ -140,13 +127,6 @@ def test_an_unrecorded_hash_is_a_note_and_no_problem() -> None:
     assert ExitCode.INTEGRITY not in {note.exit_code for note in notes}
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_every_patch_of_a_shipped_lock_is_pinned(file: str) -> None:
-    for variant in shipped(file).variants:
-        for source in variant.sources:
-            assert tuple(pin.name for pin in source.patch_pins) == source.patches
-
-
 def test_lock_check_without_a_stack_checks_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert int(check.main(args=["--offline", "--json"], standalone_mode=False)) == 0
     found = json.loads(capsys.readouterr().out)
@@ -154,11 +134,6 @@ def test_lock_check_without_a_stack_checks_all(capsys: pytest.CaptureFixture[str
     assert {Path(row["lock"]).name for row in found["locks"]} == set(FILES)
     with pytest.raises(click.UsageError):
         check.main(args=["--profile", "exact"], standalone_mode=False)
-
-
-@pytest.fixture
-def records_shipped() -> Lock:
-    return read_lock(resources.lockfiles() / "torch-smoke.exact.lock.toml")
 
 
 def test_every_record_is_a_torch_wheel_with_a_witness_and_no_hash_is_there_twice() -> None:
@@ -192,8 +167,9 @@ def test_the_catalog_says_where_each_flavour_comes_from() -> None:
         choose_torch("2.13.0", "cu101", "3.12", "linux_x86_64", supply, None)
 
 
-def test_the_shipped_lock_has_what_a_machine_needs(records_shipped: Lock) -> None:
-    variants = {variant.id: variant for variant in records_shipped.variants}
+def test_the_shipped_lock_has_what_a_machine_needs() -> None:
+    lock = shipped("torch-smoke.exact.lock.toml")
+    variants = {variant.id: variant for variant in lock.variants}
     for python in ("cp311", "cp312", "cp313"):
         cpu = {p.name: p for p in variants[f"{python}-linux_x86_64-cpu"].packages}
         assert (cpu["torch"].version, cpu["torch"].index) == ("2.13.0+cpu", "pytorch-cpu")
@@ -204,13 +180,14 @@ def test_the_shipped_lock_has_what_a_machine_needs(records_shipped: Lock) -> Non
         assert 2.5e9 < sum(f.size or 0 for p in gpu.values() for f in p.files) < 3.5e9
         system = variants[f"{python}-linux_x86_64-system"]
         assert (system.packages, system.provided, system.base.provides) == ((), {}, ("torch>=1.13",))
-    files = [f for v in records_shipped.variants for p in v.packages for f in p.files]
-    assert all(f.sha256 != "unrecorded" and f.size for f in files)
+    assert all(file.sha256 != "unrecorded" and file.size for variant in lock.variants for file in variant.files)
 
 
-def test_the_index_still_offers_what_the_shipped_lock_names(records_shipped: Lock) -> None:
+def test_the_index_still_offers_what_the_shipped_lock_names() -> None:
     try:
-        text = export_lock(records_shipped, "cp312-linux_x86_64-cu130", "pylock", places=Places())
+        text = export_lock(
+            shipped("torch-smoke.exact.lock.toml"), "cp312-linux_x86_64-cu130", "pylock", places=Places()
+        )
     except EnvbuildError as error:
         if error.code != "index-unreachable":
             raise

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 import socket
 from pathlib import Path
 
@@ -64,40 +63,23 @@ def test_a_patch_is_pinned_by_what_it_does_and_by_the_places_it_must_find(repos:
     assert (exact.least, exact.most) == (tried.hits, tried.hits)
 
 
-def test_a_patch_that_nobody_wrote_is_refused(repos: Repos) -> None:
-    assert refusal(source("a", repos.create("a"), patches=["no-such-patch"])).code == "patch-unknown"
-
-
-def test_a_tree_that_the_stack_names_rightly_is_accepted(repos: Repos) -> None:
-    commit = repos.create("a")
-    assert locked(source("a", commit, tree=repos.tree("a", commit))).commit == commit
-
-
-def test_a_wrong_tree_is_an_integrity_failure_that_names_both(repos: Repos) -> None:
-    commit = repos.create("a")
-    error = refusal(source("a", commit, tree="1" * 40))
-    assert (error.code, error.exit_code) == ("tree-mismatch", ExitCode.INTEGRITY)
-    assert repos.tree("a", commit) in error.why
-    assert "1" * 40 in error.why
-
-
-def test_a_missing_commit_is_an_integrity_failure(repos: Repos) -> None:
-    repos.create("a")
-    error = refusal(source("a", "1" * 40))
-    assert (error.code, error.exit_code) == ("commit-missing", ExitCode.INTEGRITY)
-
-
-def test_a_tree_hash_given_as_commit_is_refused(repos: Repos) -> None:
-    commit = repos.create("a")
-    assert refusal(source("a", repos.tree("a", commit))).code == "commit-missing"
-
-
-def test_a_repository_out_of_reach_says_try_again(repos: Repos) -> None:
-    commit = repos.create("a")
-    shutil.rmtree(repos.folder / "a")
-    error = refusal(source("a", commit))
-    assert (error.code, error.exit_code) == ("source-unreachable", ExitCode.TRY_AGAIN)
-    assert "insteadOf" in error.hint
+def test_what_cannot_be_pinned_is_refused_with_both_sides(repos: Repos) -> None:
+    first, second = repos.create("a"), repos.commit("a", "x", "2")
+    tree, unknown = repos.tree("a", first), "1" * 40
+    for wanted, code, exit_code, says in (
+        (source("a", first, patches=["no-such-patch"]), "patch-unknown", ExitCode.USAGE, ""),
+        (source("a", first, tree=unknown), "tree-mismatch", ExitCode.INTEGRITY, f"tree {tree} at"),
+        (source("a", unknown), "commit-missing", ExitCode.INTEGRITY, ""),
+        (source("a", tree), "commit-missing", ExitCode.INTEGRITY, "is a tree"),
+        (source("a", first, contains=[second]), "ancestor-missing", ExitCode.INTEGRITY, f"contain {second}"),
+        (source("a", second, contains=[unknown]), "ancestor-missing", ExitCode.INTEGRITY, ""),
+        (source("none", first), "source-unreachable", ExitCode.TRY_AGAIN, "insteadOf"),
+    ):
+        error = refusal(wanted)
+        assert (error.code, error.exit_code) == (code, exit_code)
+        assert says in f"{error.what} {error.why} {error.hint}"
+    assert locked(source("a", first, tree=tree)).commit == first
+    assert locked(source("a", second, contains=[first, second])).commit == second
 
 
 def test_a_commit_that_no_branch_has_any_more_is_found_where_the_server_keeps_it(repos: Repos) -> None:
@@ -105,17 +87,6 @@ def test_a_commit_that_no_branch_has_any_more_is_found_where_the_server_keeps_it
     lost = repos.commit("a", "x", "1")
     repos.git("a", "reset", "-q", "--hard", first)
     assert locked(source("a", lost)).tree == repos.tree("a", lost)
-
-
-def test_contained_commits_are_proven_and_refuted(repos: Repos) -> None:
-    first = repos.create("a")
-    second = repos.commit("a", "x", "2")
-    third = repos.commit("a", "x", "3")
-    assert locked(source("a", third, contains=[first, second])).commit == third
-    error = refusal(source("a", second, contains=[third]))
-    assert (error.code, error.exit_code) == ("ancestor-missing", ExitCode.INTEGRITY)
-    assert third in error.what
-    assert refusal(source("a", second, contains=["1" * 40])).code == "ancestor-missing"
 
 
 def test_a_server_that_sends_only_what_is_asked_for_is_enough(repos: Repos) -> None:

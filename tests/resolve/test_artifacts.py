@@ -48,16 +48,27 @@ def test_a_file_fits_or_not(file: str, fits: bool) -> None:
     assert (chosen(NODE, file) is not None) is fits
 
 
-def test_the_most_specific_wheel_is_taken_and_a_source_archive_last() -> None:
-    files = ["x-1.tar.gz", "x-1-py3-none-any.whl", "x-1-cp311-cp311-manylinux_2_17_x86_64.whl"]
-    assert chosen(NODE, *files) == files[2]
-    assert chosen(Platform("3.12", "x86_64", (2, 31)), *files) == files[1]
-    assert chosen(NODE, files[0]) == files[0]
-
-
-def test_of_equal_tags_the_highest_build_is_taken() -> None:
-    files = [f"x-1-{build}py3-none-any.whl" for build in ("", "1-", "2-", "10-")]
-    assert chosen(NODE, *files) == "x-1-10-py3-none-any.whl"
+@pytest.mark.parametrize(
+    ("python", "offered", "best"),
+    [
+        ("3.11", ["cp310-cp310-linux_x86_64", "cp311-cp311-linux_x86_64"], "cp311-cp311-linux_x86_64"),
+        ("3.11", ["py3-none-any", "cp39-abi3-manylinux_2_28_x86_64"], "cp39-abi3-manylinux_2_28_x86_64"),
+        ("3.11", ["py3-none-any", "cp311-cp311-manylinux_2_17_x86_64"], "cp311-cp311-manylinux_2_17_x86_64"),
+        ("3.12", ["py3-none-any", "cp311-cp311-manylinux_2_17_x86_64"], "py3-none-any"),
+        ("3.11", ["py3-none-manylinux1_x86_64", "py3-none-manylinux_2_28_x86_64"], "py3-none-manylinux_2_28_x86_64"),
+        ("3.11", ["cp311-cp311-manylinux_2_34_x86_64", "py2.py3-none-any"], "py2.py3-none-any"),
+        ("3.7", ["cp37-cp37m-linux_x86_64", "cp37-cp37-linux_x86_64"], "cp37-cp37m-linux_x86_64"),
+        ("3.11", ["py3-none-any", "1-py3-none-any", "2-py3-none-any", "10-py3-none-any"], "10-py3-none-any"),
+        ("3.11", ["1a-py3-none-any", "1b-py3-none-any", "1-py3-none-any"], "1b-py3-none-any"),
+        ("3.11", ["9-py3-none-any", "cp311-cp311-linux_x86_64"], "cp311-cp311-linux_x86_64"),
+        ("3.11", ["py3-none-any", "py2.py3-none-any"], "py2.py3-none-any"),
+    ],
+)
+def test_the_most_specific_wheel_of_the_highest_build_is_taken_and_a_source_archive_last(
+    python: str, offered: list[str], best: str
+) -> None:
+    platform = Platform(python, "x86_64", (2, 31))
+    assert chosen(platform, "x-1.tar.gz", *(f"x-1-{tag}.whl" for tag in offered)) == f"x-1-{best}.whl"
 
 
 def test_an_unknown_c_library_refuses_nothing() -> None:
