@@ -103,18 +103,13 @@ def test_one_variant_for_each_python_flavour_base_and_interpreter(tmp_path: Path
     )
     pinned = LockedInterpreter(kind="standalone", name="cpython-3", sha256="0" * 64)
     lock = create_lock(wanted, "exact", supply=supply(house), standalone={"3.11": pinned, "3.12": pinned})
+    pythons, kinds = (
+        ("cp311-linux_x86_64", "cp312-linux_x86_64"),
+        ("cpu", "cpu-standalone", "cu130", "cu130-standalone"),
+    )
     assert [variant.id for variant in lock.variants] == [
-        "cp311-linux_x86_64-cpu",
-        "cp311-linux_x86_64-cpu-standalone",
-        "cp311-linux_x86_64-cu130",
-        "cp311-linux_x86_64-cu130-standalone",
-        "cp312-linux_x86_64-cpu",
-        "cp312-linux_x86_64-cpu-standalone",
-        "cp312-linux_x86_64-cu130",
-        "cp312-linux_x86_64-cu130-standalone",
-        "cp311-linux_x86_64-system",
-        "cp312-linux_x86_64-system",
-    ]
+        *(f"{python}-{kind}" for python in pythons for kind in kinds), *(f"{python}-system" for python in pythons)
+    ]  # fmt: skip
     by_id = {variant.id: variant for variant in lock.variants}
     cpu, gpu = by_id["cp311-linux_x86_64-cpu"], by_id["cp311-linux_x86_64-cu130"]
     assert [(p.version, p.index) for p in cpu.packages] == [("1.0.0+cpu", "pytorch-cpu")]

@@ -166,20 +166,6 @@ def test_d57_pkg_resources_comes_with_setuptools_alone(more: dict[str, Any], rul
     assert [text.partition(":")[0] for text in findings(lock, compat())] == rules
 
 
-@pytest.mark.parametrize(
-    ("text", "trait"),
-    [
-        ("__import__('pkg_resources').declare_namespace(__name__)\n", "pkg-resources"),
-        ("import importlib\nimportlib.import_module('distutils.util')\n", "distutils"),
-        ("from importlib import import_module\nX = import_module('torch._six')\n", "torch-six"),
-        ("try:\n    __import__('pkg_resources')\nexcept ImportError:\n    pass\n", None),
-        ("import importlib\nimportlib.import_module(NAME)\n", None),
-    ],
-)
-def test_d57_a_module_that_is_imported_by_a_call_is_a_trait_too(text: str, trait: str | None) -> None:
-    assert list(uses({"a.py": text})) == ([trait] if trait else [])
-
-
 @pytest.mark.parametrize(("version", "ok"), [("84.2.1", False), ("70.0.0", False), ("81.0.0", True), ("69.5.1", True)])
 def test_d57_a_build_against_an_old_torch_refuses_a_setuptools_without_pkg_resources(version: str, ok: bool) -> None:
     source = {**SOURCE, "build": {"flags": ["cuda_ext"]}, "uses": {}}
@@ -217,19 +203,44 @@ def test_d83_what_an_import_reaches_is_told_from_what_a_call_does_and_every_plac
 
 
 @pytest.mark.parametrize(
-    ("text", "marked"),
+    ("text", "traits"),
     [
-        (OLD, True),
-        ("import numpy as np\nclass C:\n    kind = np.float\n", True),
-        ("import numpy as np\ndef f(kind=np.float):\n    pass\n", True),
-        ("import numpy as np\ndef f():\n    return np.float\n", False),
-        ("import numpy as np\nf = lambda: np.float\n", False),
-        ("import numpy as np\nif __name__ == '__main__':\n    print(np.float)\n", False),
-        ("import numpy as np\ntry:\n    X = np.float\nexcept AttributeError:\n    X = float\n", False),
+        # Removed names, and the modules that have them (D20).
+        (OLD, {"np-int": "a.py:3 at import"}),
+        ("import numpy\nX = numpy.bool\n", {"np-bool": "a.py:2 at import"}),
+        ("import numpy as np\nX = np.float_\n", {"np-float_": "a.py:2 at import"}),
+        ("from torch._six import inf\n", {"torch-six": "a.py:1 at import"}),
+        ("import torch\nX = torch._six.inf\n", {"torch-six": "a.py:2 at import"}),
+        ("from torch import _six\n", {"torch-six": "a.py:1 at import"}),
+        ("import imp\n", {"imp": "a.py:1 at import"}),
+        ("from distutils import util\n", {"distutils": "a.py:1 at import"}),
+        ("import pkg_resources\n", {"pkg-resources": "a.py:1 at import"}),
+        ("from pkg_resources import packaging\n",
+         {"pkg-resources": "a.py:1 at import", "pkg-resources-packaging": "a.py:1 at import"}),
+        # What only looks like one.
+        ("import numpy as np\nX = np.float32\n", {}),
+        ("X = np.float\n", {}),
+        ("class C:\n    float = 1\nX = C.float\n", {}),
+        ("try:\n    from torch._six import inf\nexcept ImportError:\n    from math import inf\n", {}),
+        ("# np.float and torch._six\nTEXT = 'import imp'\n", {}),
+        ("print 'of another Python'\nimport imp\n", {}),
+        # Imports by a call (D57).
+        ("__import__('pkg_resources').declare_namespace(__name__)\n", {"pkg-resources": "a.py:1 at import"}),
+        ("import importlib\nimportlib.import_module('distutils.util')\n", {"distutils": "a.py:2 at import"}),
+        ("from importlib import import_module\nX = import_module('torch._six')\n", {"torch-six": "a.py:2 at import"}),
+        ("try:\n    __import__('pkg_resources')\nexcept ImportError:\n    pass\n", {}),
+        ("import importlib\nimportlib.import_module(NAME)\n", {}),
+        # What runs when a module is imported, and what does not (D83).
+        ("import numpy as np\nclass C:\n    kind = np.float\n", {"np-int": "a.py:3 at import"}),
+        ("import numpy as np\ndef f(kind=np.float):\n    pass\n", {"np-int": "a.py:2 at import"}),
+        ("import numpy as np\ndef f():\n    return np.float\n", {"np-int": "a.py:3"}),
+        ("import numpy as np\nf = lambda: np.float\n", {"np-int": "a.py:2"}),
+        ("import numpy as np\nif __name__ == '__main__':\n    print(np.float)\n", {"np-int": "a.py:3"}),
+        ("import numpy as np\ntry:\n    X = np.float\nexcept AttributeError:\n    X = float\n", {"np-int": "a.py:3"}),
     ],
-)
-def test_d83_module_level_and_function_level(text: str, marked: bool) -> None:
-    assert (" at import" in uses({"a.py": text})["np-int"]) is marked
+)  # fmt: skip
+def test_what_newer_packages_do_not_take_is_found_with_its_place(text: str, traits: dict[str, str]) -> None:
+    assert uses({"a.py": text}) == traits
 
 
 def test_d83_a_break_at_import_refuses_and_names_the_place() -> None:
@@ -299,52 +310,15 @@ def test_d95_a_script_that_the_stack_starts_is_where_imports_begin() -> None:
     ]  # fmt: skip
 
 
-OLD_NAMES = "import numpy as np\n\nKIND = np.float\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "trait"),
-    [
-        (OLD_NAMES, "np-int"),
-        ("import numpy\nX = numpy.bool\n", "np-bool"),
-        ("import numpy as np\nX = np.float_\n", "np-float_"),
-        ("from torch._six import inf\n", "torch-six"),
-        ("import torch\nX = torch._six.inf\n", "torch-six"),
-        ("from torch import _six\n", "torch-six"),
-        ("import imp\n", "imp"),
-        ("from distutils import util\n", "distutils"),
-        ("import pkg_resources\n", "pkg-resources"),
-        ("from pkg_resources import packaging\n", "pkg-resources-packaging"),
-    ],
-)
-def test_d20_a_removed_name_is_found(text: str, trait: str) -> None:
-    assert trait in uses({"a/b.py": text})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import numpy as np\nX = np.float32\n",
-        "X = np.float\n",
-        "class C:\n    float = 1\nX = C.float\n",
-        "try:\n    from torch._six import inf\nexcept ImportError:\n    from math import inf\n",
-        "# np.float and torch._six\nTEXT = 'import imp'\n",
-        "print 'of another Python'\nimport imp\n",
-    ],
-)
-def test_d20_what_only_looks_like_one_is_not(text: str) -> None:
-    assert uses({"a/b.py": text}) == {}
-
-
 def test_d20_setup_py_comes_first_and_the_place_has_a_line() -> None:
-    assert uses({"a.py": OLD_NAMES, "setup.py": OLD_NAMES}) == {"np-int": "setup.py:3, a.py:3 at import"}
+    assert uses({"a.py": OLD, "setup.py": OLD}) == {"np-int": "setup.py:3, a.py:3 at import"}
     assert uses({"setup.py": "from setuptools import setup\nsetup(use_2to3=True)\n"}) == {"use-2to3": "setup.py:2"}
     assert uses({"x_pb2.py": "D = _descriptor.FileDescriptor(name='x')\n"}) == {"old-protobuf": "x_pb2.py:1 at import"}
 
 
 def test_d20_a_lock_keeps_what_its_sources_use(repos: Repos) -> None:
     repos.create("old")
-    commit = repos.commit("old", "old.py", OLD_NAMES)
+    commit = repos.commit("old", "old.py", OLD)
     source = {"name": "old", "git": Repos.url("old"), "commit": commit, "install": "path"}
     wanted = stack(sources=[source])
     lock = create_lock(wanted, "exact", default_supply())
