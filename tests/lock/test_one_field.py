@@ -7,7 +7,6 @@ somebody adds later fails until it is there.
 from __future__ import annotations
 
 import contextlib
-import copy
 import types
 import typing
 from collections.abc import Iterator
@@ -25,12 +24,12 @@ from envbuild.lock.files import field_digests
 from envbuild.model.lock import Lock, LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
 from tests.lock.build import SHA, package
+from tests.support.plain import REMOVED, at, changed
 
 A, B = "1" * 40, "2" * 40
 IMAGE = f"registry.example.org/a:1@sha256:{SHA}"
 Where = tuple[str | int, ...]
 RICH: dict[str, Any] = load_yaml(Path(__file__).with_name("rich.yaml"))
-REMOVED = object()
 
 
 def said(value: Any, plain: Any, where: Where = ()) -> Iterator[tuple[tuple[str, str], Where]]:
@@ -92,17 +91,6 @@ def stack_of(profile: dict[str, Any]) -> Stack:
     return Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": profile}})
 
 
-def changed(profile: dict[str, Any], where: Where, value: Any) -> dict[str, Any]:
-    out = copy.deepcopy(profile)
-    holder: Any = out
-    for key in where[:-1]:
-        holder = holder[key]
-    holder[where[-1]] = value
-    if value is REMOVED:
-        del holder[where[-1]]
-    return out
-
-
 SAID: dict[tuple[str, str], Where] = {}
 for _row, _where in said(Profile.from_plain(RICH), RICH):
     SAID.setdefault(_row, _where)
@@ -115,11 +103,8 @@ def test_every_field_of_a_profile_is_said() -> None:
 def changes(row: tuple[str, str]) -> Iterator[Stack]:
     """The stack with another value of a field, for each that the model takes."""
     model, field = row
-    value: Any = RICH
-    for key in SAID[row]:
-        value = value[key]
     listed = literals(models_below(Profile)[model].model_fields[field].annotation)
-    for other in (*listed, *others(value), REMOVED):
+    for other in (*listed, *others(at(RICH, SAID[row])), REMOVED):
         with contextlib.suppress(ValidationError):
             made = stack_of(changed(RICH, SAID[row], other))
             if made != stack_of(RICH):

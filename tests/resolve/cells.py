@@ -22,12 +22,11 @@ from envbuild.resolve.engine import RULES
 from envbuild.resolve.request import Request
 from envbuild.resolve.rules.packages import library_rule, meets, package_rule, scanned, traits_of
 from tests.resolve.builders import make_variant, node_facts, package, plain_compat, target
+from tests.support.plain import REMOVED, at, places
 
 Path = tuple[str | int, ...]
 Answer = Callable[[Compat], object]
 
-# A cell with this value is taken away.
-REMOVED = object()
 CARD, SERVER = "NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-80GB"
 PROSE = (
     r"(source|verified|says|fix|fails/[0-9]+|number|meaning|limits|note|trap|contradictions.*|units.*|seen_in|driver_note|"
@@ -69,35 +68,14 @@ class Probe:
         return "/".join(map(str, self.path))
 
 
-def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
+def leaves(plain: Any) -> Iterator[Path]:
     """The paths of all leaves."""
-    if isinstance(value, dict):
-        for key, below in value.items():
-            yield from leaves(below, (*path, key))
-    elif isinstance(value, list):
-        for index, below in enumerate(value):
-            yield from leaves(below, (*path, index))
-    else:
-        yield path
+    return (path for path in places(plain) if not isinstance(at(plain, path), dict | list))
 
 
 def cell(path: Path) -> Any:
     """The shipped value of a cell."""
-    value: Any = plain_compat()
-    for key in path:
-        value = value[key]
-    return value
-
-
-def changed(plain: Any, path: Path, value: object) -> Any:
-    """The data with one cell changed; what is not on the way to it is shared."""
-    key, *rest = path
-    if not rest and value is REMOVED:
-        return {name: below for name, below in plain.items() if name != key}
-    below = changed(plain[key], tuple(rest), value) if rest else value
-    if isinstance(plain, list):
-        return [below if index == key else old for index, old in enumerate(plain)]
-    return {**plain, key: below}
+    return at(plain_compat(), path)
 
 
 def why_not_read(path: Path) -> str | None:

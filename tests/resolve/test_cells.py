@@ -12,8 +12,9 @@ from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import compat_from_plain
 from envbuild.resolve.engine import evaluate
 from tests.resolve.builders import compat, node_facts, plain_compat
-from tests.resolve.cells import NOT_READ, Path, Probe, changed, leaves, probes, why_not_read
+from tests.resolve.cells import NOT_READ, Path, Probe, cell, leaves, probes, why_not_read
 from tests.resolve.test_golden import CASES, request_of
+from tests.support.plain import changed
 
 ALL = tuple(probes())
 # Enough for every probe that is about no release of its own.
@@ -91,7 +92,5 @@ def _key_is_read(path: Path) -> bool:
 
 
 def _another(path: Path) -> object:
-    value: Any = plain_compat()
-    for key in path:
-        value = value[key]
+    value = cell(path)
     return value + 1 if isinstance(value, int | float) and not isinstance(value, bool) else f"other {value}"

@@ -1,0 +1,36 @@
+"""Places in plain data, and such data with one value changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Place = tuple[Any, ...]
+# A value that is taken away.
+REMOVED = object()
+
+
+def places(data: Any, above: Place = ()) -> Iterator[Place]:
+    """Every place, the whole first; those of leaves have nothing below."""
+    yield above
+    for key in data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ():
+        yield from places(data[key], (*above, key))
+
+
+def at(data: Any, place: Place) -> Any:
+    for key in place:
+        data = data[key]
+    return data
+
+
+def changed(data: Any, place: Place, value: Any) -> Any:
+    """The data with another value at one place; what is not on the way to it is shared."""
+    if not place:
+        return value
+    key, *rest = place
+    if not rest and value is REMOVED:
+        return {name: below for name, below in data.items() if name != key}
+    below = changed(data[key], tuple(rest), value)
+    if isinstance(data, list):
+        return [below if index == key else old for index, old in enumerate(data)]
+    return {**data, key: below}
