@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from envbuild.catalog.loader import LoadedStack, is_path, pick_profile
@@ -126,118 +126,98 @@ def refuse_edited(lock: Lock, stack: Stack, profile: str, name: str) -> None:
 def asked(lock: Lock, profile: Profile) -> tuple[str, ...]:
     """The packages (normalised names) that a lock has for itself, not because another package requires them."""
     listed = {package_name(text) for text in profile.packages}
-    return tuple(
-        sorted(
-            listed | {"torch"} | {name for v in lock.variants for source in v.sources for name in source.needs or ()}
-        )
-    )
+    needed = {name for variant in lock.variants for source in variant.sources for name in source.needs or ()}
+    return tuple(sorted(listed | needed | {"torch"}))
 
 
 def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
     """The differences between what the lock says and what the stack says, apart from digests."""
-    findings = []
+    return list(_contents(lock, profile))
+
+
+def _contents(lock: Lock, profile: Profile) -> Iterator[LockFinding]:
     day = profile.as_of.isoformat() if profile.as_of else None
     if day and lock.as_of != day:
-        findings.append(differs("as_of", f"{day} in the stack, {lock.as_of or 'none'} in the lock"))
+        yield differs("as_of", f"{day} in the stack, {lock.as_of or 'none'} in the lock")
     # Which builds are pinned does not matter here, only which variants there must be.
     pinned = LockedInterpreter(kind="standalone", name="any", sha256=_NO_SHA)
     plans = {plan.id: plan for plan in variant_plans(profile, dict.fromkeys(profile.python, pinned), ({},))}
     locked = {variant.id: variant for variant in lock.variants}
     # For how many kinds of nodes conda was solved, and of which architecture, is the lock's own matter.
-    of_conda = [variant for variant in lock.variants if variant.conda]
-    usual = {variant.id: variant.id.replace(variant.platform, PLATFORM) for variant in of_conda}
+    usual = {own.id: own.id.replace(own.platform, PLATFORM) for own in lock.variants if own.conda}
     left = {name: plan for name, plan in plans.items() if name not in usual.values()}
     plans = left | {name: plans[first] for name, text in usual.items() if (first := _NUMBER.sub("", text)) in plans}
-    findings += [differs("variants", f"{name} is missing in the lock") for name in plans.keys() - locked.keys()]
-    findings += [differs("variants", f"{name} is not in the stack") for name in locked.keys() - plans.keys()]
+    yield from (differs("variants", f"{name} is missing in the lock") for name in plans.keys() - locked.keys())
+    yield from (differs("variants", f"{name} is not in the stack") for name in locked.keys() - plans.keys())
     for name in sorted(plans.keys() & locked.keys()):
         plan, variant = plans[name], locked[name]
-        wanted = {
-            **decided(profile, plan),
-            "platform": variant.platform if name in usual else PLATFORM,
-            "arch_list": None,
-        }
-        findings += [
-            differs(field, f"{name}: {_apart(value, getattr(variant, field))}")
-            for field, value in wanted.items()
-            if getattr(variant, field) != value
-        ]
+        wanted = {**decided(profile, plan), "arch_list": None, "platform": PLATFORM}
+        if name in usual:
+            del wanted["platform"]
+        for field, value in wanted.items():
+            if getattr(variant, field) != value:
+                yield differs(field, f"{name}: {_apart(value, getattr(variant, field))}")
         if variant.interpreter.kind != plan.interpreter.kind:
-            findings.append(differs("interpreters", f"{name}: {plan.interpreter.kind} in the stack"))
+            yield differs("interpreters", f"{name}: {plan.interpreter.kind} in the stack")
         image = locked_image(plan.base)
         if (image and image.name) != (variant.image and variant.image.name):
-            findings.append(differs("bases", f"{name}: the base has the image {image and image.name} in the stack"))
+            yield differs("bases", f"{name}: the base has the image {image and image.name} in the stack")
         elif image and variant.image and image.digest not in ("unrecorded", variant.image.digest):
-            findings.append(differs("bases", f"{name}: {image.name} is locked with another digest"))
-        findings += _packages(variant, profile) + _conda(variant, profile) + _sources(variant, profile)
-    return findings
+            yield differs("bases", f"{name}: {image.name} is locked with another digest")
+        for look in (_packages, _conda, _sources):
+            yield from look(variant, profile)
 
 
-def _packages(variant: Variant, profile: Profile) -> list[LockFinding]:
+def _packages(variant: Variant, profile: Profile) -> Iterator[LockFinding]:
     has = {package.name: package.version for package in variant.packages} | variant.provided
     elsewhere = {package_name(text) for text in variant.base.provides}
     elsewhere |= variant.conda.provides.keys() if variant.conda else set()
-    findings = []
     for text in (*profile.packages, *profile.constraints):
-        wanted = requirement(text)
-        name = canonicalize_name(wanted.name)
+        wanted, name = requirement(text), package_name(text)
         if not applies(wanted, variant.python, variant.platform):
             continue
         field = "packages" if text in profile.packages else "constraints"
-        if name not in has:
-            if field == "packages" and name not in elsewhere:
-                findings.append(differs(field, f"{variant.id}: {text} is not locked"))
-        elif not wanted.specifier.contains(has[name], prereleases=True):
-            findings.append(differs(field, f"{variant.id}: {text} in the stack, {name} {has[name]} in the lock"))
+        if name in has and not wanted.specifier.contains(has[name], prereleases=True):
+            yield differs(field, f"{variant.id}: {text} in the stack, {name} {has[name]} in the lock")
+        elif name not in {*has, *elsewhere} and field == "packages":
+            yield differs(field, f"{variant.id}: {text} is not locked")
     if variant.torch and "torch" not in elsewhere and has.get("torch", "").partition("+")[0] != variant.torch:
-        findings.append(differs("torch", f"{variant.id}: torch {variant.torch} is not locked"))
-    return findings
+        yield differs("torch", f"{variant.id}: torch {variant.torch} is not locked")
 
 
-def _conda(variant: Variant, profile: Profile) -> list[LockFinding]:
+def _conda(variant: Variant, profile: Profile) -> Iterator[LockFinding]:
     """What conda was asked for is there, by its name; versions were the solver's matter, and the digest holds them."""
     locked, spec = variant.conda, profile.conda
     if locked is None or spec is None:
-        return []
-    pairs = {"provides": (provides(spec), locked.provides), "link_scripts": (spec.link_scripts, locked.link_scripts)}
-    findings = [
-        differs(f"conda.{field}", f"{variant.id}: {wanted} in the stack, {here} in the lock")
-        for field, (wanted, here) in pairs.items()
-        if wanted != here
-    ]
+        return
+    for field, wanted in (("provides", provides(spec)), ("link_scripts", spec.link_scripts)):
+        here = getattr(locked, field)
+        if wanted != here:
+            yield differs(f"conda.{field}", f"{variant.id}: {wanted} in the stack, {here} in the lock")
     if locked.unrecorded is not None:
-        return findings
+        return
     has, known = {package.name: package for package in locked.packages}, {channel.name for channel in spec.channels}
-    wanted = specs(profile, spec, variant.python, variant.platform)
-    findings += [
-        differs("conda.packages", f"{variant.id}: `{text}` is not locked")
-        for text in wanted
-        if spec_name(text) not in has
-    ]
-    findings += [
-        differs(
-            "conda.channels", f"{variant.id}: {package.file} is of {package.channel}, which the stack does not name"
-        )
-        for package in has.values()
-        if package.channel not in known
-    ]
+    for text in specs(profile, spec, variant.python, variant.platform):
+        if spec_name(text) not in has:
+            yield differs("conda.packages", f"{variant.id}: `{text}` is not locked")
+    for package in has.values():
+        if package.channel not in known:
+            says = f"{package.file} is of {package.channel}, which the stack does not name"
+            yield differs("conda.channels", f"{variant.id}: {says}")
     python = has.get("python")
     if python is not None and not python.version.startswith(f"{variant.python}."):
-        findings.append(differs("python", f"{variant.id}: {python.file} in the lock"))
-    return findings
+        yield differs("python", f"{variant.id}: {python.file} in the lock")
 
 
-def _sources(variant: Variant, profile: Profile) -> list[LockFinding]:
+def _sources(variant: Variant, profile: Profile) -> Iterator[LockFinding]:
     wanted = {source.name: source for source in profile.pinned_sources}
     locked = {source.name: source for source in variant.sources}
-    findings = [differs("sources", f"{variant.id}: {n} is missing in the lock") for n in wanted.keys() - locked.keys()]
-    findings += [differs("sources", f"{variant.id}: {n} is not in the stack") for n in locked.keys() - wanted.keys()]
+    yield from (differs("sources", f"{variant.id}: {n} is missing in the lock") for n in wanted.keys() - locked.keys())
+    yield from (differs("sources", f"{variant.id}: {n} is not in the stack") for n in locked.keys() - wanted.keys())
     for name in sorted(wanted.keys() & locked.keys()):
-        findings += [
-            differs(f"sources.{name}.{field}", f"{variant.id}: {_shown(due)} in the stack, {_shown(here)} in the lock")
-            for field, due, here in _source_differences(wanted[name], locked[name])
-        ]
-    return findings
+        for field, due, here in _source_differences(wanted[name], locked[name]):
+            says = f"{variant.id}: {_shown(due)} in the stack, {_shown(here)} in the lock"
+            yield differs(f"sources.{name}.{field}", says)
 
 
 def _source_differences(source: Source, locked: LockedSource) -> list[tuple[str, Any, Any]]:
