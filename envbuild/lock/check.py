@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from envbuild.catalog.loader import manifest_digest
@@ -63,14 +63,9 @@ def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply 
     `supply`: the indexes to ask whether all locked packages are needed and which are yanked. An empty list: everything
     was checked and agrees. Sources and indexes that cannot be reached are `unchecked`.
     """
+    says = "the digest does not match the contents (edited by hand?)"
     findings = [
-        LockFinding(
-            "lock-digest-mismatch",
-            "problem",
-            variant.id,
-            "the digest does not match the contents (edited by hand?)",
-            ExitCode.INTEGRITY,
-        )
+        LockFinding("lock-digest-mismatch", "problem", variant.id, says, ExitCode.INTEGRITY)
         for variant in lock.variants
         if variant.digest != variant.compute_digest(lock.stack, lock.profile)
     ]
@@ -106,44 +101,35 @@ def _manifest(lock: Lock, stack: Stack) -> list[LockFinding]:
     return [differs(name, f"`{name}` of the stack has changed since the lock was made") for name in fields]
 
 
-def _patches(lock: Lock) -> list[LockFinding]:
+def _patches(lock: Lock) -> Iterator[LockFinding]:
     """A patch of the catalog that does something else than when it was locked."""
-    findings = []
     for source in lock.sources.values():
         try:
             now = pin_patches(tuple(pin.name for pin in source.patch_pins), source.commit)
         except EnvbuildError as error:
-            findings.append(_failed(error, source.name))
+            yield _failed(error, source.name)
             continue
-        findings += [
-            LockFinding("patch-changed", "problem", source.name, f"{pin.name} is not the patch that was locked")
-            for pin, current in zip(source.patch_pins, now, strict=True)
-            if pin != current
-        ]
-    return findings
+        for pin, current in zip(source.patch_pins, now, strict=True):
+            if pin != current:
+                yield LockFinding(
+                    "patch-changed", "problem", source.name, f"{pin.name} is not the patch that was locked"
+                )
 
 
-def _unrecorded(lock: Lock) -> list[LockFinding]:
-    images = [(variant.id, variant.image) for variant in lock.variants if variant.image]
-    notes = [
-        LockFinding("image-unrecorded", "note", name, f"{image.name} has no recorded digest: {image.reason or ''}")
-        for name, image in images
-        if image.digest == "unrecorded"
-    ]
+def _unrecorded(lock: Lock) -> Iterator[LockFinding]:
     record = f"`envbuild lock create {lock.stack} --profile {lock.profile}` records them"
-    notes += [
-        LockFinding(
-            "conda-unrecorded", "note", variant.id, f"no conda packages yet, {variant.conda.unrecorded}: {record}"
-        )
-        for variant in lock.variants
-        if variant.conda is not None and variant.conda.unrecorded is not None
-    ]
-    return notes + [
-        LockFinding(UNRECORDED, "note", variant.id, f"{item.file} has no recorded sha256: {item.reason or ''}")
-        for variant in lock.variants
-        for item in variant.files
-        if item.sha256 == "unrecorded"
-    ]
+    for variant in lock.variants:
+        image, conda = variant.image, variant.conda
+        if image and image.digest == "unrecorded":
+            says = f"{image.name} has no recorded digest: {image.reason or ''}"
+            yield LockFinding("image-unrecorded", "note", variant.id, says)
+        if conda and conda.unrecorded is not None:
+            says = f"no conda packages yet, {conda.unrecorded}: {record}"
+            yield LockFinding("conda-unrecorded", "note", variant.id, says)
+        for item in variant.files:
+            if item.sha256 == "unrecorded":
+                says = f"{item.file} has no recorded sha256: {item.reason or ''}"
+                yield LockFinding(UNRECORDED, "note", variant.id, says)
 
 
 def _by_the_indexes(lock: Lock, stack: Stack, supply: Supply) -> list[LockFinding]:
@@ -187,44 +173,36 @@ def _channels(lock: Lock, profile: Profile) -> list[LockFinding]:
 def _one_upstream(source: LockedSource, contains: tuple[str, ...]) -> list[LockFinding]:
     pins = [(source.git, source.commit, source.tree, source.name)]
     pins += [(sub.git, sub.commit, sub.tree, f"{source.name}/{sub.path}") for sub in source.submodules]
-    findings = []
+    findings: list[LockFinding] = []
     with git_reader() as reader:
         for url, commit, tree, name in pins:
             try:
                 findings += _one_pin(reader, url, commit, tree, name, contains if name == source.name else ())
             except EnvbuildError as error:
                 findings.append(_failed(error, name))
-    if source.ref is not None:
-        try:
-            findings += _moved(source, source.ref)
-        except EnvbuildError as error:
-            findings.append(_failed(error, source.name))
+    try:
+        now = resolve_ref(source.git, source.ref) if source.ref is not None else source.commit
+        if now != source.commit:
+            where = f"is at {now} now" if now else "is gone"
+            says = f"`{source.ref}` {where}; the lock has {source.commit} and is not affected"
+            findings.append(LockFinding("ref-moved", "problem", source.name, says))
+    except EnvbuildError as error:
+        findings.append(_failed(error, source.name))
     # One repository that is out of reach is one thing not checked, however often it was asked.
     return list(dict.fromkeys(findings))
 
 
 def _one_pin(
     reader: GitReader, url: str, commit: str, tree: str, name: str, contains: tuple[str, ...]
-) -> list[LockFinding]:
+) -> Iterator[LockFinding]:
     actual = reader.tree_id(url, commit)
-    findings = [
-        LockFinding("ancestor-missing", "problem", name, f"{commit} does not contain {item}", ExitCode.INTEGRITY)
-        for item in contains
-        if not reader.contains(url, commit, item)
-    ]
+    for item in contains:
+        if not reader.contains(url, commit, item):
+            says = f"{commit} does not contain {item}"
+            yield LockFinding("ancestor-missing", "problem", name, says, ExitCode.INTEGRITY)
     if actual != tree:
         says = f"commit {commit} has tree {actual} upstream, {tree} in the lock"
-        findings.append(LockFinding("tree-mismatch", "problem", name, says, ExitCode.INTEGRITY))
-    return findings
-
-
-def _moved(source: LockedSource, ref: str) -> list[LockFinding]:
-    now = resolve_ref(source.git, ref)
-    if now == source.commit:
-        return []
-    where = f"is at {now} now" if now else "is gone"
-    says = f"`{ref}` {where}; the lock has {source.commit} and is not affected"
-    return [LockFinding("ref-moved", "problem", source.name, says)]
+        yield LockFinding("tree-mismatch", "problem", name, says, ExitCode.INTEGRITY)
 
 
 def _failed(error: EnvbuildError, name: str) -> LockFinding:

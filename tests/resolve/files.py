@@ -15,10 +15,9 @@ import yaml
 
 from envbuild.catalog.loader import load_stack, manifest_digest
 from envbuild.lock.record import write_lock
-from envbuild.model.lock import Lock, LockedSource
-from tests.resolve.builders import make_lock, node_facts, package, torch_package
+from envbuild.model.lock import Lock
+from tests.resolve.builders import make_lock, node_facts, package, source, torch_package
 
-COMMIT = "1" * 40
 # What the smoke test is asked to reach on the tensor cores.
 FLOOR = "gemm_cuda_bf16_tflops"
 
@@ -113,17 +112,11 @@ def _packages(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         tag = "TRUE" if abi else "FALSE"
         yield package(name, "2.7.4", file=f"{name.replace('-', '_')}-2.7.4+cxx11abi{tag}-py3-none-any.whl")
     if "torch" in asked:
-        yield _torch(asked)
-
-
-def _torch(asked: Mapping[str, Any]) -> dict[str, Any]:
-    index, flavour = asked.get("index", "pytorch-x"), asked.get("flavour")
-    local = f"+{flavour}" if flavour and index != "pypi" else ""
-    machine = asked.get("machine", "x86_64")
-    tag = "cp" + _python(asked).replace(".", "")
-    version = f"{asked['torch']}{local}"
-    file = f"torch-{version}-{tag}-{tag}-linux_{machine}.whl"
-    return torch_package(version, _python(asked), index="pypi" if flavour is None else index, file=file)
+        index, flavour = asked.get("index", "pytorch-x"), asked.get("flavour")
+        version = asked["torch"] + (f"+{flavour}" if flavour and index != "pypi" else "")
+        tag = "cp" + _python(asked).replace(".", "")
+        file = f"torch-{version}-{tag}-{tag}-linux_{asked.get('machine', 'x86_64')}.whl"
+        yield torch_package(version, _python(asked), index="pypi" if flavour is None else index, file=file)
 
 
 def _sources(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -141,24 +134,11 @@ def _sources(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         uses.setdefault(name, {})[trait] = file or "x.py:1"
         mended[name] = [patch] if patch else []
     for name, found in uses.items():
-        yield _source(name, found, mended.get(name, []), asked).to_json_dict()
-
-
-def _source(name: str, uses: dict[str, str], mended: list[str], asked: Mapping[str, Any]) -> LockedSource:
-    flags = asked.get("flags", {}).get(name)
-    build: dict[str, Any] | None = None
-    if name in asked.get("compiled", ()) or name in asked.get("built", ()) or flags:
-        build = {"flags": flags or (["cuda_ext"] if name in asked.get("compiled", ()) else [])}
-    if name in asked.get("build_variables", {}):
-        build = {**(build or {}), "environment": asked["build_variables"][name]}
-    return LockedSource.from_plain(
-        {
-            "name": name,
-            "git": f"https://example.org/{name}",
-            "commit": asked.get("commits", {}).get(name, COMMIT),
-            "tree": COMMIT,
-            "build": build,
-            "patches": [*asked.get("patches", {}).get(name, ()), *mended],
-            "uses": uses,
-        }
-    )
+        compiled = name in asked.get("compiled", ())
+        flags = asked.get("flags", {}).get(name) or (["cuda_ext"] if compiled else [])
+        build: dict[str, Any] | None = {"flags": flags} if flags or name in asked.get("built", ()) else None
+        if name in asked.get("build_variables", {}):
+            build = {**(build or {}), "environment": asked["build_variables"][name]}
+        patches = [*asked.get("patches", {}).get(name, ()), *mended.get(name, [])]
+        commit = asked.get("commits", {}).get(name, "1" * 40)
+        yield source(name, commit=commit, build=build, patches=patches, uses=found)
