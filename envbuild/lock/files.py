@@ -1,4 +1,4 @@
-"""Reads lock files (`write.py` writes them), and the digests of the stack file that a lock keeps."""
+"""Reads lock files (`record.py` writes them), and the digests of the stack file that a lock keeps."""
 
 from __future__ import annotations
 
