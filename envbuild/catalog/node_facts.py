@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,12 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
     """
     path = _find(ref)
     try:
+        known: dict[tuple[str, str], Any] = {}
         text = read_file(path)
-        data = json.loads(text)
+        data = json.loads(text, object_hook=_each_text_once())
         # A thousand nodes are a quarter of a million texts.
         place = unsafe_at(data) if text.translate(None, _SAFE) else None
-        rows = _nodes(data) if place is None else []
-        listed = [NodeFacts.model_validate(row if name is None else {**row, "node": name}) for name, row in rows]
+        listed = [_node(name, plain, known) for name, plain in _nodes(data)] if place is None else []
     except ValidationError as error:
         raise _unreadable(path, first_mistake(error)) from error
     except (OSError, ValueError, RecursionError) as error:
@@ -136,6 +137,19 @@ def _find(ref: str) -> Path:
     return resources.catalog() / "facts" / f"{ref}.json"
 
 
+def _each_text_once() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """For `json.loads`: equal texts of an object become one object; JSON gives every GPU its own."""
+    once = lru_cache(None)(str)
+
+    def hook(plain: dict[str, Any]) -> dict[str, Any]:
+        for key, value in plain.items():
+            if value.__class__ is str:
+                plain[key] = once(value)
+        return plain
+
+    return hook
+
+
 def _nodes(data: Any) -> list[tuple[str | None, Any]]:
     """Pairs of a node's name, where the file says it outside the facts, and its facts."""
     if isinstance(data, dict) and isinstance(data.get("facts"), dict):
@@ -145,6 +159,21 @@ def _nodes(data: Any) -> list[tuple[str | None, Any]]:
     if isinstance(data, dict) and data and "protocol" not in data and all(isinstance(v, dict) for v in data.values()):
         return list(data.items())
     return [(None, data)]
+
+
+def _node(name: str | None, plain: Any, known: dict[tuple[str, str], Any]) -> NodeFacts:
+    """The facts of one node; what equals another node's (`known`) is one object, read once: they differ in little."""
+    items = plain.items() if isinstance(plain, dict) else ()
+    places = {key: (key, repr(value)) for key, value in items if isinstance(value, (dict, list))}
+    facts = NodeFacts.model_validate({**plain, **_known(places, known)} if places else plain)
+    for key, place in places.items():
+        known.setdefault(place, getattr(facts, key))
+    shared = _known(places, known)
+    return facts.model_copy(update=shared if name is None else {**shared, "node": name})
+
+
+def _known(places: Mapping[str, tuple[str, str]], known: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+    return {key: known[place] for key, place in places.items() if place in known}
 
 
 def _unreadable(path: Path, why: str) -> EnvbuildError:
