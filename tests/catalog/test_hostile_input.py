@@ -126,7 +126,7 @@ def test_d26_a_full_disk_is_try_again_wherever_it_comes_up(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(number, "No space left on device")
 
-    monkeypatch.setattr("envbuild.config.load_config", full)
+    monkeypatch.setattr("envbuild.cli.output.load_config", full)
     assert run(["config", "show"]) == ExitCode.TRY_AGAIN
     assert "error[disk-full]" in capsys.readouterr().err
     made = RunDir.create(tmp_path / "runs")

@@ -97,7 +97,7 @@ def test_one_call_builds_the_file_that_is_committed(recorder: Recorder, tmp_path
 def test_what_was_built_is_said_with_how_it_is_compared(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("envbuild.container.builders.find_builder", lambda *_, **__: recorder)
+    monkeypatch.setattr("envbuild.cli.image_cmd.find_builder", lambda *_, **__: recorder)
     assert main(["image", "build", "torch-smoke"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"`envbuild image verify localhost/envbuild/torch-smoke:exact-[0-9a-f]{12}`", out)
