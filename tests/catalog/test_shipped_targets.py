@@ -168,7 +168,7 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nhosts: {}", "exactly one of"),
         ("extends: slurm\nhosts: {slurm: -p}", "start with '-'"),
         ("extends: slurm\nhosts: [gpu1]", "write `hosts: {slurm: PARTITION}`"),
-        ("extends: slurm\nhosts: hpc", "write hosts: [\"hpc\"]; of a partition hosts: {slurm: NAME}"),
+        ("extends: slurm\nhosts: hpc", 'write hosts: ["hpc"]; of a partition hosts: {slurm: NAME}'),
         ("extends: pbs\nhosts: {pbs: ./nodes}", "write `hosts: {pbs: nodefile}`"),
         ("extends: slurm\npartition: hpc", "write `hosts: {slurm: NAME}`"),
         ("extends: slurm\nlogin: null", "write `connection: {login: …}`"),

@@ -127,14 +127,9 @@ def test_jobs_are_submitted_on_the_login_host_of_the_target_or_here() -> None:
 
 
 PENDING = JobState(Phase.PENDING, reason="Resources", word="PENDING")
-
-
+AGAIN = JobState(Phase.PENDING, reason="BeginTime", restarts=1)
 BOOTING = JobState(Phase.CONFIGURING, word="CONFIGURING")
-
-
 RUNNING = JobState(Phase.RUNNING, word="RUNNING")
-
-
 DONE = JobState(Phase.DONE, exit=0, word="COMPLETED")
 
 
@@ -153,18 +148,10 @@ class FakeClock(Clock):
 class Script:
     """A scheduler that says what it is told to: (until when, state or None for silence)."""
 
-    kind = "script"
-
     def __init__(self, clock: FakeClock, answers: Iterable[tuple[float, JobState | None]]) -> None:
         self.clock, self.answers = clock, list(answers)
         self.asked: list[float] = []
         self.cancelled: list[str] = []
-
-    def render(self, job: Job) -> str:
-        return ""
-
-    def submit(self, job: Job) -> str:
-        return "1"
 
     def poll(self, job: Job, number: str) -> JobState:
         self.asked.append(self.clock.time)
@@ -178,33 +165,30 @@ class Script:
     def cancel(self, number: str) -> None:
         self.cancelled.append(number)
 
-    def logs(self, job: Job, number: str, limit: int = 65536) -> str:
-        return ""
-
 
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
 
 
-def test_a_job_is_asked_for_soon_at_first_and_then_once_a_minute(clock: FakeClock) -> None:
-    script = Script(clock, [(200, RUNNING)])
-    assert wait_for(script, job(), "1", clock=clock).good
-    assert script.asked == [0, 2, 6, 14, 74, 134, 194, 254]
-
-
-def test_a_change_makes_the_next_questions_come_soon_again(clock: FakeClock) -> None:
-    script = Script(clock, [(100, PENDING), (139, RUNNING)])
-    seen: list[Phase] = []
-    wait_for(script, job(), "1", clock=clock, on_change=lambda state: seen.append(state.phase))
-    assert script.asked == [0, 2, 6, 14, 74, 134, 136, 140]
-    assert seen == [Phase.PENDING, Phase.RUNNING, Phase.DONE]
-
-
-def test_a_status_file_ends_the_waiting_without_asking_the_scheduler(clock: FakeClock) -> None:
-    script = Script(clock, [(40, RUNNING)])
-    wait_for(script, job(), "1", clock=clock, peek=lambda: clock.time >= 41)
-    assert script.asked == [0, 2, 6, 14, 41]
+@pytest.mark.parametrize(
+    ("answers", "ends", "asked"),
+    [
+        ([(200, RUNNING)], 1e9, [0, 2, 6, 14, 74, 134, 194, 254]),
+        ([(100, PENDING), (139, RUNNING)], 1e9, [0, 2, 6, 14, 74, 134, 136, 140]),
+        ([(40, RUNNING)], 41, [0, 2, 6, 14, 41]),
+        ([(70, RUNNING), (86, None)], 1e9, [0, 2, 6, 14, 74, 76, 80, 88]),
+    ],
+    ids=["soon, then once a minute", "soon again after a change", "a status file", "d102: soon after a silence"],
+)
+def test_how_often_the_scheduler_is_asked(
+    clock: FakeClock, answers: list[tuple[float, JobState | None]], ends: float, asked: list[int]
+) -> None:
+    script, seen = Script(clock, answers), list[Phase]()
+    told = {"on_change": lambda state: seen.append(state.phase), "peek": lambda: clock.time >= ends}
+    assert wait_for(script, job(), "1", clock=clock, **told).good
+    assert script.asked == asked
+    assert seen == [*dict.fromkeys(state.phase for _, state in answers if state), Phase.DONE]
 
 
 def test_a_job_that_asks_for_more_than_its_partition_has_is_not_waited_for(clock: FakeClock) -> None:
@@ -224,16 +208,17 @@ def test_a_job_that_has_not_begun_by_its_deadline_is_cancelled(clock: FakeClock)
     assert clock.time == pytest.approx(100)
 
 
-def test_nodes_that_are_being_started_are_waited_for_and_then_time_does_not_matter(clock: FakeClock) -> None:
-    script = Script(clock, [(80, BOOTING), (5000, RUNNING)])
-    assert wait_for(script, job(), "1", clock=clock, start=100).good
+@pytest.mark.parametrize(
+    ("answers", "start"),
+    [([(80, BOOTING), (5000, RUNNING)], 100), ([(300, RUNNING), (450, AGAIN)], 200)],
+    ids=["nodes that are being started, and then time does not matter", "a requeued job has its whole time again"],
+)
+def test_a_job_that_begins_in_time_is_not_cancelled(
+    clock: FakeClock, answers: list[tuple[float, JobState | None]], start: float
+) -> None:
+    script = Script(clock, answers)
+    assert wait_for(script, job(), "1", clock=clock, start=start).good
     assert script.cancelled == []
-
-
-def test_a_requeued_job_has_its_whole_time_to_begin_again(clock: FakeClock) -> None:
-    again = JobState(Phase.PENDING, reason="BeginTime", restarts=1)
-    script = Script(clock, [(300, RUNNING), (450, again)])
-    assert wait_for(script, job(), "1", clock=clock, start=200).good
 
 
 def test_a_silent_scheduler_is_asked_again_and_given_up_after_a_long_time(clock: FakeClock) -> None:
@@ -243,12 +228,6 @@ def test_a_silent_scheduler_is_asked_again_and_given_up_after_a_long_time(clock:
     with fails("scheduler-silent"):
         wait_for(gone, job(), "1", clock=clock)
     assert gone.cancelled == []
-
-
-def test_d102_a_scheduler_that_was_lost_is_heard_soon_after_it_is_back(clock: FakeClock) -> None:
-    script = Script(clock, [(70, RUNNING), (86, None)])
-    assert wait_for(script, job(), "1", clock=clock).good
-    assert script.asked == [0, 2, 6, 14, 74, 76, 80, 88]
 
 
 def test_a_login_host_out_of_reach_is_a_silent_scheduler_and_any_other_error_ends_the_waiting(

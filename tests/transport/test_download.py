@@ -63,12 +63,21 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.http.server_close()
 
 
-def good(handler: BaseHTTPRequestHandler, _: int = 0, body: bytes = BODY, kind: str = "application/zip") -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Length", str(len(body)))
-    handler.send_header("Content-Type", kind)
+def say(handler: BaseHTTPRequestHandler, body: bytes = BODY, status: int = 200, **headers: str) -> None:
+    """An answer; headers by their names with `_` for `-`, with the length of the whole file if none is said."""
+    handler.send_response(status)
+    for name, value in {"Content_Length": str(len(BODY)), **headers}.items():
+        handler.send_header(name.replace("_", "-"), value)
     handler.end_headers()
     handler.wfile.write(body)
+
+
+def good(handler: BaseHTTPRequestHandler, _: int = 0) -> None:
+    say(handler, Content_Type="application/zip")
+
+
+def truncated(handler: BaseHTTPRequestHandler, _: int = 0) -> None:
+    say(handler, BODY[:1000])
 
 
 def fetch(url: str, folder: Path, sha256: str | None = DIGEST, **limits: Any) -> Downloaded:
@@ -110,32 +119,19 @@ def test_a_wrong_hash_leaves_the_file_that_was_there(server: Server, tmp_path: P
 @pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/octet-stream"])
 def test_an_html_login_page_is_named_as_such(server: Server, tmp_path: Path, kind: str) -> None:
     page = b"\n<!DOCTYPE html><html><body>Log in</body></html>"
-    error = refused(server.on("/f", lambda h, _: good(h, body=page, kind=kind)), tmp_path)
+    answer = {"Content_Type": kind, "Content_Length": str(len(page))}
+    error = refused(server.on("/f", lambda h, _: say(h, page, **answer)), tmp_path)
     assert (error.code, error.exit_code) == ("html-instead-of-file", ExitCode.INTEGRITY)
     assert "the index answered an HTML page" in error.what
 
 
 def test_a_truncated_body_is_tried_again(server: Server, tmp_path: Path) -> None:
-    def truncated_once(handler: BaseHTTPRequestHandler, count: int) -> None:
-        if count > 1:
-            return good(handler)
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(BODY)))
-        handler.end_headers()
-        handler.wfile.write(BODY[:1000])
-        return None
-
-    assert fetch(server.on("/f", truncated_once), tmp_path).sha256 == DIGEST
+    url = server.on("/f", lambda h, count: good(h) if count > 1 else truncated(h))
+    assert fetch(url, tmp_path).sha256 == DIGEST
     assert len(server.asked) == 2
 
 
 def test_a_body_that_is_always_truncated_fails_as_such(server: Server, tmp_path: Path) -> None:
-    def truncated(handler: BaseHTTPRequestHandler, _: int) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(BODY)))
-        handler.end_headers()
-        handler.wfile.write(BODY[:1000])
-
     url = server.on("/f", truncated)
     _, error = with_deadline(
         lambda deadline: refused(url, tmp_path, deadline=deadline), 1.5, lambda error: "1000" in error.why
@@ -145,9 +141,7 @@ def test_a_body_that_is_always_truncated_fails_as_such(server: Server, tmp_path:
 
 
 def drip_body(handler: BaseHTTPRequestHandler, _: int) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Length", str(len(BODY)))
-    handler.end_headers()
+    say(handler, b"")
     for _ in range(2000):
         handler.wfile.write(b"x")
         handler.wfile.flush()
@@ -170,12 +164,8 @@ def test_a_server_that_drips_is_left_at_the_deadline(server: Server, tmp_path: P
     assert time.monotonic() - started < 15
 
 
-def unavailable(handler: BaseHTTPRequestHandler, status: int, after: str | None) -> None:
-    handler.send_response(status)
-    if after is not None:
-        handler.send_header("Retry-After", after)
-    handler.send_header("Content-Length", "0")
-    handler.end_headers()
+def unavailable(handler: BaseHTTPRequestHandler, status: int, after: str | None = None) -> None:
+    say(handler, b"", status, Content_Length="0", **({"Retry_After": after} if after else {}))
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -196,13 +186,8 @@ def test_a_date_to_come_back_at_is_understood(server: Server, tmp_path: Path) ->
 def test_d75_a_number_of_a_header_without_end_is_no_fault_of_ours(server: Server, tmp_path: Path, after: str) -> None:
     error = refused(server.on("/f", lambda h, _: unavailable(h, 503, after)), tmp_path, deadline=2.0)
     assert error.exit_code == ExitCode.TRY_AGAIN
-
-    def announced(handler: BaseHTTPRequestHandler, _: int) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", "9" * 4400)
-        handler.end_headers()
-
-    assert refused(server.on("/g", announced), tmp_path).code == "download-too-large"
+    url = server.on("/g", lambda h, _: say(h, b"", Content_Length="9" * 4400))
+    assert refused(url, tmp_path).code == "download-too-large"
 
 
 def test_a_server_that_asks_for_an_hour_is_not_waited_for(server: Server, tmp_path: Path) -> None:
@@ -215,16 +200,13 @@ def test_a_server_that_asks_for_an_hour_is_not_waited_for(server: Server, tmp_pa
 
 
 def test_a_missing_file_is_not_asked_for_twice(server: Server, tmp_path: Path) -> None:
-    error = refused(server.on("/f", lambda h, _: unavailable(h, 404, None)), tmp_path)
+    error = refused(server.on("/f", lambda h, _: unavailable(h, 404)), tmp_path)
     assert (error.code, error.exit_code) == ("download-refused", ExitCode.BUILD_FAILED)
     assert len(server.asked) == 1
 
 
 def redirect(handler: BaseHTTPRequestHandler, to: str) -> None:
-    handler.send_response(302)
-    handler.send_header("Location", to)
-    handler.send_header("Content-Length", "0")
-    handler.end_headers()
+    say(handler, b"", 302, Location=to, Content_Length="0")
 
 
 def test_a_redirect_to_a_file_is_refused(server: Server, tmp_path: Path) -> None:
@@ -264,14 +246,8 @@ def test_no_server_at_all_is_a_failure_to_try_again(tmp_path: Path, server: Serv
 
 
 def test_a_compressed_transfer_is_hashed_as_it_came(server: Server, tmp_path: Path) -> None:
-    def encoded(handler: BaseHTTPRequestHandler, _: int) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Encoding", "gzip")
-        handler.send_header("Content-Length", str(len(BODY)))
-        handler.end_headers()
-        handler.wfile.write(BODY)
-
-    assert fetch(server.on("/f", encoded), tmp_path).sha256 == DIGEST
+    url = server.on("/f", lambda h, _: say(h, Content_Encoding="gzip"))
+    assert fetch(url, tmp_path).sha256 == DIGEST
 
 
 def test_file_urls_are_copied_and_checked(tmp_path: Path) -> None:
@@ -312,7 +288,7 @@ def test_a_folder_that_is_not_there_is_a_coded_error(server: Server, tmp_path: P
 
 
 def test_credentials_in_a_url_do_not_reach_the_error(server: Server, tmp_path: Path) -> None:
-    url = server.on("/f", lambda h, _: unavailable(h, 403, None)).replace("http://", "http://bob:hunter22@")
+    url = server.on("/f", lambda h, _: unavailable(h, 403)).replace("http://", "http://bob:hunter22@")
     error = refused(url, tmp_path)
     assert "hunter22" not in f"{error.what} {error.why} {error.hint}"
 
@@ -322,13 +298,9 @@ def in_parts(etag: Callable[[int], str], most: int) -> Answer:
 
     def answer(handler: BaseHTTPRequestHandler, count: int) -> None:
         begin = int((handler.headers.get("Range") or "bytes=0-")[6:-1])
-        handler.send_response(206 if begin else 200)
-        handler.send_header("Content-Length", str(len(BODY) - begin))
-        handler.send_header("ETag", etag(count))
-        if begin:
-            handler.send_header("Content-Range", f"bytes {begin}-{len(BODY) - 1}/{len(BODY)}")
-        handler.end_headers()
-        handler.wfile.write(BODY[begin : begin + most])
+        headers = {"Content_Length": str(len(BODY) - begin), "ETag": etag(count)}
+        headers |= {"Content_Range": f"bytes {begin}-{len(BODY) - 1}/{len(BODY)}"} if begin else {}
+        say(handler, BODY[begin : begin + most], 206 if begin else 200, **headers)
         handler.close_connection = True
 
     return answer

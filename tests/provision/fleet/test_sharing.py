@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock
 from envbuild.model.plan import BuildClass, Plan
 from envbuild.plan.sharing import Sharing
 from envbuild.plan.sharing import spread as plan_spread
@@ -86,9 +88,24 @@ class Stage:
         to.write_bytes(b"the wheel")
 
 
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> Stage:
-    facts = {name: machine(name) for name in names}
-    return Stage(tmp_path, monkeypatch, shared(*facts.values()), facts)
+Make = Callable[..., Stage]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A stage of nodes: plain ones by their names, others by their facts."""
+
+    def make(*nodes: str | NodeFacts, lock: Lock | None = None) -> Stage:
+        facts = [machine(node) if isinstance(node, str) else node for node in nodes]
+        return Stage(tmp_path, monkeypatch, shared(*facts, lock=lock), {each.node: each for each in facts})
+
+    return make
+
+
+def donor() -> tuple[NodeFacts, Lock]:
+    """A node that is finished, and its lock."""
+    lock = lock_with(COMPILED)
+    return finished("done", lock, [{"name": "ext", "build": {"key": KEY}}]), lock
 
 
 def handed(play: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,9 +113,9 @@ def handed(play: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_the_first_builds_and_the_others_run_with_what_it_has_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on = stage(tmp_path, monkeypatch, "a", "b", "c")
+    on = stage("a", "b", "c")
     on.has = {"c"}
     sent: list[tuple[str, bytes]] = []
     play = on._play
@@ -125,8 +142,8 @@ def test_the_first_builds_and_the_others_run_with_what_it_has_built(
     assert step is not None and "handed" not in step["args"]["build"], "the plan stays what was shown"
 
 
-def test_what_is_delivered_anyway_takes_the_wheels_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = stage(tmp_path, monkeypatch, "a", "b", "c")
+def test_what_is_delivered_anyway_takes_the_wheels_along(stage: Make, tmp_path: Path) -> None:
+    on = stage("a", "b", "c")
     bundle = tmp_path / "bundle.tar"
     on.run(bundles={"bundle.tar": bundle}, store="/data/envbuild/store/1")
     assert [sorted(files.bundles) for _, files in on.plays[1].values()] == [
@@ -136,8 +153,8 @@ def test_what_is_delivered_anyway_takes_the_wheels_along(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("how", ["bad", "lost"])
-def test_the_second_tries_when_the_first_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    on = stage(tmp_path, monkeypatch, "a", "b", "c")
+def test_the_second_tries_when_the_first_fails(stage: Make, how: str) -> None:
+    on = stage("a", "b", "c")
     getattr(on, how).add("a")
     outcome = on.run()
     assert [sorted(each) for each in on.plays] == [["a"], ["b"], ["c"]]
@@ -145,8 +162,8 @@ def test_the_second_tries_when_the_first_fails(tmp_path: Path, monkeypatch: pyte
     assert set(outcome.errors) == ({"a"} if how == "lost" else set())
 
 
-def test_two_failures_end_the_class_with_that_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = stage(tmp_path, monkeypatch, "a", "b", "c", "d")
+def test_two_failures_end_the_class_with_that_error(stage: Make) -> None:
+    on = stage("a", "b", "c", "d")
     on.bad = {"a", "b"}
     outcome = on.run()
     assert [sorted(each) for each in on.plays] == [["a"], ["b"]]
@@ -157,22 +174,18 @@ def test_two_failures_end_the_class_with_that_error(tmp_path: Path, monkeypatch:
         assert error.hint == "read it"
 
 
-def test_a_class_whose_builder_failed_does_not_keep_others_from_going_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_whose_builder_failed_does_not_keep_others_from_going_on(stage: Make) -> None:
     newer = {"/usr/bin/gcc": "13.1.0"}
-    nodes = [machine("a"), machine("b"), machine("x", compilers=newer), machine("y", compilers=newer)]
     alone = machine("z", compilers={"/usr/bin/gcc": "9.1.0"})
-    facts = {each.node: each for each in (*nodes, alone)}
-    on = Stage(tmp_path, monkeypatch, shared(*facts.values()), facts)
+    on = stage("a", "b", machine("x", compilers=newer), machine("y", compilers=newer), alone)
     on.bad = {"x"}
     outcome = on.run()
     assert [sorted(each) for each in on.plays] == [["a", "x", "z"], ["b", "y"]]
     assert outcome.errors == {}
 
 
-def test_what_cannot_be_handed_over_is_built_by_each_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = stage(tmp_path, monkeypatch, "a", "b", "c")
+def test_what_cannot_be_handed_over_is_built_by_each_and_said(stage: Make) -> None:
+    on = stage("a", "b", "c")
     on.pack_fails = True
     outcome = on.run()
     assert [sorted(each) for each in on.plays] == [["a"], ["b", "c"]]
@@ -182,12 +195,9 @@ def test_what_cannot_be_handed_over_is_built_by_each_and_said(tmp_path: Path, mo
     assert outcome.errors == {}
 
 
-def test_one_node_gives_to_several_classes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = lock_with(COMPILED)
-    done = finished("done", lock, [{"name": "ext", "build": {"key": KEY}}])
-    other = machine("c", compilers={"/usr/bin/gcc": "13.1.0"})
-    facts = {each.node: each for each in (done, machine("b"), other)}
-    on = Stage(tmp_path, monkeypatch, shared(*facts.values(), lock=lock), facts)
+def test_one_node_gives_to_several_classes_at_once(stage: Make) -> None:
+    done, lock = donor()
+    on = stage(done, "b", machine("c", compilers={"/usr/bin/gcc": "13.1.0"}), lock=lock)
     on.run()
     assert [sorted(each) for each in on.plays] == [["b", "c"]]
     assert [told["by"] for told in handed(on.plays[0]).values()] == ["done", "done"]
@@ -195,13 +205,9 @@ def test_one_node_gives_to_several_classes_at_once(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_finished_node_gives_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
-) -> None:
-    lock = lock_with(COMPILED)
-    done = finished("done", lock, [{"name": "ext", "build": {"key": KEY}}])
-    facts = {each.node: each for each in (done, machine("b"), machine("c"))}
-    on = Stage(tmp_path, monkeypatch, shared(*facts.values(), lock=lock), facts)
+def test_a_finished_node_gives_before_anything_runs(stage: Make, gone: bool) -> None:
+    done, lock = donor()
+    on = stage(done, "b", "c", lock=lock)
     on.pack_fails = gone
     on.run()
     if gone:
@@ -211,22 +217,18 @@ def test_a_finished_node_gives_before_anything_runs(
         assert {name: told["by"] for name, told in handed(on.plays[0]).items()} == {"b": "done", "c": "done"}
 
 
-def test_without_classes_all_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = {name: machine(name) for name in "ab"}
-    on = Stage(tmp_path, monkeypatch, shared(*facts.values(), lock=lock_with({**COMPILED, "build": None})), facts)
+def test_without_classes_all_run_at_once(stage: Make) -> None:
+    on = stage("a", "b", lock=lock_with({**COMPILED, "build": None}))
     assert on.plan.builds == ()
     on.run()
     assert [sorted(each) for each in on.plays] == [["a", "b"]]
     assert on.asked == []
 
 
-def test_a_class_of_one_without_its_donor_builds_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = lock_with(COMPILED)
-    done = finished("done", lock, [{"name": "ext", "build": {"key": KEY}}])
-    facts = {each.node: each for each in (done, machine("b"))}
-    plan = shared(*facts.values(), lock=lock)
-    assert plan.builds == (BuildClass(sources=("ext",), nodes=("b",), donor="done"),)
-    on = Stage(tmp_path, monkeypatch, plan, facts)
+def test_a_class_of_one_without_its_donor_builds_for_itself(stage: Make) -> None:
+    done, lock = donor()
+    on = stage(done, "b", lock=lock)
+    assert on.plan.builds == (BuildClass(sources=("ext",), nodes=("b",), donor="done"),)
     on.pack_fails = True
     on.run()
     assert [handed(each) for each in on.plays] == [{"b": None}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,25 +184,31 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         place(Here(), str(tmp_path / "file" / "folder"), {"a": b""})
 
 
-@pytest.mark.parametrize("repair", [True, False])
-def test_a_script_is_made_of_what_is_known_and_never_submits_a_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repair: bool
-) -> None:
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Work, JobSite]]:
+    """A run on two nodes of a partition, whose login host is this machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(tmp_path))  # without sbatch
-    cluster = {"prefix": str(tmp_path / "p"), "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
-    ready = prepared(**cluster, scheduler={"kind": "slurm"}, placement="shared")
+    given = {"prefix": str(tmp_path / "p"), "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
+    ready = prepared(**given, scheduler={"kind": "slurm"}, placement="shared")
     partition = Partition("gpu", 2, {"idle": 2}, {}, knows_gpus=False)
-    where = JobSite(ready.target, Here(), Slurm(Here()), partition, Connection(kind="local"))
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
-        settings = Settings(tmp_path / "runs", repair=repair, script=True)
-        work = Work(settings, run, journal, prepared=ready)
-        with fails("nodes-unknown", ExitCode.REFUSED) as caught:
-            job_look.survey_jobs(work, where)
-        assert "--dry-run" in caught.value.hint
-        write_facts(facts_file(ready.target, where.login), {"n1": facts(node="n1")})
-        survey = job_look.survey_jobs(work, where)
+        work = Work(Settings(tmp_path / "runs"), run, journal, prepared=ready)
+        yield work, JobSite(ready.target, Here(), Slurm(Here()), partition, Connection(kind="local"))
+
+
+@pytest.mark.parametrize("repair", [True, False])
+def test_a_script_is_made_of_what_is_known_and_never_submits_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repair: bool, cluster: tuple[Work, JobSite]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # without sbatch
+    work, where = cluster
+    work.settings = replace(work.settings, repair=repair, script=True)
+    with fails("nodes-unknown", ExitCode.REFUSED) as caught:
+        job_look.survey_jobs(work, where)
+    assert "--dry-run" in caught.value.hint
+    write_facts(facts_file(where.target, where.login), {"n1": facts(node="n1")})
+    survey = job_look.survey_jobs(work, where)
     assert set(survey.resolutions) == {"n1"}
     assert survey.facts["n1"].prefix.path == str(tmp_path / "p"), "what the login host sees now"
 
@@ -212,14 +219,9 @@ def bare(node: str) -> ContactResult:
 
 @pytest.mark.parametrize("bring", [True, False])
 def test_nodes_that_stay_without_python_are_errors_and_nothing_is_kept_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bring: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bring: bool, cluster: tuple[Work, JobSite]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    cluster = {"prefix": str(tmp_path / "p"), "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
-    ready = prepared(**cluster, scheduler={"kind": "slurm"}, placement="shared")
-    partition = Partition("gpu", 2, {"idle": 2}, {}, knows_gpus=False)
-    where = JobSite(ready.target, Here(), Slurm(Here()), partition, Connection(kind="local"))
-    folders, staged = [], []
+    (work, where), folders, staged = cluster, [], []
 
     def asked(*given: Any) -> dict[str, Any]:
         folders.append(Path(given[2].folder).name)
@@ -231,19 +233,16 @@ def test_nodes_that_stay_without_python_are_errors_and_nothing_is_kept_of_them(
 
     monkeypatch.setattr(job_look, "ask_in_job", asked)
     monkeypatch.setattr(job_look, "stage_python", brought)
-    run = RunDir.create(tmp_path / "runs")
-    with run.open_journal() as journal:
-        work = Work(Settings(tmp_path / "runs"), run, journal, prepared=ready)
-        survey = job_look.survey_jobs(work, where, bring_python=bring)
+    survey = job_look.survey_jobs(work, where, bring_python=bring)
     assert survey.without_python == ["n1", "n2"]
-    assert (survey.facts, read_facts(facts_file(ready.target, where.login))) == ({}, {})
+    assert (survey.facts, read_facts(facts_file(where.target, where.login))) == ({}, {})
     if bring:
-        assert folders == [run.id, f"{run.id}-again"]
+        assert folders == [work.run.id, f"{work.run.id}-again"]
         assert staged == [(str(tmp_path / "p"), ["n1", "n2"])]
         assert {error.code for error in survey.errors.values()} == {"toolchain-python-broken"}
         assert "/staged/python3" in survey.errors["n1"].why
     else:
-        assert (folders, staged, survey.errors) == ([run.id], [], {})
+        assert (folders, staged, survey.errors) == ([work.run.id], [], {})
 
 
 def test_what_only_one_disk_has_runs_no_node_program_of_a_job() -> None:
