@@ -19,7 +19,7 @@ from envbuild.plan.source_builds import BUNDLE
 from envbuild.provision.ansible.play import following, node_host, payload_of, run_hosts, telling
 from envbuild.provision.ansible.steps import NodeHost, tmp_folder
 from envbuild.provision.contact.first_contact import DEADLINE, ContactResult, ask_each, contact, node_request
-from envbuild.provision.contact.toolchain import first_tools
+from envbuild.provision.contact.toolchain import first_tool
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Outcome, Question, Route, Work
 from envbuild.provision.run.journal import EventKind
@@ -115,13 +115,13 @@ def put_python(work: Work) -> None:
     for node in work.survey.without_python:
         answer = work.survey.contacts[node]
         try:
-            tools = first_tools(answer, work.prepared.lock.variants, work.settings.toolchain_file)
+            tool = first_tool(answer, work.prepared.lock.variants, work.settings.toolchain_file)
         except EnvbuildError as missing:
             work.survey.errors[node] = missing
             continue
         prefix = answer.findings["prefix"]
         tmp = tmp_folder(work.prepared.target.tmp, answer.findings.get("user", ""))
-        files[node] = NodeHost(node, tools[0].path(prefix), "", payload=payload_of(work, tools, prefix), tmp=tmp)
+        files[node] = NodeHost(node, tool.path(prefix), "", payload=payload_of(work, [tool], prefix), tmp=tmp)
     outcome = run_hosts({node: {} for node in files}, files, work)
     ended = {node: outcome.error_of(node) for node in files}
     failed = {node: error for node, error in ended.items() if error is not None}

@@ -13,7 +13,8 @@ from pathlib import Path
 import yaml
 
 from envbuild.node_program import node_pyz
-from envbuild.provision.contact.payload import file_tool, python_tool, uv_tool, write_payload
+from envbuild.plan.tools import Tool
+from envbuild.provision.contact.payload import file_tool, uv_tool, write_payload
 from envbuild.provision.contact.toolchain import NODE_PROGRAM
 from envbuild.regular_file import sha256_of
 from tests.fleet.nodes import copy_python, libraries_of
@@ -55,7 +56,7 @@ def place_tools(standalone: Path, folder: Path, prefix: str = "/opt/envbuild") -
     """Make `folder` a tree in which all tools that a node with no Python needs lie under `prefix`."""
     pyz, payload = folder.with_name("envbuild-node.pyz"), folder.with_name("payload.sh")
     pyz.write_bytes(node_pyz())
-    tools = [python_tool(standalone, sha256_of(standalone)), uv_tool()]
+    tools = [Tool("python", standalone, sha256_of(standalone), "tree"), uv_tool()]
     tools.append(file_tool(NODE_PROGRAM, pyz, file=f"{NODE_PROGRAM}.pyz"))
     write_payload(payload, tools, prefix=f"{folder}{prefix}", packed=False)
     subprocess.run(["sh", str(payload)], check=True, stdout=subprocess.DEVNULL)

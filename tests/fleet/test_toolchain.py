@@ -16,7 +16,7 @@ from envbuild.node_program import node_pyz
 from envbuild.plan.tools import Tool
 from envbuild.provision.ansible.adapter import Inventory, TaskEvent, run_playbook
 from envbuild.provision.ansible.steps import Limits, NodeHost
-from envbuild.provision.contact.payload import file_tool, python_tool, write_payload
+from envbuild.provision.contact.payload import file_tool, write_payload
 from envbuild.regular_file import sha256_of
 from tests.fleet.fleet_world import PREFIX, FleetWorld
 from tests.fleet.nodes import Fleet, Node
@@ -30,7 +30,7 @@ ODD = "/opt/it's here/envbuild"
 def tools(tmp_path: Path, standalone_python: Path) -> dict[str, Tool]:
     pyz = tmp_path / "envbuild-node.pyz"
     pyz.write_bytes(node_pyz())
-    python = python_tool(standalone_python, sha256_of(standalone_python))
+    python = Tool("python", standalone_python, sha256_of(standalone_python), "tree")
     return {"python": python, "node": file_tool("node", pyz, file="envbuild-node.pyz")}
 
 

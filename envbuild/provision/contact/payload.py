@@ -21,7 +21,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
 
-from envbuild.errors import EnvbuildError
 from envbuild.plan.tools import Tool
 from envbuild.regular_file import sha256_of
 from envbuild.resources import uv_bin
@@ -60,22 +59,6 @@ def _recorded_digest(path: Path) -> str | None:
                     kind, _, value = digest.partition("=")
                     return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex() if kind == "sha256" else None
     return None
-
-
-def python_tool(tarball: Path, sha256: str) -> Tool:
-    """A standalone Python as a tar.gz in `install_only` layout, checked against its pinned sha256.
-
-    Raises EnvbuildError `toolchain-hash-mismatch` (exit 5) or `file-unreadable` (exit 2).
-    """
-    digest = sha256_of(tarball)
-    if digest != sha256:
-        raise EnvbuildError(
-            "toolchain-hash-mismatch",
-            f"{tarball.name} is not the file that was pinned",
-            why=f"sha256 is {digest}, expected {sha256}",
-            hint="remove the file; envbuild fetches it again",
-        )
-    return Tool("python", tarball, sha256, "tree")
 
 
 def write_payload(path: Path, tools: Sequence[Tool], *, prefix: str, packed: bool) -> None:

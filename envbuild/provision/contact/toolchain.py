@@ -21,7 +21,7 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.node_program import node_pyz, node_pyz_digest
 from envbuild.plan.source_builds import python_name
 from envbuild.plan.tools import NodeTools, Tool
-from envbuild.provision.contact.payload import file_tool, python_tool, uv_tool
+from envbuild.provision.contact.payload import uv_tool
 from envbuild.regular_file import sha256_of
 from envbuild.resolve.artifacts import numbers
 from envbuild.resolve.estimate import PYTHON_BYTES
@@ -209,13 +209,13 @@ def runner_tools(
     return NodeTools(tuple(tools), python, tools[0].path(facts.prefix.path), "", None)
 
 
-def first_tools(answer: ContactResult, variants: Iterable[Variant], toolchain_file: Path | None) -> tuple[Tool, ...]:
+def first_tool(answer: ContactResult, variants: Iterable[Variant], toolchain_file: Path | None) -> Tool:
     """What a node without any Python needs before it can be probed: a Python, the one of its lock where it has one."""
     standalone = next((item for item in variants if item.interpreter.kind == "standalone"), None)
     if standalone is not None:
-        return (standalone_python(standalone, toolchain_file),)
+        return standalone_python(standalone, toolchain_file)
     arch, libc = answer.findings.get("arch", platform.machine()), answer.findings.get("libc", "glibc").split()[0]
-    return (bootstrap_python(arch, libc, toolchain_file),)
+    return bootstrap_python(arch, libc, toolchain_file)
 
 
 def bootstrap_python(arch: str, libc: str, toolchain_file: Path | None, *, fetch: bool = True) -> Tool:
@@ -255,13 +255,12 @@ def fetched_python(build: ToolchainPython) -> Tool:
     if not (archive.is_file() and sha256_of(archive) == build.sha256):
         # Missing, or damaged since it was fetched.
         download(build.url, archive, build.sha256, size_cap=1 << 30, deadline=1800)
-    return python_tool(archive, build.sha256)
+    return Tool("python", archive, build.sha256, "tree")
 
 
 def _node_program(folder: Path | None) -> Tool:
     """The node program as a file in `folder`."""
-    if folder is None:
-        return Tool(NODE_PROGRAM, Path(f"{NODE_PROGRAM}.pyz"), node_pyz_digest(), "file", f"{NODE_PROGRAM}.pyz")
-    path = folder / f"{NODE_PROGRAM}.pyz"
-    path.write_bytes(node_pyz())
-    return file_tool(NODE_PROGRAM, path, file=path.name)
+    path = (folder or Path()) / f"{NODE_PROGRAM}.pyz"
+    if folder is not None:
+        path.write_bytes(node_pyz())
+    return Tool(NODE_PROGRAM, path, node_pyz_digest(), "file", path.name)

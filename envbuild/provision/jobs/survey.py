@@ -25,7 +25,7 @@ from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.ansible.steps import NodeHost, tmp_folder
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.contact.payload import write_payload
-from envbuild.provision.contact.toolchain import first_tools
+from envbuild.provision.contact.toolchain import first_tool
 from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
@@ -217,7 +217,7 @@ def stage_python(work: Work, site: JobSite, top: str, bare: Mapping[str, Contact
     `stage` do.
     """
     given = work.prepared.lock.variants
-    tools = {node: first_tools(answer, given, work.settings.toolchain_file)[0] for node, answer in bare.items()}
+    tools = {node: first_tool(answer, given, work.settings.toolchain_file) for node, answer in bare.items()}
     payload = work.run.staging / "python.sh"
     write_payload(payload, list({tool.folder: tool for tool in tools.values()}.values()), prefix=top, packed=True)
     paths = {node: tool.path(top) for node, tool in tools.items()}

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
 
 from envbuild import __version__
 from envbuild.catalog.loader import is_path, load_stack, manifest_text
@@ -83,20 +82,18 @@ class FileLists:
             )
             for node in nodes
         }
-        for name, answer in self._answers(requests).items():
+        host, answers = as_login(self._target), dict[str, ContactResult]()
+        if self._target.connection.kind != "job":
+            answers = contact(requests, host.connection, run=self._run)
+        else:
+            (login,) = expand_hosts(host.hosts)
+            for name, request in requests.items():
+                answers[name] = contact({login: request}, host.connection, run=self._run)[login]
+        for name, answer in answers.items():
             try:
                 self._known[name] = unpack(base64.b64decode(answer.result()["files"]))
             except (EnvbuildError, ValueError, KeyError, TypeError):
                 continue  # the report says in any case that there is none
-
-    def _answers(self, requests: dict[str, dict[str, Any]]) -> dict[str, ContactResult]:
-        host = as_login(self._target)
-        if self._target.connection.kind != "job":
-            return contact(requests, host.connection, run=self._run)
-        (login,) = expand_hosts(host.hosts)
-        return {
-            name: contact({login: request}, host.connection, run=self._run)[login] for name, request in requests.items()
-        }
 
 
 def attach(work: Work, variants: Iterable[Variant], lists: Mapping[str, Files]) -> tuple[Attachment, ...]:

@@ -218,23 +218,19 @@ def _rooted(responses: Responses) -> Mapping[str, Any]:
     return next((result for result in rooted if result.get("level") == "measured"), rooted[0] if rooted else {})
 
 
-def _agreement(count: int, wrong: Sequence[Mapping[str, Any]]) -> str:
-    says = f"{count} {'file agrees' if count == 1 else 'files agree'} with the RECORD of their wheel"
-    names = sorted({f"{row['package']} {row['version']}" for row in wrong})
-    return (
-        f"{says}; that of {', '.join(names)} is wrong about {len(wrong)}, compared with the archive" if names else says
-    )
-
-
 def _checks(responses: Responses) -> Iterable[Check]:
     install = _result(responses, "install")
     if "record_checked" in install:
+        count, wrong = int(install["record_checked"]), install.get("record_wrong") or ()
+        says = f"{count} {'file agrees' if count == 1 else 'files agree'} with the RECORD of their wheel"
+        if names := sorted({f"{row['package']} {row['version']}" for row in wrong}):
+            says += f"; that of {', '.join(names)} is wrong about {len(wrong)}, compared with the archive"
         yield Check(
             name="record",
             status="passed",
-            says=_agreement(int(install["record_checked"]), install.get("record_wrong") or ()),
+            says=says,
             level="measured",
-            details={"record_wrong": list(install["record_wrong"])} if install.get("record_wrong") else {},
+            details={"record_wrong": list(wrong)} if wrong else {},
             seconds=(install.get("seconds") or {}).get("record"),
         )
     for row in install.get("overwritten") or ():

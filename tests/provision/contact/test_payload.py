@@ -26,7 +26,7 @@ from envbuild.model.target import Connection
 from envbuild.plan.tools import Tool
 from envbuild.provision.contact import payload as payloads
 from envbuild.provision.contact import toolchain as module
-from envbuild.provision.contact.payload import file_tool, python_tool, read_answer, uv_tool, write_payload
+from envbuild.provision.contact.payload import file_tool, read_answer, uv_tool, write_payload
 from envbuild.provision.contact.wheel_stores import LIMIT, receive
 from envbuild.regular_file import sha256_of
 from tests.resolve.builders import make_lock
@@ -92,7 +92,7 @@ def python(tmp_path: Path) -> Tool:
     executable(inside / "python3", f"#!/bin/sh\n{real} | cut -d' ' -f1\n".replace("cut", str(shutil.which("cut"))))
     (inside / "python").symlink_to("python3")
     tarball = tmp_path / "python.tar.gz"
-    return python_tool(tarball, _archived(tarball, tmp_path / "tree" / "python", "python"))
+    return Tool("python", tarball, _archived(tarball, tmp_path / "tree" / "python", "python"), "tree")
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "packed"])
@@ -176,7 +176,7 @@ def test_a_cut_payload_is_refused(tmp_path: Path, tools: list[Tool]) -> None:
 
 def test_a_tree_without_an_interpreter_is_refused(tmp_path: Path, tools: list[Tool]) -> None:
     tarball = tmp_path / "not-python.tar.gz"
-    tool = python_tool(tarball, _archived(tarball, tools[0].source, "other/file"))
+    tool = Tool("python", tarball, _archived(tarball, tools[0].source, "other/file"), "tree")
     code, said, _ = _run(_written(tmp_path, tool))
     assert (code, said["error"]["code"]) == (ExitCode.INTEGRITY, "toolchain-layout")
 
@@ -202,12 +202,6 @@ def test_equal_tools_give_equal_payloads(tmp_path: Path, tools: list[Tool]) -> N
         write_payload(tmp_path / name, tools, prefix="/p", packed=True)
         os.utime(tools[0].source, (1, 1))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-
-
-def test_a_standalone_python_with_another_hash_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.tar.gz").write_bytes(b"x")
-    with fails("toolchain-hash-mismatch", ExitCode.INTEGRITY):
-        python_tool(tmp_path / "x.tar.gz", "0" * 64)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "-x", "$(id)", "a\nb"])

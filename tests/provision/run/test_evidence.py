@@ -313,7 +313,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def target(kind: str = "ssh") -> Target:
-    more = {"scheduler": {"kind": "slurm"}} if kind == "job" else {}
+    more = {"scheduler": {"kind": "slurm"}, "hosts": {"slurm": "p"}} if kind == "job" else {}
     return Target.from_plain({"name": "t", "hosts": ["a1"], "prefix": "/p", "connection": {"kind": kind}, **more})
 
 
