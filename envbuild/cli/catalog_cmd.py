@@ -218,10 +218,10 @@ def _fit(
 
     Judged are the nodes; without facts, the target and its GPUs if these are known.
     """
-    from envbuild.explain.view import fits_of_profiles, fitting
+    from envbuild.explain.view import Candidates, fitting
     from envbuild.provision.survey.ask import rules
 
-    judged = fits_of_profiles(loaded, nodes or {}, target, rules())
+    judged = Candidates(loaded, nodes or {}, target, rules()).fits()
     if judged[usual].fits:
         return usual, ""
     able = fitting(loaded, judged)
@@ -565,7 +565,7 @@ def _gpus_here() -> tuple[str, int]:
 def _with_profile(ui: Ui, answers: Answers, file: Path, nodes: Mapping[str, NodeFacts]) -> Answers:
     """With the profile that fits, where that is not the usual one; a warning where none does."""
     from envbuild.catalog.loader import load_target
-    from envbuild.explain.view import fits_of_profiles
+    from envbuild.explain.view import Candidates
     from envbuild.lock.agreement import choose_profile
     from envbuild.provision.survey.ask import rules
 
@@ -583,7 +583,7 @@ def _with_profile(ui: Ui, answers: Answers, file: Path, nodes: Mapping[str, Node
     if why:
         ui.note(f"profile: {able}; {why}")
         return replace(answers, stack=stack, profile=able, why=why)
-    judged = fits_of_profiles(loaded, nodes, base, rules())
+    judged = Candidates(loaded, nodes, base, rules()).fits()
     if others := [name for name in loaded.stack.profiles if name != usual and judged[name].fits]:
         ui.note(f"profile: {usual}; for another, add `profile:` to the file: {', '.join(others)}")
     return answers

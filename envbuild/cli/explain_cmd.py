@@ -123,9 +123,9 @@ def _checked(
 
     if compat is None:
         return (), document_recipes(loaded.stack, profile)
-    from envbuild.explain.checks import Means, run_checks
+    from envbuild.explain.checks import run_checks
     from envbuild.lock.readers.git import git_reader
 
     ui.note("asking the upstream repositories and the package index")
     with git_reader() as git:
-        return run_checks(loaded.stack, Means(compat, git, index=True)), document_recipes(loaded.stack, profile, git)
+        return run_checks(loaded.stack, compat, git), document_recipes(loaded.stack, profile, git)

@@ -11,7 +11,7 @@ from envbuild.catalog.loader import LoadedStack, lock_path
 from envbuild.doctor.controller import Diagnosis
 from envbuild.doctor.node import diagnose_node, diagnose_without_python
 from envbuild.errors import EnvbuildError
-from envbuild.explain.view import fits_of_profiles, fitting, offered, outline
+from envbuild.explain.view import Candidates, fitting, offered, outline
 from envbuild.hostlist import expand_hosts
 from envbuild.lock.files import read_lock
 from envbuild.model.facts import NodeFacts
@@ -96,7 +96,7 @@ def _needs(stack: Wanted, facts: NodeFacts, target: Target) -> Diagnosis:
     """Whether the stack fits this host; where jobs run on others, their GPUs, which are all that is known of them."""
     name, profile = stack.loaded.stack.name, stack.profile
     job = target.connection.kind == "job" and not facts.scheduler.job
-    judged = fits_of_profiles(stack.loaded, {} if job else {facts.node: facts}, target, rules())
+    judged = Candidates(stack.loaded, {} if job else {facts.node: facts}, target, rules()).fits()
     plan = f"`envbuild plan {stack.loaded.ref} --target {stack.target}`"
     asks = f"{plan} asks the nodes for driver, nvcc and Python, by a short job"
     if judged[profile].fits and job and not rows_like(target.expects.gpu, rules()):

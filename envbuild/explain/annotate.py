@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,123 +28,75 @@ _CONTINUED = re.compile(r"\\\s*$")
 class Row:
     """One row of the document: `text` as shown, `start` and `end` its place in the document (characters).
 
-    `offset` is the place of `text` in the document for rows whose text is one piece of it, else None: a command of
-    several lines loses the indentation of its fence. `level` is the depth of a heading or list item, `fence` numbers
-    the code block that a command is in, `marker` is the bullet or number of an item.
+    A command of several lines loses the indentation of its fence. `level` is the depth of a heading or list item,
+    `fence` numbers the code block that a command is in, `marker` is the bullet or number of an item.
     """
 
     kind: RowKind
     text: str
     start: int
     end: int
-    offset: int | None = None
     level: int = 0
     fence: int | None = None
-    language: str = ""
     marker: str = ""
 
 
-@dataclass
-class _Cursor:
-    lines: list[str]
-    starts: list[int]
-    at: int = 0
-
-    def more(self) -> bool:
-        return self.at < len(self.lines)
+_Lines = deque[tuple[int, str]]
+"""The lines that are left, each with its place in the document."""
 
 
 def parse(text: str) -> tuple[Row, ...]:
     """The rows of a document, in order. Never fails; line ends may be of any kind."""
-    lines, starts, place = [], [], 0
+    lines, place = _Lines(), 0
     for line in text.splitlines(keepends=True):
-        lines.append(line.rstrip("\r\n"))
-        starts.append(place)
+        lines.append((place, line.rstrip("\r\n")))
         place += len(line)
-    cursor, rows, fences = _Cursor(lines, starts), [], 0
-    while cursor.more():
-        line, start = cursor.lines[cursor.at], cursor.starts[cursor.at]
-        fence = _FENCE.match(line)
-        if fence:
-            rows += _fenced(cursor, fence, fences)
+    rows, fences = list[Row](), 0
+    while lines:
+        start, line = lines.popleft()
+        if fence := _FENCE.match(line):
+            rows += _fenced(lines, fence, fences)
             fences += 1
-        elif not line.strip():
-            cursor.at += 1
         elif heading := _HEADING.match(line):
-            inner = heading.start(2)
-            rows.append(
-                Row(
-                    "heading",
-                    heading[2],
-                    start,
-                    start + len(line),
-                    offset=start + inner,
-                    level=len(heading[1]),
-                )
-            )
-            cursor.at += 1
+            rows.append(Row("heading", heading[2], start, start + len(line), level=len(heading[1])))
         elif label := _LABEL.match(line):
             rows.append(Row("label", label[1].strip('"'), start, start + len(line)))
-            cursor.at += 1
-        else:
-            rows.append(_statement(cursor))
+        elif line.strip():
+            rows.append(_statement(lines, start, line))
     return tuple(rows)
 
 
-def _statement(cursor: _Cursor) -> Row:
+def _statement(lines: _Lines, start: int, line: str) -> Row:
     """A paragraph or list item with the lines that continue it."""
-    first = cursor.at
-    line, start = cursor.lines[first], cursor.starts[first]
-    item, definition = _ITEM.match(line), _DEFINITION.match(line)
-    lead = item or definition
-    inner = lead.end() if lead else len(line) - len(line.lstrip())
-    cursor.at += 1
-    while cursor.more() and _continues(cursor.lines[cursor.at]):
-        cursor.at += 1
-    last = cursor.at - 1
-    end = cursor.starts[last] + len(cursor.lines[last])
-    text = "\n".join([line[inner:], *(cursor.lines[n] for n in range(first + 1, cursor.at))])
-    return Row(
-        "item" if item else "prose",
-        text,
-        start,
-        end,
-        offset=start + inner,
-        level=len(item[1]) // 2 if item else 0,
-        marker=item[2] if item else "",
-    )
+    item = _ITEM.match(line)
+    lead = item or _DEFINITION.match(line)
+    texts, end = [line[lead.end() :] if lead else line.lstrip()], start + len(line)
+    others = (_FENCE, _HEADING, _ITEM, _DEFINITION, _LABEL)
+    while lines and lines[0][1].strip() and not any(form.match(lines[0][1]) for form in others):
+        place, line = lines.popleft()
+        texts.append(line)
+        end = place + len(line)
+    text = "\n".join(texts)
+    return Row("item", text, start, end, len(item[1]) // 2, marker=item[2]) if item else Row("prose", text, start, end)
 
 
-def _continues(line: str) -> bool:
-    return bool(line.strip()) and not any(form.match(line) for form in (_FENCE, _HEADING, _ITEM, _DEFINITION, _LABEL))
-
-
-def _fenced(cursor: _Cursor, opening: re.Match[str], number: int) -> list[Row]:
+def _fenced(lines: _Lines, opening: re.Match[str], number: int) -> Iterator[Row]:
     """The commands of one fenced block; an unclosed one ends with the document."""
     indent, ticks, language = len(opening[1]), opening[2], opening[3].lower()
-    rows: list[Row] = []
-    cursor.at += 1
-    while cursor.more():
-        line = cursor.lines[cursor.at]
+    while lines:
+        start, line = lines.popleft()
         if line.strip().startswith(ticks) and not line.strip().strip(ticks[0]):
-            cursor.at += 1
-            break
-        first = cursor.at
-        cursor.at += 1
+            return
         if not line.strip():
             continue
-        while language in _SHELL and cursor.more() and _CONTINUED.search(cursor.lines[cursor.at - 1]):
-            cursor.at += 1
-        taken = range(first, cursor.at)
-        end = cursor.starts[taken[-1]] + len(cursor.lines[taken[-1]])
-        text = "\n".join(_dedented(cursor.lines[n], indent) for n in taken)
         kind: RowKind = "comment" if line.strip().startswith("#") else "command"
-        rows.append(Row(kind, text, cursor.starts[first], end, fence=number, language=language))
-    return rows
-
-
-def _dedented(line: str, indent: int) -> str:
-    return line[indent:] if not line[:indent].strip() else line
+        texts, end = [line], start + len(line)
+        while language in _SHELL and lines and _CONTINUED.search(line):
+            place, line = lines.popleft()
+            texts.append(line)
+            end = place + len(line)
+        dedented = (text[indent:] if not text[:indent].strip() else text for text in texts)
+        yield Row(kind, "\n".join(dedented), start, end, fence=number)
 
 
 Tone = Literal["red", "amber", "green", "plain"]
@@ -186,10 +139,6 @@ class Annotated:
         rows = (pair for row in self.rows for pair in row.findings)
         return tuple(finding for _, finding in (*rows, *self.left_out, *self.unplaced))
 
-    def count(self, tone: Tone) -> int:
-        """Statements and commands of a tone."""
-        return sum(1 for row in self.rows if row.tone == tone)
-
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -212,38 +161,32 @@ def annotate(text: str, findings: Sequence[Finding]) -> Annotated:
     An anchor belongs to the row of its first place in the text, or of the finding's `nth`.
     """
     rows = parse(text)
-    first: list[_Place] = []
-    also: list[_Place] = []
-    rest: dict[bool, list[Finding]] = {True: [], False: []}
+    first, also, left_out, unplaced = list[_Place](), list[_Place](), list[Finding](), list[Finding]()
     for finding in findings:
-        place = _place(text, rows, finding, finding.anchor, finding.nth) if finding.anchor else None
-        if place is None:
-            rest[finding.anchor is None].append(finding)
-            continue
-        first.append(place)
-        also += [spot for anchor in finding.also if (spot := _place(text, rows, finding, anchor))]
+        if finding.anchor is None:
+            left_out.append(finding)
+        elif place := _place(text, rows, finding, finding.anchor, finding.nth):
+            first.append(place)
+            also += [spot for anchor in finding.also if (spot := _place(text, rows, finding, anchor))]
+        else:
+            unplaced.append(finding)
     taken = {place.row for place in (*first, *also)}
     first += [_Place(n, rows[n].start, rows[n].text, f) for n, f in _unpinned(rows).items() if n not in taken]
     first.sort(key=lambda place: (place.row, place.at))
-    order = [*(place.finding for place in first), *rest[True], *rest[False]]
+    order = [*(place.finding for place in first), *left_out, *unplaced]
     numbers = {finding.id: n for n, finding in enumerate(order, 1)}
+
+    def numbered(some: Iterable[Finding]) -> tuple[tuple[int, Finding], ...]:
+        return tuple((numbers[finding.id], finding) for finding in some)
+
     out = []
     for index, row in enumerate(rows):
         here = [place for place in first if place.row == index]
-        everything = [*here, *(place for place in also if place.row == index)]
-        out.append(
-            AnnotatedRow(
-                row,
-                _tone(row, everything),
-                tuple((numbers[place.finding.id], place.finding) for place in here),
-                _marks(row, everything, numbers),
-            )
-        )
-    return Annotated(
-        tuple(out),
-        tuple((numbers[finding.id], finding) for finding in rest[True]),
-        tuple((numbers[finding.id], finding) for finding in rest[False]),
-    )
+        places = [*here, *(place for place in also if place.row == index)]
+        unmarked: Tone = "plain" if row.kind in ("heading", "comment", "label") else "green"
+        tone = gravest([TONES[place.finding.severity] for place in places]) if places else unmarked
+        out.append(AnnotatedRow(row, tone, numbered(place.finding for place in here), _marks(row, places, numbers)))
+    return Annotated(tuple(out), numbered(left_out), numbered(unplaced))
 
 
 def _place(text: str, rows: Sequence[Row], finding: Finding, anchor: str, nth: int = 1) -> _Place | None:
@@ -301,12 +244,6 @@ def _open_name(statement: Statement, pinned: Set[str]) -> str:
         source = statement.get("source")
         return "" if source in pinned else source
     return statement.value if statement.kind == "system" else ""
-
-
-def _tone(row: Row, places: Sequence[_Place]) -> Tone:
-    if places:
-        return gravest([TONES[place.finding.severity] for place in places])
-    return "plain" if row.kind in ("heading", "comment", "label") else "green"
 
 
 def _marks(row: Row, places: Sequence[_Place], numbers: Mapping[str, int]) -> tuple[Mark, ...]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,6 +14,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.readers.git import GitReader, resolve_ref
 from envbuild.model import finding as f
 from envbuild.model.stack import Stack
+from envbuild.node import proc
 from envbuild.resolve.artifacts import numbers
 
 if TYPE_CHECKING:
@@ -47,15 +45,6 @@ class CheckResult(NamedTuple):
         return data
 
 
-@dataclass(frozen=True)
-class Means:
-    """What checks may use. Without `git` or `index` the checks that need them are `not-run`."""
-
-    compat: Compat
-    git: GitReader | None = None
-    index: bool = False
-
-
 class _NotRun(Exception):  # noqa: N818 - not an error: the answer could not be had
     pass
 
@@ -63,27 +52,26 @@ class _NotRun(Exception):  # noqa: N818 - not an error: the answer could not be 
 _Answer = tuple[bool, str]
 
 
-def run_checks(stack: Stack, means: Means) -> tuple[CheckResult, ...]:
-    """Run every check of every finding, in the order of the file. Unreachable sources make a check `not-run`."""
-    return tuple(_run(stack, finding.id, check, means) for finding in stack.findings for check in finding.check)
+def run_checks(stack: Stack, compat: Compat, git: GitReader | None = None) -> tuple[CheckResult, ...]:
+    """Run every check of every finding, in the order of the file. Unreachable sources make a check `not-run`.
+
+    Without `git` nothing outside is asked, so the checks that need sources or the index are `not-run`, too.
+    """
+    return tuple(_run(stack, finding.id, check, compat, git) for finding in stack.findings for check in finding.check)
 
 
-def outcome_of(results: Iterable[CheckResult]) -> Outcome | None:
-    """One word for all checks of a finding; None without checks."""
-    outcomes = {result.outcome for result in results}
-    order: tuple[Outcome, ...] = ("broken", "not-run", "holds")
-    return next((outcome for outcome in order if outcome in outcomes), None)
-
-
-def _run(stack: Stack, finding: str, check: f.Check, means: Means) -> CheckResult:
+def _run(stack: Stack, finding: str, check: f.Check, compat: Compat, git: GitReader | None) -> CheckResult:
     question = describe(check)
+    if git is None and isinstance(check, (*_GIT_KINDS, f.IndexCheck)):
+        why = "sources and the index are asked with --run-checks only"
+        return CheckResult(finding, check.kind, question, "not-run", why)
     try:
-        if isinstance(check, _GIT_KINDS):
-            holds, detail = _ask_git(stack, check, means)
-        elif isinstance(check, f.IndexCheck):
-            holds, detail = _ask_index(check, means)
+        if isinstance(check, f.IndexCheck):
+            holds, detail = _ask_index(check)
+        elif git is not None and isinstance(check, _GIT_KINDS):
+            holds, detail = _ask_git(stack, check, git)
         else:
-            holds, detail = _ask_catalog(check, means.compat)
+            holds, detail = _ask_catalog(check, compat)
     except _NotRun as reason:
         return CheckResult(finding, check.kind, question, "not-run", str(reason))
     except EnvbuildError as error:
@@ -94,22 +82,11 @@ def _run(stack: Stack, finding: str, check: f.Check, means: Means) -> CheckResul
     return CheckResult(finding, check.kind, question, "holds" if holds else "broken", detail)
 
 
-_GIT_KINDS = (
-    f.PathCheck,
-    f.TextCheck,
-    f.TreeTextCheck,
-    f.SedCheck,
-    f.CommentCheck,
-    f.ContainsCheck,
-    f.RefCheck,
-    f.SubmoduleCheck,
-)
+_GIT_KINDS = (f.PathCheck, f.TextCheck, f.TreeTextCheck, f.SedCheck, f.CommentCheck, f.ContainsCheck, f.RefCheck,
+              f.SubmoduleCheck)  # fmt: skip
 
 
-def _ask_git(stack: Stack, check: Any, means: Means) -> _Answer:
-    if means.git is None:
-        raise _NotRun("sources are asked with --run-checks only")
-    git = means.git
+def _ask_git(stack: Stack, check: Any, git: GitReader) -> _Answer:
     pinned = stack.pinned(check.at)
     if pinned is None:
         raise _NotRun(f"nothing is named {check.at}")
@@ -144,19 +121,11 @@ def _text(check: f.TextCheck, text: str) -> _Answer:
 
 def _sed(check: f.SedCheck, text: str) -> _Answer:
     # grep reads the same basic regular expressions as sed; writing that translation ourselves would prove nothing.
-    try:
-        done = subprocess.run(
-            ["grep", "-o", "-e", check.pattern],
-            input=text,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "LC_ALL": "C"},
-            timeout=60,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise _NotRun("the grep program is not installed") from error
-    count = len(done.stdout.splitlines())
+    env = proc.clean_env({"LC_ALL": "C"})
+    done = proc.run(["grep", "-o", "-e", check.pattern], env=env, stdin=text.encode())
+    if done.missing:
+        raise _NotRun("the grep program is not installed")
+    count = len(done.out.splitlines())
     return count == check.expected, f"matches {_times(count)} in {check.path}"
 
 
@@ -182,9 +151,7 @@ _TEXT_CHECKS: dict[type, Callable[[Any, str], _Answer]] = {
 }
 
 
-def _ask_index(check: f.IndexCheck, means: Means) -> _Answer:
-    if not means.index:
-        raise _NotRun("the index is asked with --run-checks only")
+def _ask_index(check: f.IndexCheck) -> _Answer:
     from envbuild.lock.readers.uvtool import run_uv
 
     with tempfile.TemporaryDirectory(prefix="envbuild-index-") as folder:

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
-from envbuild.explain.annotate import TONES, Annotated, AnnotatedRow, Mark, Row, annotate
+from envbuild.explain.annotate import TONES, AnnotatedRow, Mark, Row, annotate
 from envbuild.explain.view import Explained, Explanation
 from envbuild.model.finding import Finding
 from envbuild.report.render import style, template
@@ -48,16 +47,11 @@ def inline_html(text: str, marks: Sequence[Mark]) -> str:
 
 
 def _pieces(text: str) -> list[_Piece]:
-    out: list[_Piece] = []
-    place = 0
+    out, place = list[_Piece](), 0
     for match in _INLINE.finditer(text):
-        if match.start() > place:
-            out.append(_Piece(place, match.start()))
-        out += _taken_apart(match)
+        out += [_Piece(place, match.start()), *_taken_apart(match)]
         place = match.end()
-    if place < len(text):
-        out.append(_Piece(place, len(text)))
-    return out
+    return [*out, _Piece(place, len(text))]
 
 
 def _taken_apart(match: re.Match[str]) -> list[_Piece]:
@@ -89,20 +83,21 @@ def _link(text: str, start: int) -> list[_Piece]:
     if parts is None:
         return [_Piece(start, start + len(text))]
     url = parts["url"]
-    opening = f'<a href="{escape(url, quote=True)}" rel="noreferrer">' if url.startswith("https://") else "<span>"
-    closing = "</a>" if url.startswith("https://") else "</span>"
-    label = text[parts.start("text") : parts.end("text")]
+    opening, closing = "<span>", "</span>"
+    if url.startswith("https://"):
+        opening, closing = f'<a href="{escape(url, quote=True)}" rel="noreferrer">', "</a>"
+    first, last = parts.span("text")
+    label = parts["text"]
     if label.startswith("`") and label.endswith("`") and len(label) > 2:
-        inner = (parts.start("text") + 1, parts.end("text") - 1)
+        first, last = first + 1, last - 1
         opening, closing = opening + "<code>", "</code>" + closing
-    else:
-        inner = (parts.start("text"), parts.end("text"))
+    first, last, url_start, url_end, end = (start + at for at in (first, last, *parts.span("url"), len(text)))
     return [
-        _Piece(start, start + inner[0], hidden=True),
-        _Piece(start + inner[0], start + inner[1], opening, closing),
-        _Piece(start + inner[1], start + parts.start("url"), hidden=True),
-        _Piece(start + parts.start("url"), start + parts.end("url"), '<span class="url">', "</span>", hidden=True),
-        _Piece(start + parts.end("url"), start + len(text), hidden=True),
+        _Piece(start, first, hidden=True),
+        _Piece(first, last, opening, closing),
+        _Piece(last, url_start, hidden=True),
+        _Piece(url_start, url_end, '<span class="url">', "</span>", hidden=True),
+        _Piece(url_end, end, hidden=True),
     ]
 
 
@@ -131,23 +126,10 @@ def _references_until(place: int, marks: Sequence[Mark], closed: set[int]) -> li
     """The numbers of the marks that end at or before a place and have not been written yet."""
     due = [n for n, mark in enumerate(marks) if n not in closed and mark.end <= place]
     closed.update(due)
-    return [_references(marks[n]) for n in due]
+    links = ["".join(f'<a class="ref {tone}" href="#f{n}">{n}</a>' for n, tone in marks[at].numbers) for at in due]
+    return [f"<sup>{text}</sup>" for text in links]
 
 
-def _references(mark: Mark) -> str:
-    links = "".join(f'<a class="ref {tone}" href="#f{n}">{n}</a>' for n, tone in mark.numbers)
-    return f"<sup>{links}</sup>"
-
-
-# How every page begins: with what forbids all that follows to run, to load, or to send anything.
-HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
-"""  # noqa: E501
 _WORDS = {
     "wrong": ("Wrong", "✕"),
     "stale": ("No longer true", "~"),
@@ -175,11 +157,6 @@ class Card:
     word: str
     sign: str
     explained: Explained
-
-    @property
-    def finding(self) -> Finding:
-        """The finding itself."""
-        return self.explained.finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +189,7 @@ class Group:
     @property
     def below(self) -> bool:
         """Whether the notes are so much longer than the text that they stand below it, in columns."""
-        cards = [card.finding for card in self.cards]
+        cards = [card.explained.finding for card in self.cards]
         notes = sum(_lines(len(f.truth), _NOTE) + _lines(len(f.does), _NOTE) + 5 for f in cards)
         notes += sum(_lines(len(f.replacement), _NOTE) + 2 for f in cards if f.replacement)
         return notes > _MUCH + 1.4 * sum(_lines(len(_TAG.sub("", row.html)), _TEXT) + 0.6 for row in self.rows)
@@ -225,7 +202,7 @@ def render_page(explanation: Explanation, text: str, doubt: str = "") -> str:
     """
     annotated = annotate(text, explanation.stack.findings)
     explained = {item.finding.id: item for item in explanation.findings}
-    rows = _rows(annotated, explained)
+    rows = _rows(annotated.rows, explained)
     return template("explain.html.j2").render(
         e=explanation,
         document=explanation.stack.document,
@@ -235,12 +212,13 @@ def render_page(explanation: Explanation, text: str, doubt: str = "") -> str:
         unplaced=_cards(annotated.unplaced, explained),
         doubt=doubt,
         findings=Counter(TONES[finding.severity] for finding in annotated.findings),
-        nothing_found=annotated.count("green"),
+        nothing_found=sum(row.tone == "green" for row in rows),
         severities=[(word, sign, name) for name, (word, sign) in _WORDS.items()],
-        results=_result_counts(explanation, annotated),
+        results=Counter(result.outcome for result in explanation.results()),
+        by_rule=len(annotated.findings) - len(explanation.findings),
+        unverified=sum(finding.unverified for finding in annotated.findings),
         commands=_commands(explanation),
         style=style(),
-        head=HEAD,
     )
 
 
@@ -253,27 +231,15 @@ def _commands(explanation: Explanation) -> list[str]:
     return [*made, *bench, "envbuild report kit -o KIT"]
 
 
-def _rows(annotated: Annotated, explained: dict[str, Explained]) -> list[PageRow]:
-    rows = annotated.rows
-    out = []
-    ordinals: dict[int, int] = {}
+def _rows(rows: tuple[AnnotatedRow, ...], explained: dict[str, Explained]) -> list[PageRow]:
+    out, ordinals = list[PageRow](), dict[int, int]()
     for place, item in enumerate(rows):
         row = item.row
         if row.kind == "heading":
             ordinals.clear()
-        in_code = row.fence is not None
-        html = code_html(row.text, item.marks) if in_code else inline_html(row.text, item.marks)
-        out.append(
-            PageRow(
-                kind=row.kind,
-                tone=item.tone,
-                html=html,
-                level=row.level,
-                marker=_marker(row, ordinals),
-                edge=_edge(rows, place) if in_code else "",
-                cards=_cards(item.findings, explained),
-            )
-        )
+        html = inline_html(row.text, item.marks) if row.fence is None else code_html(row.text, item.marks)
+        marker, edge, cards = _marker(row, ordinals), _edge(rows, place), _cards(item.findings, explained)
+        out.append(PageRow(row.kind, item.tone, html, row.level, marker, edge, cards))
     return out
 
 
@@ -304,6 +270,8 @@ def _groups(rows: list[PageRow]) -> list[Group]:
 
 def _edge(rows: tuple[AnnotatedRow, ...], place: int) -> str:
     fence = rows[place].row.fence
+    if fence is None:
+        return ""
     first = place == 0 or rows[place - 1].row.fence != fence
     last = place + 1 == len(rows) or rows[place + 1].row.fence != fence
     return " ".join(["code", *(word for word, true in (("first", first), ("last", last)) if true)])
@@ -314,15 +282,3 @@ def _cards(findings: tuple[tuple[int, Finding], ...], explained: dict[str, Expla
         Card(number, TONES[f.severity], *_WORDS[f.severity], explained.get(f.id, Explained(f)))
         for number, f in findings
     )
-
-
-def _result_counts(explanation: Explanation, annotated: Annotated) -> dict[str, Any]:
-    results = explanation.results()
-    return {
-        "all": len(results),
-        "by_rule": len(annotated.findings) - len(explanation.findings),
-        "holds": sum(1 for r in results if r.outcome == "holds"),
-        "broken": sum(1 for r in results if r.outcome == "broken"),
-        "not_run": sum(1 for r in results if r.outcome == "not-run"),
-        "unverified": sum(finding.unverified for finding in annotated.findings),
-    }

@@ -40,16 +40,20 @@ def read_document(stack: Stack, file: Path | None, *, other: bool = False) -> Do
             f"the stack {stack.name} has no address of its document",
             hint="give the document's file with --document",
         )
-    kept = _kept(document)
-    text = kept if kept is not None else _from_git(document, document.commit, document.path)
-    if document.sha256 is not None and _digest(text) != document.sha256:
+    if document.sha256 and (kept := _kept(document.sha256)) is not None:
+        return DocumentText(kept)
+    text = _from_git(document.url, document.commit, document.path)
+    if document.sha256 and _digest(text) != document.sha256:
         raise EnvbuildError(
             "document-changed",
             f"{document.path} of {document.url} is not the text that the findings describe",
             why=f"its sha256 is {_digest(text)[:12]}, the stack records {document.sha256[:12]}",
         )
-    if kept is None:
-        _keep(document, text)
+    if document.sha256:
+        with suppress(OSError):  # a cache that cannot be written costs the next run a fetch
+            place = _place(document.sha256)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            paths.write_whole(str(place), text.encode())
     return DocumentText(text)
 
 
@@ -57,10 +61,10 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _from_git(document: Document, commit: str, path: str) -> str:
+def _from_git(url: str, commit: str, path: str) -> str:
     try:
         with git_reader() as git:
-            text = git.read(document.url, commit, path)
+            text = git.read(url, commit, path)
     except EnvbuildError as error:
         have = f"if you have {path} of commit {commit[:12]}: --document FILE needs no network"
         error.hint = f"{error.hint}; {have}" if error.hint else have
@@ -68,45 +72,37 @@ def _from_git(document: Document, commit: str, path: str) -> str:
     if text is None:
         raise EnvbuildError(
             "document-missing",
-            f"{document.url} has no {path} at {commit[:12]}",
+            f"{url} has no {path} at {commit[:12]}",
             hint="give the document's file with --document",
         )
     return text
 
 
-def _place(document: Document) -> Path | None:
+def _place(sha256: str) -> Path:
     import platformdirs
 
-    return platformdirs.user_cache_path("envbuild") / "documents" / document.sha256 if document.sha256 else None
+    return platformdirs.user_cache_path("envbuild") / "documents" / sha256
 
 
-def _kept(document: Document) -> str | None:
+def _kept(sha256: str) -> str | None:
     """The text as an earlier run kept it; None where it did not, or it is not that text any more."""
-    place = _place(document)
     try:
-        text = place.read_text(encoding="utf-8") if place is not None else None
+        text = _place(sha256).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-    return text if text is not None and _digest(text) == document.sha256 else None
-
-
-def _keep(document: Document, text: str) -> None:
-    place = _place(document)
-    if place is None:
-        return
-    with suppress(OSError):  # a cache that cannot be written costs the next run a fetch
-        place.parent.mkdir(parents=True, exist_ok=True)
-        paths.write_whole(str(place), text.encode())
+    return text if _digest(text) == sha256 else None
 
 
 def _given(file: Path, document: Document | None, *, other: bool) -> DocumentText:
-    text = _from_file(file)
-    pinned = document.sha256 if document is not None else None
-    if pinned is None:
-        return DocumentText(
-            text, f"Not compared: the stack records no sha256 of its document, and {file.name} was given"
-        )
-    if _digest(text) == pinned:
+    try:
+        text = read_file(file, _LARGEST).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        hint = "name a UTF-8 text file"
+        raise EnvbuildError("file-unreadable", f"cannot read {file}", why=str(error), hint=hint) from error
+    if document is None or document.sha256 is None:
+        unknown = f"Not compared: the stack records no sha256 of its document, and {file.name} was given"
+        return DocumentText(text, unknown)
+    if _digest(text) == (pinned := document.sha256):
         return DocumentText(text)
     differs = f"its sha256 is {_digest(text)[:12]}, that of the document is {pinned[:12]}"
     if not other:
@@ -117,12 +113,3 @@ def _given(file: Path, document: Document | None, *, other: bool) -> DocumentTex
             hint="remove --document to fetch the original, or add --other-text to annotate this text",
         )
     return DocumentText(text, f"This is not the document that the findings describe: {file.name}, {differs}")
-
-
-def _from_file(file: Path) -> str:
-    try:
-        return read_file(file, _LARGEST).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise EnvbuildError(
-            "file-unreadable", f"cannot read {file}", why=str(error), hint="name a UTF-8 text file"
-        ) from error

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from envbuild.explain.view import SEVERITIES, Explained, Explanation
+from envbuild.explain.view import SEVERITIES, Decided, Explained, Explanation
 from envbuild.model.finding import Severity
 from envbuild.text import grouped
 
@@ -55,7 +55,7 @@ def _lines(explanation: Explanation, width: int) -> Iterator[str]:
                 yield from _finding(item, width)
     yield from _results(explanation)
     yield from _profile(explanation, width)
-    yield from _decisions(explanation, width)
+    yield from _decisions(explanation.decided, width)
 
 
 def _finding(item: Explained, width: int) -> Iterator[str]:
@@ -89,64 +89,51 @@ def _results(explanation: Explanation) -> Iterator[str]:
         )
 
 
+def _section(title: str, rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
+    """An empty line, the title, and each text behind what stands before it; nothing without a row."""
+    if lines := [_wrapped(head, text, width) for head, text in rows]:
+        yield from ("", *([title] if title else []), *lines)
+
+
 def _profile(explanation: Explanation, width: int) -> Iterator[str]:
-    profile = explanation.contents
-    if profile.sources:
-        yield ""
-        yield "Sources"
-        size = max(len(source.name) for source in profile.sources)
-        for tree in profile.working_trees:
-            yield _wrapped(f"  {tree.name:{size}}  ", f"your working tree {tree.path}, used where it lies", width)
-        for source in profile.pinned_sources:
-            patches = f", patches {', '.join(source.patches)}" if source.patches else ""
-            yield _wrapped(f"  {source.name:{size}}  {source.commit[:12]}  ", f"{source.git}{patches}", width)
-    if explanation.recipes:
-        yield ""
-        yield "The document's own edits, and ours"
-        for run in explanation.recipes:
-            outcome = f": {run.outcome}" if run.outcome else ""
-            yield _wrapped(f"  {run.source}  ", f"{run.says}{outcome}", width)
-            yield _wrapped("    instead: ", f"{run.patch}: {run.does}", width)
-    if explanation.deviations:
-        yield ""
-        yield "Deviations from the document"
-        for deviation in explanation.deviations:
-            yield _wrapped("  - ", deviation, width)
-    least = explanation.least_nodes
+    profile, least = explanation.contents, explanation.least_nodes
+    size = max((len(source.name) for source in profile.sources), default=0)
+    sources = [(f"  {tree.name:{size}}  ", f"your working tree {tree.path}, used where it lies")
+               for tree in profile.working_trees]  # fmt: skip
+    for source in profile.pinned_sources:
+        patches = f", patches {', '.join(source.patches)}" if source.patches else ""
+        sources.append((f"  {source.name:{size}}  {source.commit[:12]}  ", f"{source.git}{patches}"))
+    yield from _section("Sources", sources, width)
+    edits = []
+    for run in explanation.recipes:
+        edits.append((f"  {run.source}  ", f"{run.says}{f': {run.outcome}' if run.outcome else ''}"))
+        edits.append(("    instead: ", f"{run.patch}: {run.does}"))
+    yield from _section("The document's own edits, and ours", edits, width)
+    yield from _section("Deviations from the document", [("  - ", text) for text in profile.deviations], width)
     if least:
-        yield ""
         held = f"{least.needed_gb:.0f} GB of weights, gradients and optimizer state, {least.node_gb:.0f} GB a node"
         needs = f"{least.model} needs at least {least.nodes} nodes for its memory alone ({held})"
-        yield _wrapped("", f"{needs}; {least.source}", width)
+        yield from _section("", [("", f"{needs}; {least.source}")], width)
 
 
-def _decisions(explanation: Explanation, width: int) -> Iterator[str]:
-    if explanation.rules:
-        yield ""
-        yield from (_wrapped("any node: ", text, width) for text in explanation.rules)
-    if explanation.note:
-        yield ""
-        yield _wrapped("decisions: " if explanation.resolutions else "", explanation.note, width)
-    alike = grouped(explanation.resolutions, lambda resolution: (resolution.variant_id, resolution.decisions))
+def _decisions(decided: Decided, width: int) -> Iterator[str]:
+    yield from _section("", [("any node: ", text) for text in decided.rules], width)
+    head = "decisions: " if decided.resolutions else ""
+    yield from _section("", [(head, decided.note)] if decided.note else [], width)
+    alike = grouped(decided.resolutions, lambda resolution: (resolution.variant_id, resolution.decisions))
     for resolution, *others in alike.values():
         nodes = [member.node for member in (resolution, *others)]
+        named = nodes[0] if not others else f"{len(nodes)} nodes ({nodes[0]} to {nodes[-1]})"
         yield ""
-        chosen = resolution.variant_id or f"refused, nearest is {resolution.nearest}"
-        yield f"Decisions for {_named(nodes)}: {chosen}"
+        yield f"Decisions for {named}: {resolution.variant_id or f'refused, nearest is {resolution.nearest}'}"
         for decision in resolution.decisions:
             compared = f" ({decision.compared[0]} against {decision.compared[1]})" if decision.compared else ""
             yield _wrapped(f"  {decision.verdict:7} {decision.rule}: ", decision.what + compared, width)
             if decision.alternatives:
                 yield _wrapped("          instead: ", decision.alternatives, width)
-    if explanation.others:
-        yield ""
-        yield "Other profiles"
-        for other in explanation.others:
-            yield _wrapped(f"  {other.name}: ", "fits" if other.fits else f"does not fit either: {other.why}", width)
-
-
-def _named(nodes: list[str]) -> str:
-    return nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes ({nodes[0]} to {nodes[-1]})"
+    profiles = [(f"  {other.name}: ", "fits" if other.fits else f"does not fit either: {other.why}")
+                for other in decided.others]  # fmt: skip
+    yield from _section("Other profiles", profiles, width)
 
 
 def _wrapped(head: str, text: str, width: int) -> str:

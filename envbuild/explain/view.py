@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from envbuild.catalog.loader import manifest_digest
+from envbuild.catalog.loader import lock_command, lock_path, manifest_digest
 from envbuild.catalog.patches import RecipeEffect, load_patch, recipe_effect
 from envbuild.errors import EnvbuildError
-from envbuild.explain.checks import CheckResult, Outcome, outcome_of
+from envbuild.explain.checks import CheckResult, Outcome
+from envbuild.lock.files import read_lock
 from envbuild.lock.variants import Plan, decided, variant_plans
 from envbuild.model.facts import NodeFacts
 from envbuild.model.finding import Finding, Severity
@@ -20,7 +21,10 @@ from envbuild.model.plan import Decision, Resolution
 from envbuild.model.stack import LockedConda, Profile, Source, Stack
 from envbuild.model.target import Modules, Target
 from envbuild.resolve.artifacts import dotted, flavour_cuda
+from envbuild.resolve.engine import Resolver
 from envbuild.resolve.request import capabilities
+from envbuild.resolve.rules.gpu import holds_code
+from envbuild.resolve.rules.node import rows_like
 from envbuild.text import grouped, plural
 
 if TYPE_CHECKING:
@@ -131,8 +135,9 @@ class Explained(NamedTuple):
 
     @property
     def outcome(self) -> Outcome | None:
-        """One word for all results."""
-        return outcome_of(self.results)
+        """One word for all results: the worst one."""
+        outcomes: tuple[Outcome, ...] = ("broken", "not-run", "holds")
+        return next((word for word in outcomes if word in {result.outcome for result in self.results}), None)
 
     def as_dict(self) -> dict[str, Any]:
         """The finding as its file says it, with the outcome of each check."""
@@ -167,26 +172,26 @@ class Decided(NamedTuple):
 class Explanation(NamedTuple):
     """Everything `explain` says of a stack and profile.
 
-    `resolutions`, `note`, `others` and `rules` as `Decided` has them; `recipes` are the document's own edits beside the
-    patches; `profile_why` says why this profile, where nobody asked for it and it is not the default.
+    `recipes` are the document's own edits beside the patches; `profile_why` says why this profile, where nobody asked
+    for it and it is not the default.
     """
 
     stack: Stack
     profile: str
     findings: tuple[Explained, ...]
-    resolutions: tuple[Resolution, ...]
-    deviations: tuple[str, ...]
-    least_nodes: LeastNodes | None
-    note: str = ""
-    others: tuple[OtherProfile, ...] = ()
-    rules: tuple[str, ...] = ()
-    recipes: tuple[RecipeRun, ...] = ()
-    profile_why: str = ""
+    decided: Decided
+    recipes: tuple[RecipeRun, ...]
+    profile_why: str
 
     @property
     def contents(self) -> Profile:
         """The profile that is explained."""
         return self.stack.profiles[self.profile]
+
+    @property
+    def least_nodes(self) -> LeastNodes | None:
+        """How many nodes the largest model of the document needs."""
+        return least_nodes(self.stack.reference)
 
     def of(self, severity: Severity) -> tuple[Explained, ...]:
         """Findings of one severity, in the order of the file."""
@@ -198,29 +203,26 @@ class Explanation(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`: `findings`, `decisions` and `deviations` are lists."""
+        decided = self.decided
         data: dict[str, Any] = {
             "stack": self.stack.name,
             "summary": self.stack.summary,
             "profile": self.profile,
             "document": self.stack.document.to_json_dict() if self.stack.document else None,
             "findings": [item.as_dict() for item in self.findings],
-            "decisions": [row for resolution in self.resolutions for row in _decision_rows(resolution)],
-            "deviations": list(self.deviations),
+            "decisions": [row for resolution in decided.resolutions for row in _decision_rows(resolution)],
+            "deviations": list(self.contents.deviations),
             "sources": [source.to_json_dict() for source in self.contents.sources],
         }
-        if self.profile_why:
-            data["profile_why"] = self.profile_why
-        if self.recipes:
-            data["recipes"] = [run.as_dict() for run in self.recipes]
-        if self.least_nodes:
-            data["least_nodes"] = self.least_nodes._asdict()
-        if self.note:
-            data["decided_from" if self.resolutions else "why_no_decisions"] = self.note
-        if self.rules:
-            data["rules"] = list(self.rules)
-        if self.others:
-            data["other_profiles"] = [other._asdict() for other in self.others]
-        return data
+        more = {
+            "profile_why": self.profile_why,
+            "recipes": [run.as_dict() for run in self.recipes],
+            "least_nodes": self.least_nodes and self.least_nodes._asdict(),
+            "decided_from" if decided.resolutions else "why_no_decisions": decided.note,
+            "rules": list(decided.rules),
+            "other_profiles": [other._asdict() for other in decided.others],
+        }
+        return data | {key: value for key, value in more.items() if value}
 
 
 def explain(
@@ -234,31 +236,19 @@ def explain(
 ) -> Explanation:
     """Join what is known of a stack and one of its profiles."""
     by_finding = grouped(results, lambda result: result.finding)
-    return Explanation(
-        stack=stack,
-        profile=profile,
-        findings=tuple(Explained(f, tuple(by_finding.get(f.id, ()))) for f in stack.findings),
-        **(decided or Decided())._asdict(),
-        deviations=stack.profiles[profile].deviations,
-        least_nodes=least_nodes(stack.reference),
-        recipes=recipes,
-        profile_why=profile_why,
-    )
+    findings = tuple(Explained(f, tuple(by_finding.get(f.id, ()))) for f in stack.findings)
+    return Explanation(stack, profile, findings, decided or Decided(), recipes, profile_why)
 
 
 def _decision_rows(resolution: Resolution) -> list[dict[str, Any]]:
-    rows = [_decision(resolution.node, None, True, decision) for decision in resolution.decisions]
-    for candidate in resolution.candidates:
-        if not candidate.chosen:
-            rows += [_decision(resolution.node, candidate.variant_id, False, d) for d in candidate.decisions]
-    return rows
-
-
-def _decision(node: str, variant: str | None, chosen: bool, decision: Decision) -> dict[str, Any]:
-    head = {"node": node, "chosen": chosen}
-    if variant:
-        head["variant"] = variant
-    return head | decision.to_json_dict()
+    """The decisions on the variant that was chosen, then those on each of the others."""
+    rows: list[tuple[bool, dict[str, str], Decision]] = [(True, {}, decision) for decision in resolution.decisions]
+    for other in (candidate for candidate in resolution.candidates if not candidate.chosen):
+        rows += [(False, {"variant": other.variant_id}, decision) for decision in other.decisions]
+    return [
+        {"node": resolution.node, "chosen": chosen, **variant, **decision.to_json_dict()}
+        for chosen, variant, decision in rows
+    ]
 
 
 # What they compare comes from the packages of a lock, which an outline does not have.
@@ -275,16 +265,6 @@ def outline(stack: Stack, name: str) -> Lock:
     plans = variant_plans(profile, {**dict.fromkeys(profile.python, stand_in), **standalone_interpreters()})
     variants = tuple(_variant(stack.name, name, profile, plan) for plan in plans)
     return Lock(stack=stack.name, profile=name, manifest_digest=manifest_digest(stack, name), variants=variants)
-
-
-def without_prices(resolution: Resolution) -> Resolution:
-    """The resolution less the decisions that rest on the packages of a lock."""
-    kept = tuple(item for item in resolution.decisions if item.rule not in _NEED_A_LOCK)
-    candidates = tuple(
-        c.model_copy(update={"decisions": tuple(d for d in c.decisions if d.rule not in _NEED_A_LOCK)})
-        for c in resolution.candidates
-    )
-    return resolution.model_copy(update={"decisions": kept, "candidates": candidates})
 
 
 def _variant(stack: str, name: str, profile: Profile, plan: Plan) -> Variant:
@@ -310,25 +290,19 @@ def decide(
     loaded: LoadedStack, profile: str, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
 ) -> Decided:
     """Decide for every node; without a lock from what the stack file says of torch, Python, base and sources."""
-    from envbuild.catalog.loader import lock_command, lock_path
-
-    resolutions = _resolve(loaded, profile, facts, target, compat)
-    path, note = lock_path(loaded, profile), ""
+    candidates, path, note = Candidates(loaded, facts, target, compat), lock_path(loaded, profile), ""
+    resolutions = candidates.resolve(profile)
     if not path.is_file():
         note = (
             f"decided from the stack file alone, because the profile {profile} has no lock yet ({path.name}); "
             f"{lock_command(loaded, profile)} makes it"
         )
-    others: tuple[OtherProfile, ...] = ()
-    if any(resolution.refused for resolution in resolutions):
-        others = other_profiles(loaded, profile, facts, target, compat)
-    return Decided(resolutions, note, others)
+    refused = any(resolution.refused for resolution in resolutions)
+    return Decided(resolutions, note, candidates.others(profile) if refused else ())
 
 
 def without_facts(loaded: LoadedStack, profile: str) -> tuple[str, ...]:
     """What rules that need no node say of a profile, and of its lock where it has one."""
-    from envbuild.catalog.loader import lock_path
-    from envbuild.lock.files import read_lock
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.profile import findings, unlocked
 
@@ -337,35 +311,80 @@ def without_facts(loaded: LoadedStack, profile: str) -> tuple[str, ...]:
     return tuple(incomplete | dict.fromkeys(findings(read_lock(path), compat) if path.is_file() else ()))
 
 
-def other_profiles(
-    loaded: LoadedStack,
-    profile: str,
-    facts: Mapping[str, NodeFacts],
-    target: Target,
-    compat: Compat,
-    interpreter: str | None = None,
-) -> tuple[OtherProfile, ...]:
-    """Every profile but one on the same nodes: whether it fits them all, and why not; `interpreter` as asked for."""
-    names = [name for name in loaded.stack.profiles if name != profile]
-    return tuple(_other(name, _resolve(loaded, name, facts, target, compat, interpreter)) for name in names)
-
-
 # What a rule can say that knows a target and nothing of its nodes, and what one can that knows their GPUs too.
 _OF_THE_TARGET = frozenset({"engine-fits", "base-module", "base-asked"})
 _OF_THE_GPU = _OF_THE_TARGET | {"gpu-arch", "image-gpu"}
 
 
-def fits_of_profiles(
-    loaded: LoadedStack, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
-) -> dict[str, OtherProfile]:
-    """Every profile on these nodes; without facts, as far as the target and the GPUs that it expects decide."""
-    from envbuild.resolve.rules.node import rows_like
+class Candidates(NamedTuple):
+    """The profiles of a stack, to be judged for these nodes of a target; `interpreter` as asked for."""
 
-    if facts:
-        return {profile.name: profile for profile in other_profiles(loaded, "", facts, target, compat)}
-    gpus = {row.model: _bare(row) for row in rows_like(target.expects.gpu, compat)}
-    bare, rules = (gpus, _OF_THE_GPU) if gpus else ({"node": _bare(None)}, _OF_THE_TARGET)
-    return {name: _other(name, _resolve(loaded, name, bare, target, compat), rules) for name in loaded.stack.profiles}
+    loaded: LoadedStack
+    facts: Mapping[str, NodeFacts]
+    target: Target
+    compat: Compat
+    interpreter: str | None = None
+
+    def resolve(self, profile: str) -> tuple[Resolution, ...]:
+        """The nodes judged for one profile; without a lock from its outline, and without what rests on packages."""
+        path = lock_path(self.loaded, profile)
+        if not path.is_file():
+            return self._unlocked(self.loaded.stack, profile)
+        lock, reference = read_lock(path), self.loaded.ref
+        resolver = Resolver(lock, self.target, self.compat, interpreter=self.interpreter, reference=reference)
+        return tuple(resolver.fleet(self.facts).values())
+
+    def _unlocked(self, stack: Stack, profile: str) -> tuple[Resolution, ...]:
+        resolver = Resolver(outline(stack, profile), self.target, self.compat, interpreter=self.interpreter)
+        return tuple(_without_packages(resolution) for resolution in resolver.fleet(self.facts).values())
+
+    def others(self, profile: str = "") -> tuple[OtherProfile, ...]:
+        """Every profile but one on these nodes: whether it fits them all, and why not."""
+        return tuple(_judged(name, self.resolve(name)) for name in self.loaded.stack.profiles if name != profile)
+
+    def fits(self) -> dict[str, OtherProfile]:
+        """Every profile on these nodes; without facts, as far as the target and the GPUs that it expects decide."""
+        if self.facts:
+            return {profile.name: profile for profile in self.others()}
+        gpus = {row.model: _bare(row) for row in rows_like(self.target.expects.gpu, self.compat)}
+        rules = _OF_THE_GPU if gpus else _OF_THE_TARGET
+        bare = self._replace(facts=gpus or {"node": _bare(None)})
+        return {name: _judged(name, bare.resolve(name), rules) for name in self.loaded.stack.profiles}
+
+    def with_module(self) -> str:
+        """A profile that fits once jobs of the target load its module, and how they do; empty if none does."""
+        if self.target.connection.kind != "job":
+            return ""
+        scheduler = self.target.scheduler
+        loads = scheduler.modules or Modules()
+        for name, profile in self.loaded.stack.profiles.items():
+            for module in (base.module for base in profile.bases if base.module and base.module not in loads.load):
+                more = loads.model_copy(update={"load": (*loads.load, module)})
+                update = {"scheduler": scheduler.model_copy(update={"modules": more})}
+                if _judged(name, self._replace(target=self.target.model_copy(update=update)).resolve(name)).fits:
+                    line = f"`scheduler: {{modules: {{load: [{', '.join(more.load)}]}}}}` in the target"
+                    profile_fits = offered(self.loaded.stack, name)
+                    return f"{profile_fits} with the module {module}, which the facts show: {line}"
+        return ""
+
+    def with_torch(self, name: str) -> str:
+        """The profile with torch in the newest other flavour with which no rule refuses these nodes; empty if none.
+
+        Nobody has locked or built it.
+        """
+        profile = self.loaded.stack.profiles[name]
+        release = self.compat.torch.get(profile.torch.version) if profile.torch else None
+        asked = {capability for node in self.facts.values() for _, capability in capabilities(node)}
+        if profile.torch is None or release is None or profile.conda or not asked:
+            return ""
+        able = {flavour for flavour, build in release.builds.items() if all(holds_code(build, c) for c in asked)}
+        for flavour in sorted(able - set(profile.torch.flavours), key=flavour_cuda, reverse=True):
+            torch = profile.torch.model_copy(update={"flavours": (flavour,)})
+            made = {**self.loaded.stack.profiles, name: profile.model_copy(update={"torch": torch})}
+            stack = self.loaded.stack.model_copy(update={"profiles": made})
+            if _judged(name, self._unlocked(stack, name)).fits:
+                return f"torch {torch.version}+{flavour} in a profile of your own would (docs/troubleshooting.md)"
+        return ""
 
 
 def fitting(loaded: LoadedStack, judged: Mapping[str, OtherProfile]) -> str | None:
@@ -383,56 +402,6 @@ def offered(stack: Stack, name: str) -> str:
     return f"`--profile {name}` fits" + (f" ({'; '.join(limits)})" if limits else "")
 
 
-def offered_with_module(
-    loaded: LoadedStack,
-    facts: Mapping[str, NodeFacts],
-    target: Target,
-    compat: Compat,
-    interpreter: str | None = None,
-) -> str:
-    """A profile that fits these nodes once jobs of the target load its module, and how they do; empty if none does."""
-    if target.connection.kind != "job":
-        return ""
-    loads = target.scheduler.modules or Modules()
-    for name, profile in loaded.stack.profiles.items():
-        for module in (base.module for base in profile.bases if base.module and base.module not in loads.load):
-            more = loads.model_copy(update={"load": (*loads.load, module)})
-            loading = target.model_copy(update={"scheduler": target.scheduler.model_copy(update={"modules": more})})
-            if _other(name, _resolve(loaded, name, facts, loading, compat, interpreter)).fits:
-                line = f"`scheduler: {{modules: {{load: [{', '.join(more.load)}]}}}}` in the target"
-                return f"{offered(loaded.stack, name)} with the module {module}, which the facts show: {line}"
-    return ""
-
-
-def offered_with_torch(
-    loaded: LoadedStack,
-    name: str,
-    facts: Mapping[str, NodeFacts],
-    target: Target,
-    compat: Compat,
-    interpreter: str | None = None,
-) -> str:
-    """The profile with its torch in another flavour, the newest with which no rule refuses these nodes; empty if none.
-
-    Nobody has locked or built it.
-    """
-    from envbuild.resolve.rules.gpu import holds_code
-
-    profile = loaded.stack.profiles[name]
-    release = compat.torch.get(profile.torch.version) if profile.torch else None
-    if profile.torch is None or release is None or profile.conda:
-        return ""
-    asked = {capability for node in facts.values() for _, capability in capabilities(node)}
-    known = {flavour for flavour, build in release.builds.items() if asked and all(holds_code(build, c) for c in asked)}
-    for flavour in sorted(known - set(profile.torch.flavours), key=flavour_cuda, reverse=True):
-        torch = profile.torch.model_copy(update={"flavours": (flavour,)})
-        made = {**loaded.stack.profiles, name: profile.model_copy(update={"torch": torch})}
-        stack = loaded.stack.model_copy(update={"profiles": made})
-        if _other(name, _unlocked(stack, name, facts, target, compat, interpreter)).fits:
-            return f"torch {torch.version}+{flavour} in a profile of your own would (docs/troubleshooting.md)"
-    return ""
-
-
 def _bare(gpu: Gpu | None) -> NodeFacts:
     """Facts of a node of which nothing but its GPU is known, or not even that."""
     gpus = [{"index": 0, "name": f"NVIDIA {gpu.name}", "compute_capability": dotted(gpu.capability)}] if gpu else []
@@ -445,42 +414,23 @@ def _bare(gpu: Gpu | None) -> NodeFacts:
     )
 
 
-def _other(name: str, resolutions: tuple[Resolution, ...], only: Container[str] | None = None) -> OtherProfile:
+def _judged(name: str, resolutions: tuple[Resolution, ...], rules: frozenset[str] | None = None) -> OtherProfile:
+    """Whether a profile fits all nodes, by these rules alone."""
+
     def refusals_of(decisions: Iterable[Decision]) -> list[Decision]:
-        return [d for d in decisions if d.verdict == "refuse" and (only is None or d.rule in only)]
+        return [d for d in decisions if d.verdict == "refuse" and (rules is None or d.rule in rules)]
 
     # A variant without a refusal by these rules may fit, also where the nearest one has such a refusal.
     refused = [r for r in resolutions if r.refused and all(refusals_of(one.decisions) for one in r.candidates)]
-    refusals = [d for r in refused for d in refusals_of(r.decisions)]
-    reasons = dict.fromkeys(f"{d.what} ({d.rule})" for d in refusals)
+    reasons = dict.fromkeys(f"{d.what} ({d.rule})" for r in refused for d in refusals_of(r.decisions))
     return OtherProfile(name, not reasons, "; ".join(list(reasons)[:3]))
 
 
-def _resolve(
-    loaded: LoadedStack,
-    profile: str,
-    facts: Mapping[str, NodeFacts],
-    target: Target,
-    compat: Compat,
-    interpreter: str | None = None,
-) -> tuple[Resolution, ...]:
-    from envbuild.catalog.loader import lock_path
-    from envbuild.resolve.engine import Resolver
+def _without_packages(resolution: Resolution) -> Resolution:
+    """The resolution less the decisions that rest on the packages of a lock."""
 
-    path = lock_path(loaded, profile)
-    if path.is_file():
-        from envbuild.lock.files import read_lock
+    def rest(decisions: Iterable[Decision]) -> dict[str, Any]:
+        return {"decisions": tuple(decision for decision in decisions if decision.rule not in _NEED_A_LOCK)}
 
-        resolver = Resolver(read_lock(path), target, compat, interpreter=interpreter, reference=loaded.ref)
-        return tuple(resolver.fleet(facts).values())
-    return _unlocked(loaded.stack, profile, facts, target, compat, interpreter)
-
-
-def _unlocked(
-    stack: Stack, profile: str, facts: Mapping[str, NodeFacts], target: Target, compat: Compat, interpreter: str | None
-) -> tuple[Resolution, ...]:
-    """The nodes judged for a profile without a lock: what rests on locked packages is left out."""
-    from envbuild.resolve.engine import Resolver
-
-    resolver = Resolver(outline(stack, profile), target, compat, interpreter=interpreter)
-    return tuple(without_prices(resolution) for resolution in resolver.fleet(facts).values())
+    candidates = tuple(one.model_copy(update=rest(one.decisions)) for one in resolution.candidates)
+    return resolution.model_copy(update={**rest(resolution.decisions), "candidates": candidates})

@@ -9,7 +9,7 @@ import pytest
 from envbuild.catalog.loader import list_stacks
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.explain.annotate import annotate
-from envbuild.explain.checks import Means, run_checks
+from envbuild.explain.checks import run_checks
 from envbuild.explain.view import least_nodes
 from envbuild.model.finding import IndexCheck
 from envbuild.model.launch import Reference
@@ -63,7 +63,7 @@ def test_there_are_at_least_45_findings_with_unique_names_and_few_are_unverified
 
 @pytest.mark.parametrize("name", STACKS)
 def test_checks_against_the_catalog_hold(name: str, compat: Compat) -> None:
-    results = run_checks(shipped(name), Means(compat))
+    results = run_checks(shipped(name), compat)
     assert [result for result in results if result.outcome == "broken"] == []
     assert all(result.outcome == "holds" or "--run-checks" in result.detail for result in results)
 

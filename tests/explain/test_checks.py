@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import pytest
 
 from envbuild.catalog.loader import load_stack
 from envbuild.errors import EnvbuildError
-from envbuild.explain.checks import CheckResult, Means, outcome_of, run_checks
+from envbuild.explain.checks import CheckResult, run_checks
 from envbuild.explain.text import render_text
-from envbuild.explain.view import RecipeRun, document_recipes, explain
+from envbuild.explain.view import Explained, RecipeRun, document_recipes, explain
 from envbuild.lock.readers.git import git_reader
 from envbuild.model.stack import Stack
 from envbuild.resolve.compat import Compat
@@ -38,18 +38,19 @@ def compat() -> Compat:
 
 
 @pytest.fixture
-def commits(repos: Repos) -> Iterator[tuple[str, str]]:
+def commits(repos: Repos) -> tuple[str, str]:
+    """The first commit of the source `code`, and the last."""
     first = repos.create("code")
     (repos.folder / "code" / "lib").mkdir()
     repos.commit("code", "lib/deep.py", "magic\n")
     second = repos.commit("code", "setup.py", SETUP)
     repos.git("code", "branch", "stays", second)
-    return iter([(first, second)])
+    return first, second
 
 
-def ask(stack: Stack, compat: Compat, *, git: bool = True, index: bool = False) -> list[CheckResult]:
+def ask(stack: Stack, compat: Compat) -> list[CheckResult]:
     with git_reader() as reader:
-        return list(run_checks(stack, Means(compat, reader if git else None, index)))
+        return list(run_checks(stack, compat, reader))
 
 
 GIT_CHECKS: list[tuple[dict[str, Any], bool]] = [
@@ -81,16 +82,15 @@ GIT_CHECKS: list[tuple[dict[str, Any], bool]] = [
 
 @pytest.mark.parametrize(("check", "holds"), GIT_CHECKS)
 def test_checks_against_sources(
-    check: dict[str, Any], holds: bool, make_stack: Make, commits: Iterator[tuple[str, str]], compat: Compat
+    check: dict[str, Any], holds: bool, make_stack: Make, commits: tuple[str, str], compat: Compat
 ) -> None:
-    _, second = next(commits)
-    [result] = ask(make_stack({"check": check | {"at": "code"}}, commit=second), compat)
+    [result] = ask(make_stack({"check": check | {"at": "code"}}, commit=commits[1]), compat)
     assert result.outcome == ("holds" if holds else "broken"), result.detail
     assert result.question
 
 
-def test_history_is_asked_of_git(make_stack: Make, commits: Iterator[tuple[str, str]], compat: Compat) -> None:
-    first, second = next(commits)
+def test_history_is_asked_of_git(make_stack: Make, commits: tuple[str, str], compat: Compat) -> None:
+    first, second = commits
     stack = make_stack(
         {"check": {"kind": "commit-contains", "at": "code", "ancestor": first}},
         {"check": {"kind": "commit-contains", "at": "code", "ancestor": second, "commit": first, "expected": False}},
@@ -101,9 +101,8 @@ def test_history_is_asked_of_git(make_stack: Make, commits: Iterator[tuple[str, 
 
 
 def test_a_commit_that_upstream_lost_is_broken_and_a_silent_host_is_not_run(
-    make_stack: Make, commits: Iterator[tuple[str, str]], compat: Compat
+    make_stack: Make, commits: tuple[str, str], compat: Compat
 ) -> None:
-    next(commits)
     check = {"kind": "submodules", "at": "code", "expected": 0}
     [lost] = ask(make_stack({"check": check}, commit="c" * 40), compat)
     assert (lost.outcome, "has no commit" in lost.detail) == ("broken", True)
@@ -118,7 +117,7 @@ def test_without_permission_nothing_outside_is_asked(make_stack: Make, compat: C
         {"check": {"kind": "index-has-none", "requirement": "torch==1.8.2", "python": "3.8"}},
         {"check": {"kind": "torch-not-on-pypi", "torch": "1.8.2"}},
     )
-    assert [r.outcome for r in ask(stack, compat, git=False)] == ["not-run", "not-run", "holds"]
+    assert [r.outcome for r in run_checks(stack, compat)] == ["not-run", "not-run", "holds"]
 
 
 CATALOG_CHECKS: list[tuple[dict[str, Any], bool]] = [
@@ -146,7 +145,7 @@ CATALOG_CHECKS: list[tuple[dict[str, Any], bool]] = [
 
 @pytest.mark.parametrize(("check", "holds"), CATALOG_CHECKS)
 def test_checks_against_the_catalog(check: dict[str, Any], holds: bool, make_stack: Make, compat: Compat) -> None:
-    [result] = ask(make_stack({"check": check}), compat, git=False)
+    [result] = run_checks(make_stack({"check": check}), compat)
     assert result.outcome == ("holds" if holds else "broken"), result.detail
 
 
@@ -162,17 +161,19 @@ def test_d80_the_index_is_asked_through_the_users_configuration_and_an_sdist_is_
         {"check": {"kind": "index-has-none", "requirement": "known>=2", "python": "3.9"}},
         {"check": {"kind": "index-has-none", "requirement": "sdists", "python": "3.9"}},
     )
-    results = ask(stack, compat, git=False, index=True)
+    results = ask(stack, compat)
     assert [r.outcome for r in results] == ["not-run", "holds", "holds"], results
 
 
-def test_one_broken_check_breaks_its_finding() -> None:
-    def result(outcome: Any) -> CheckResult:
-        return CheckResult("f", "k", "q", outcome, "d")
+def test_one_broken_check_breaks_its_finding(make_stack: Make) -> None:
+    [finding] = make_stack({}).findings
 
-    assert outcome_of([]) is None
-    assert outcome_of([result("holds"), result("not-run")]) == "not-run"
-    assert outcome_of([result("holds"), result("broken"), result("not-run")]) == "broken"
+    def outcome(*outcomes: Any) -> str | None:
+        return Explained(finding, tuple(CheckResult("f", "k", "q", outcome, "d") for outcome in outcomes)).outcome
+
+    assert outcome() is None
+    assert outcome("holds", "not-run") == "not-run"
+    assert outcome("holds", "broken", "not-run") == "broken"
 
 
 CALL = "check_cuda_torch_binary_vs_bare_metal(CUDA_HOME)\n"

@@ -280,7 +280,7 @@ def note_refusals(prepared: Prepared, survey: Survey) -> None:
 def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
     """The variant of the lock or the profile that fits all of these nodes, as an option; else that none does."""
     from envbuild.catalog.loader import load_stack
-    from envbuild.explain.view import fitting, offered, offered_with_module, offered_with_torch, other_profiles
+    from envbuild.explain.view import Candidates, fitting, offered
     from envbuild.resolve.engine import Resolver
 
     interpreter = prepared.choice.interpreter or prepared.target.interpreter
@@ -292,16 +292,16 @@ def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
     if not prepared.reference:
         return ""
     loaded = load_stack(prepared.reference)
-    others = other_profiles(loaded, prepared.profile, facts, prepared.target, rules(), interpreter)
+    candidates = Candidates(loaded, facts, prepared.target, rules(), interpreter)
+    others = candidates.others(prepared.profile)
     able = fitting(loaded, {profile.name: profile for profile in others})
     if able:
         return offered(loaded.stack, able)
-    if shown := offered_with_module(loaded, facts, prepared.target, rules(), interpreter):
+    if shown := candidates.with_module():
         return shown
     nodes = "it" if len(facts) == 1 else "all of them"
     none = f"no other profile of {loaded.stack.name} fits {nodes}" if others else ""
-    own = offered_with_torch(loaded, prepared.profile, facts, prepared.target, rules(), interpreter)
-    return "; ".join(filter(None, (none, own)))
+    return "; ".join(filter(None, (none, candidates.with_torch(prepared.profile))))
 
 
 @cache
