@@ -13,7 +13,7 @@ from pydantic import Field
 
 from envbuild import resources
 from envbuild.catalog.validation import read_model
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, writing
 from envbuild.model.common import AbsPath, Name, Sha256, StrictModel, Text
 from envbuild.model.lock import Variant
 from envbuild.node import paths
@@ -139,11 +139,6 @@ class Containers(StrictModel):
             hint="name one with `--base-image IMAGE`",
         )
 
-    def known_base(self, image: str) -> KnownBase | None:
-        """What is known of an image that a stack stands on, whatever its digest."""
-        name = image.partition("@")[0]
-        return next((base for base in self.bases if base.image == name), None)
-
 
 class AskedDigest(StrictModel):
     """What a registry said of a tag, and on which day.
@@ -182,11 +177,8 @@ def write_digests(digests: dict[str, AskedDigest], path: Path) -> None:
 
     images = {name: digests[name].to_json_dict() for name in sorted(digests)}
     text = "# Digests of images by their tags, from their registries (`envbuild lock create STACK --image all`).\n"
-    try:
+    with writing(path):
         paths.write_whole(str(path), (text + tomlkit.dumps({"images": images})).encode())
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise EnvbuildError("output-unwritable", f"{path} cannot be written", why=why) from error
 
 
 # Where the registry of references without a host answers; `docker.io` itself is a web site.
@@ -283,20 +275,19 @@ def find_place(variant: Variant, containers: Containers, stack: StackImage | Non
             f"{variant.id} builds on the base `{variant.base.kind}` of a node, which an image does not have",
             hint="choose a profile or `--variant` with `base: none` or an image as its base",
         )
-    given, notes = given or Given(), tuple[str, ...]()
+    given, notes = given or Given(), list[str]()
     runtime, system, network = image.runtime, None, None
-    if stack is not None and stack.compiles_at_start and variant.base.kind == "none":
-        runtime = image.build
-        notes += (f"The image that runs keeps the compilers: {stack.compiles_at_start}.",)
     if stack is not None:
         system = stack.system
         network = stack.network if image.lacks and not (given.base or given.runtime) else None
-    if stack is not None and stack.why:
-        notes += (f"Profile {stack.profile}: {stack.why}.",)
-    base = given.base or image.build
+        if stack.compiles_at_start and variant.base.kind == "none":
+            runtime = image.build
+            notes.append(f"The image that runs keeps the compilers: {stack.compiles_at_start}.")
+        if stack.why:
+            notes.append(f"Profile {stack.profile}: {stack.why}.")
     return Place(
         fetch=given.fetch or image.fetch,
-        build=base,
+        build=given.base or image.build,
         runtime=given.runtime or given.base or runtime,
         python=given.python or (None if given.base and variant.base.kind == "none" else image.python),
         glibc=numbers(given.glibc) if given.glibc or given.base else image.glibc,
@@ -305,13 +296,14 @@ def find_place(variant: Variant, containers: Containers, stack: StackImage | Non
         lacks={} if given.base else image.lacks,
         network=network,
         same_cuda=None if given.base or image.cuda != dotted(flavour_cuda(variant.flavour)) else image.cuda,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
 def _on_image(variant: Variant, containers: Containers) -> Place:
     image = str(variant.base.image)
-    known = containers.known_base(image)
+    # Whatever its digest.
+    known = next((base for base in containers.bases if base.image == image.partition("@")[0]), None)
     if known is None:
         return Place(containers.fetch, image, image, "/usr/bin/python3", ())
     return Place(containers.fetch, image, image, known.python, numbers(known.glibc), known.cuda)
@@ -321,12 +313,9 @@ def _on_nothing(variant: Variant, containers: Containers) -> Place:
     compiled = any(source.build is not None and needs_nvcc(source.build) for source in variant.sources)
     cuda = dotted(flavour_cuda(variant.flavour))
     if compiled and cuda:
-        image = containers.cuda_image(cuda)
-        words = {"version": image.version, "os": image.os}
-        build = containers.cuda_images.build.format(**words)
-        runtime = containers.cuda_images.runtime.format(**words)
-        lacks = containers.cuda_images.lacks
-        return Place(containers.fetch, build, runtime, None, numbers(image.glibc), cuda, lacks=lacks)
+        image, names = containers.cuda_image(cuda), containers.cuda_images
+        build, runtime = (name.format(version=image.version, os=image.os) for name in (names.build, names.runtime))
+        return Place(containers.fetch, build, runtime, None, numbers(image.glibc), cuda, lacks=names.lacks)
     plain = containers.plain
     runtime = plain.runtime.format(python=variant.python)
     build = plain.build.format(python=variant.python) if variant.sources else runtime

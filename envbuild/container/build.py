@@ -18,10 +18,9 @@ from typing import Any
 
 from envbuild.bundle.collect import Collector, default_index, piece, unpack, verify
 from envbuild.container.builders import Build, Builder
-from envbuild.container.dockerfile import render
 from envbuild.container.fetch_stages import WHEELHOUSE
-from envbuild.container.recipe import ImageRecipe
-from envbuild.errors import EnvbuildError
+from envbuild.container.recipe import ImageRecipe, render
+from envbuild.errors import writing
 from envbuild.node import pip_config
 from envbuild.node.bundle.index import NAME
 from envbuild.node.paths import EPOCH
@@ -43,29 +42,23 @@ def texts(recipe: ImageRecipe) -> dict[str, str]:
 def write(folder: Path, files: Mapping[str, str]) -> list[str]:
     """Write into `folder` (made where missing) what differs; its names. Raises EnvbuildError `output-unwritable`."""
     changed = []
-    try:
+    with writing(folder):
         for name, text in files.items():
             path, data = folder / name, text.encode()
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.is_file() or path.read_bytes() != data:
                 path.write_bytes(data)
                 changed.append(name)
-    except OSError as error:
-        raise EnvbuildError("output-unwritable", f"cannot write {error.filename or folder}", why=str(error)) from error
     return changed
 
 
 def compare(folder: Path, wanted: Mapping[str, str]) -> str:
     """A unified diff from what is in `folder` to the files `wanted`; empty when they agree."""
     out: list[str] = []
-    for name, text in sorted(wanted.items()):
-        path = folder / name
-        try:
-            written = path.read_bytes().decode("utf-8", "replace")
-        except FileNotFoundError:
+    for path, text in ((folder / name, text) for name, text in sorted(wanted.items())):
+        if not path.exists():
             out.append(f"{path} is missing\n")
-            continue
-        if written != text:
+        elif (written := path.read_bytes().decode("utf-8", "replace")) != text:
             out += _diff(written, text, str(path))
     return "".join(out)
 
@@ -130,7 +123,10 @@ def fill_wheelhouse(recipe: ImageRecipe, wheelhouses: Sequence[Path], house: Pat
                 pieces.append(piece(path, archive, "interpreter", build.sha256))
         for entry in pieces:
             (house / entry.path).parent.mkdir(exist_ok=True)
-            _link(entry.source, house / entry.path)
+            try:
+                os.link(entry.source.resolve(), house / entry.path)
+            except OSError:  # a copy where it cannot have one more name
+                shutil.copyfile(entry.source, house / entry.path)
     return sum(entry.what == "wheel" for entry in pieces) == len(inside.variant.packages)
 
 
@@ -142,14 +138,6 @@ def _folder(place: Path, scratch: Path) -> Path:
         return place
     unpack(place, scratch)
     return scratch
-
-
-def _link(source: Path, to: Path) -> None:
-    """A file under one more name, a copy where that cannot be."""
-    try:
-        os.link(source.resolve(), to)
-    except OSError:
-        shutil.copyfile(source, to)
 
 
 def _origin() -> dict[str, str]:
@@ -181,9 +169,11 @@ def _secrets(recipe: ImageRecipe, options: Options, *, offline: bool) -> Iterato
     with tempfile.TemporaryDirectory(prefix="envbuild-secrets-") as top:
         if certificates and Path(certificates).is_file():
             secrets["certificates"] = Path(certificates)
-        secrets["pip.conf"] = _write(Path(top, "pip.conf"), _pip_conf(indexes, offline=offline))
         native = "certificates" in secrets
-        secrets["uv.toml"] = _write(Path(top, "uv.toml"), _uv_toml(indexes, offline=offline, native=native))
+        for name, lines in (("pip.conf", _pip_conf(indexes, offline=offline)),
+                            ("uv.toml", _uv_toml(indexes, offline=offline, native=native))):  # fmt: skip
+            secrets[name] = Path(top, name)
+            secrets[name].write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         netrc = Path(environ.get("NETRC") or Path(environ.get("HOME", "~"), ".netrc").expanduser())
         if netrc.is_file():
             secrets["netrc"] = netrc
@@ -192,22 +182,15 @@ def _secrets(recipe: ImageRecipe, options: Options, *, offline: bool) -> Iterato
         yield secrets
 
 
-def _pip_conf(indexes: list[str], *, offline: bool) -> str:
+def _pip_conf(indexes: list[str], *, offline: bool) -> list[str]:
     lines = ["[global]", *(["no-index = true"] if offline else [])]
     lines += [f"index-url = {indexes[0]}"] if indexes else []
-    lines += [f"extra-index-url = {' '.join(indexes[1:])}"] if indexes[1:] else []
-    return "".join(f"{line}\n" for line in lines)
+    return lines + ([f"extra-index-url = {' '.join(indexes[1:])}"] if indexes[1:] else [])
 
 
-def _uv_toml(indexes: list[str], *, offline: bool, native: bool) -> str:
+def _uv_toml(indexes: list[str], *, offline: bool, native: bool) -> list[str]:
     """uv reads no pip.conf. A file is taken from any index that has it: its hash decides."""
     lines = ["system-certs = true"] if native else []
     lines += ["[pip]", 'index-strategy = "unsafe-best-match"', *(["no-index = true"] if offline else [])]
     lines += [f"index-url = {json.dumps(indexes[0])}"] if indexes else []
-    lines += [f"extra-index-url = {json.dumps(indexes[1:])}"] if indexes[1:] else []
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
+    return lines + ([f"extra-index-url = {json.dumps(indexes[1:])}"] if indexes[1:] else [])

@@ -16,6 +16,7 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.node import paths, proc
+from envbuild.node.redact import redact_text
 
 # What each needs, for a machine that has none.
 NEEDS = {
@@ -80,20 +81,12 @@ class Builder:
 
     def id(self, image: str) -> str:
         """The id (hex) of an image that is here. Raises EnvbuildError `image-unknown` (exit 2)."""
-        image_id = str(self.inspect(image)["id"])
-        return image_id.removeprefix("sha256:")
+        return str(self.inspect(image)["id"]).removeprefix("sha256:")
 
     def inspect(self, image: str) -> dict[str, Any]:
-        """`id`, `digest`, `config` (Env, Labels, User, Entrypoint, Cmd ...), `size` and `created` of an image."""
+        """`id` and `config` (Env, Labels, User, Entrypoint, Cmd ...) of an image."""
         (data,) = json.loads(self._ask(["image", "inspect", image], image))
-        digests = [reference.partition("@")[2] for reference in data.get("RepoDigests") or []]
-        return {
-            "id": data["Id"],
-            "digest": data.get("Digest") or (digests[0] if digests else ""),
-            "config": data.get("Config") or {},
-            "size": data.get("Size"),
-            "created": data.get("Created"),
-        }
+        return {"id": data["Id"], "config": data.get("Config") or {}}
 
     def run(self, image: str, argv: Sequence[str], stdin: bytes = b"", *, gpus: bool = False) -> proc.Finished:
         """Run a program in a fresh container of an image."""
@@ -105,33 +98,26 @@ class Builder:
         With a manifest of docker, whose configuration is the same: enroot asks registries in words that many answer
         with "not found" where the manifest is one of OCI.
         """
-        command = [
-            self.program,
-            "push",
-            "--format",
-            "v2s2",
-            *(["--tls-verify=false"] if insecure else []),
-            image,
-            f"docker://{to}",
-        ]
-        self._move(command, "image-transfer-failed", f"{image} could not be pushed to {to}")
+        tls = ["--tls-verify=false"] if insecure else []
+        words = ["push", "--format", "v2s2", *tls, image, f"docker://{to}"]
+        self._move([self.program, *words], f"{image} could not be pushed to {to}")
 
     def save(self, image: str, path: Path) -> None:
         """The image as one file that docker, podman and Apptainer read; its id stays what it is.
 
         Raises EnvbuildError `image-transfer-failed` (exit 75).
         """
-        self._move(self.save_command(image, path), "image-transfer-failed", f"{image} could not be written to {path}")
+        self._move(self.save_command(image, path), f"{image} could not be written to {path}")
 
     def save_command(self, image: str, path: Path) -> list[str]:
         """The argument list of `save`."""
         return [self.program, "save", "--format", "docker-archive", "--output", str(path), image]
 
-    def _move(self, command: list[str], code: str, what: str) -> None:
+    def _move(self, command: list[str], what: str) -> None:
         done = proc.run(command, timeout=_TIMEOUT)
         if not done.ok:
             why = done.err.strip()[-800:]
-            raise known(why, OF_REGISTRIES, what) or EnvbuildError(code, what, why=why)
+            raise known(why, OF_REGISTRIES, what) or EnvbuildError("image-transfer-failed", what, why=why)
 
     def tag(self, image: str, name: str) -> None:
         """Give an image one more name."""
@@ -163,15 +149,7 @@ class Buildah(Builder):
     def inspect(self, image: str) -> dict[str, Any]:
         """See `Builder.inspect`."""
         data = json.loads(self._ask(["inspect", "--type", "image", image], image))
-        config = (data.get("OCIv1") or {}).get("config") or {}
-        created = (data.get("OCIv1") or {}).get("created")
-        return {
-            "id": data["FromImageID"],
-            "digest": data.get("FromImageDigest") or "",
-            "config": config,
-            "size": None,
-            "created": created,
-        }
+        return {"id": data["FromImageID"], "config": (data.get("OCIv1") or {}).get("config") or {}}
 
     def run(self, image: str, argv: Sequence[str], stdin: bytes = b"", *, gpus: bool = False) -> proc.Finished:
         """See `Builder.run`; GPUs are there as far as the isolation lets them through."""
@@ -220,7 +198,7 @@ class Docker(Builder):
     def push(self, image: str, to: str, *, insecure: bool = False) -> None:
         """See `Builder.push`; which registries may be unencrypted is a setting of docker's daemon."""
         self.tag(image, to)
-        self._move([self.program, "push", to], "image-transfer-failed", f"{image} could not be pushed to {to}")
+        self._move([self.program, "push", to], f"{image} could not be pushed to {to}")
 
 
 _KINDS: dict[str, type[Builder]] = {"buildah": Buildah, "podman": Builder, "docker": Docker}
@@ -294,47 +272,37 @@ def stream(command: Sequence[str], on_line: Callable[[str], None] | None, cwd: P
 
 
 _NO_IDS = "the image has files of users for whom this user has no subordinate ids"
-_NOT_HERE = "no image of this machine has that name, and `localhost` is no registry"
-_NO_REGISTRY = "the server is not a registry"
-# What builders say, as patterns, and what it means.
+# What builders say, as patterns, and what it means; the first that fits. docker has words of its own.
 OF_REGISTRIES = (
-    ("StatusCode: 403", "registry-refused", "the registry denied access"),
-    ("StatusCode: 404", "image-base-unknown", "the registry has no such image"),
-    ("StatusCode: 5", "registry-unreachable", "the registry does not answer"),
-    ("StatusCode: 429", "registry-busy", "the registry's rate limit is reached"),
-    ("manifest unknown", "image-base-unknown", "the registry has no such image or digest"),
-    ("name unknown", "image-base-unknown", "the registry has no such image"),
-    ("not found: manifest", "image-base-unknown", "the registry has no such image or digest"),
+    ("StatusCode: 403|access to the resource is denied|403 Forbidden|HTTP 403 response|pull access denied"
+     "|invalid status code from registry 403", "registry-refused", "the registry denied access"),
+    ("authentication required|401 Unauthorized|no basic auth credentials", "registry-refused",
+     "the registry requires a login"),
+    ("StatusCode: 429|toomanyrequests|429 Too Many Requests|too many requests to registry", "registry-busy",
+     "the registry's rate limit is reached"),
+    ("StatusCode: 404|manifest unknown|name unknown|not found: manifest|resolve source metadata .*: not found",
+     "image-base-unknown", "the registry has no such image or digest"),
     ("match provided manifest digest", "image-base-unknown", "the registry has something else"),
-    ("authentication required", "registry-refused", "the registry requires a login"),
-    ("access to the resource is denied", "registry-refused", "the registry denied access"),
-    ("toomanyrequests", "registry-busy", "the registry's rate limit is reached"),
-    ("invalid character '<'", "registry-not-a-registry", "a web page answers instead of a registry"),
-    # docker's words, of its builds and of its `pull`.
-    ("401 Unauthorized|no basic auth credentials", "registry-refused", "the registry requires a login"),
-    ("403 Forbidden|HTTP 403 response|pull access denied", "registry-refused", "the registry denied access"),
-    ("429 Too Many Requests", "registry-busy", "the registry's rate limit is reached"),
-    ("unknown type text/html", "registry-not-a-registry", "a web page answers instead of a registry"),
-    ("resolve source metadata .*: not found", "image-base-unknown", "the registry has no such image or digest"),
+    # What is said before a registry is asked for an image at all.
+    ("https?://localhost/v2/", "image-base-unknown",
+     "no image of this machine has that name, and `localhost` is no registry"),
+    ("invalid character '<'|unknown type text/html", "registry-not-a-registry",
+     "a web page answers instead of a registry"),
+    ("invalid status code from registry 404", "registry-not-a-registry", "the server is not a registry"),
+    ("StatusCode: 5|pinging container registry|HEAD request to .*: 5\\d\\d |unexpected HTTP status: 5"
+     '|failed to do request: |Get "https?://[^" ]+/v2/": ', "registry-unreachable", "the registry does not answer"),
     ("insufficient UIDs or GIDs", "image-without-ids", _NO_IDS),
-    # What a registry says before it is asked for an image at all.
-    ("https?://localhost/v2/", "image-base-unknown", _NOT_HERE),
-    ("invalid status code from registry 403", "registry-refused", "the registry denied access"),
-    ("invalid status code from registry 404", "registry-not-a-registry", _NO_REGISTRY),
-    ("too many requests to registry", "registry-busy", "the registry's rate limit is reached"),
-    ("pinging container registry|HEAD request to .*: 5\\d\\d |unexpected HTTP status: 5|failed to do request: "
-     '|Get "https?://[^" ]+/v2/": ', "registry-unreachable", "the registry does not answer"),
 )  # fmt: skip
 CAUSES = (
     *OF_REGISTRIES,
     ("image not known", "image-base-unknown", "the image is not on this machine"),
-    ("executable file not found", "image-without-python", "the image has no Python to run envbuild's build with"),
-    ("python3: not found", "image-without-python", "the image has no Python to run envbuild's build with"),
+    ("executable file not found|python3: not found", "image-without-python",
+     "the image has no Python to run envbuild's build with"),
     ("No interpreter found|exit status 127", "image-without-python", "the image does not have the named Python"),
     ("Hash mismatch for|DO NOT MATCH THE HASHES", "hash-mismatch", "a file is not the one that the lock names"),
     ("error setting ownership of", "image-without-ids", _NO_IDS),
     ("No space left on device", "disk-full", "the builder's storage is full"),
-)
+)  # fmt: skip
 HINTS = {
     "image-base-unknown": "name another with `--base-image`, `--run-image` or `--fetch-image`",
     "image-without-python": "name another with `--base-image`, `--fetch-image` or `--python`",
@@ -351,24 +319,18 @@ HINTS = {
 
 def known(output: str, causes: Sequence[tuple[str, str, str]], what: str = "") -> EnvbuildError | None:
     """The error for a builder's message; None if the message is unknown."""
-    for text, code, means in causes:
-        if re.search(text, output):
-            from envbuild.node.redact import redact_text
-
-            why = redact_text("\n".join(output.strip().splitlines()[-15:]))
+    for pattern, code, means in causes:
+        if re.search(pattern, output):
             message = f"{what}: {means}" if what else means
-            return EnvbuildError(code, message, why=why, hint=HINTS.get(code, ""))
+            return EnvbuildError(code, message, why=_last_lines(output), hint=HINTS.get(code, ""))
     return None
 
 
 def failure(name: str, output: str) -> EnvbuildError:
     """The error of a failed build: a known cause, else the builder's message."""
-    from envbuild.node.redact import redact_text
+    what, hint = f"{name} could not build the image", "`-v` shows its whole output"
+    return known(output, CAUSES) or EnvbuildError("image-build-failed", what, why=_last_lines(output), hint=hint)
 
-    meant = known(output, CAUSES)
-    if meant is not None:
-        return meant
-    tail = redact_text("\n".join(output.strip().splitlines()[-15:]))
-    return EnvbuildError(
-        "image-build-failed", f"{name} could not build the image", why=tail, hint="`-v` shows its whole output"
-    )
+
+def _last_lines(output: str) -> str:
+    return redact_text("\n".join(output.strip().splitlines()[-15:]))

@@ -17,8 +17,6 @@ from urllib.parse import urlsplit
 
 from envbuild.container.base_images import (
     AskedDigest,
-    Containers,
-    StackImage,
     find_place,
     load_containers,
     parse_reference,
@@ -44,11 +42,6 @@ _TIMEOUT = (10.0, 30.0)
 _LIMIT = 4 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PART = re.compile(r'(\w+)="([^"]*)"')
-
-
-def ask_digest(reference: str, *, plain_http: bool = False) -> str:
-    """sha256 (hex) of what a reference names now. Raises EnvbuildError as `ask_image`."""
-    return ask_image(reference, plain_http=plain_http)[0]
 
 
 def ask_image(reference: str, *, plain_http: bool = False) -> tuple[str, dict[str, str]]:
@@ -79,7 +72,7 @@ def _platforms(manifest: bytes) -> dict[str, str]:
 def ask_config(reference: str, *, plain_http: bool = False) -> tuple[str, dict[str, Any]]:
     """Id (sha256 hex of the configuration) and configuration (Labels, Env ...) of the image that a reference names.
 
-    Raises EnvbuildError as `ask_digest`, and `image-of-several-platforms` (exit 2) for an index.
+    Raises EnvbuildError as `ask_image`, and `image-of-several-platforms` (exit 2) for an index.
     """
     with _Repository(reference, plain_http) as repository:
         config = dict(json.loads(repository.manifest())).get("config")
@@ -139,7 +132,7 @@ class _Repository:
                 body = answer.raw.read(_LIMIT + 1, decode_content=True)
                 return _Answer(answer.status_code, answer.headers, body)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise _unreachable(self.reference, type(error).__name__, str(error)[:300]) from error
+            raise _unreachable(self.reference, f"{type(error).__name__}: {str(error)[:300]}") from error
 
     def manifest(self) -> bytes:
         """The manifest that the reference names, checked."""
@@ -166,7 +159,7 @@ class _Repository:
         if given.status in (401, 403):
             raise _refused(self.reference, f"the token server answers {given.status}")
         if given.status >= 400:
-            _raise_for(given, self.reference)
+            raise _of_status(given, self.reference)
         try:
             data = json.loads(given.body)
             return str(data.get("token") or data.get("access_token") or "")
@@ -176,7 +169,7 @@ class _Repository:
     def checked(self, answer: _Answer, expected: str) -> bytes:
         """The contents of an answer, if they are what the registry says, or else `expected` (`sha256:…` or empty)."""
         if answer.status >= 400:
-            _raise_for(answer, self.reference)
+            raise _of_status(answer, self.reference)
         kind, body = answer.headers.get("Content-Type", ""), answer.body
         if "html" in kind or body.lstrip()[:1] != b"{":
             raise _not_a_registry(self.reference, f"it sent {kind or 'something without a type'}")
@@ -194,27 +187,27 @@ class _Repository:
         return body
 
 
-def _raise_for(answer: _Answer, reference: str) -> None:
-    """Raise the error of a status code."""
+def _of_status(answer: _Answer, reference: str) -> EnvbuildError:
+    """The error of a status code."""
     code = answer.status
     if code == 404:
-        raise EnvbuildError(
+        return EnvbuildError(
             "image-unknown",
             f"the registry has no {reference}",
             why="it answers 404",
             hint="old tags of some images are removed; name another image with `--base-image`",
         )
     if code in (401, 403):
-        raise _refused(reference, f"it answers {code}")
+        return _refused(reference, f"it answers {code}")
     if code == 429:
         later = answer.headers.get("Retry-After", "")
-        raise EnvbuildError(
+        return EnvbuildError(
             "registry-busy",
             f"the registry of {reference}: rate limited (429)",
             why="it answers 429" + (f", and to try again after {later[:40]}" if later else ""),
             hint="try again later, or log in",
         )
-    raise _unreachable(reference, f"it answers {code}", "")
+    return _unreachable(reference, f"it answers {code}")
 
 
 def _refused(reference: str, why: str) -> EnvbuildError:
@@ -226,11 +219,11 @@ def _refused(reference: str, why: str) -> EnvbuildError:
     )
 
 
-def _unreachable(reference: str, why: str, more: str) -> EnvbuildError:
+def _unreachable(reference: str, why: str) -> EnvbuildError:
     return EnvbuildError(
         "registry-unreachable",
         f"the registry of {reference} does not answer",
-        why=f"{why}: {more}" if more else why,
+        why=why,
         hint="check the network and the proxy, and try again",
     )
 
@@ -247,8 +240,13 @@ def _not_a_registry(reference: str, why: str) -> EnvbuildError:
 FILE = "images.toml"
 
 
-def references_of(lock: Lock, containers: Containers, stack: StackImage | None) -> list[str]:
-    """The images by tag that the variants of a lock are built on, sorted; variants that fit no image are left out."""
+def images_of(lock: Lock, *, shipped: bool) -> list[str]:
+    """The images by tag that the variants of a lock are built on, sorted; variants that fit no image are left out.
+
+    `shipped`: what the catalog says of the image of the stack counts.
+    """
+    containers = load_containers()
+    stack = containers.stacks.get(lock.stack) if shipped else None
     references: set[str] = set()
     for variant in lock.variants:
         try:
@@ -271,12 +269,6 @@ def _pinned(lock: Lock, variant: Variant, digests: Mapping[str, AskedDigest]) ->
     image = LockedImage(name=variant.image.name, digest=known.digest)
     draft = variant.model_copy(update={"image": image})
     return draft.model_copy(update={"digest": draft.compute_digest(lock.stack, lock.profile)})
-
-
-def images_of(lock: Lock, *, shipped: bool) -> list[str]:
-    """As `references_of`, by the shipped catalog."""
-    containers = load_containers()
-    return references_of(lock, containers, containers.stacks.get(lock.stack) if shipped else None)
 
 
 def ask_and_record(lock: Lock, path: Path, references: list[str], *, upgrade: bool = False) -> tuple[Lock, list[str]]:
@@ -315,15 +307,14 @@ def moved(lock: Lock, path: Path, *, shipped: bool) -> list[LockFinding]:
     beside = read_digests(path.with_name(FILE))
     known = {**read_digests(), **beside}
     locked = {variant.image.name: variant.image.digest for variant in lock.variants if variant.image is not None}
-    recorded = {name: known[name].digest for name in known} | {
-        name: digest for name, digest in locked.items() if digest != "unrecorded"
-    }
+    recorded = {name: asked.digest for name, asked in known.items()}
+    recorded |= {name: digest for name, digest in locked.items() if digest != "unrecorded"}
     findings = []
     for reference in sorted({*images_of(lock, shipped=shipped), *(() if shipped else beside)}):
         if reference not in recorded:
             continue
         try:
-            now, _ = ask_image(reference)
+            now = ask_image(reference)[0]
         except EnvbuildError as error:
             message = f"{error.what} ({error.why})" if error.why else error.what
             findings.append(LockFinding("image-tag-unchecked", "unchecked", reference, message))

@@ -20,9 +20,8 @@ from envbuild.catalog.indexes import load_indexes
 from envbuild.catalog.patches import load_patch
 from envbuild.container import build, select
 from envbuild.container.base_images import Given, load_containers
-from envbuild.container.dockerfile import WHEELHOUSE, render
 from envbuild.container.instructions import Stage, comment, copy, env, labels, prepend_path, quoted, run, workdir
-from envbuild.container.recipe import ImageRecipe
+from envbuild.container.recipe import _EMPTY, ImageRecipe, render
 from envbuild.container.runtime_stage import USER, owned
 from envbuild.container.select import Choice, recipe_for, shipped
 from envbuild.lock.files import read_lock
@@ -131,7 +130,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
     assert lines[lines.index("# A note.") :] == [
         "# A note.",
         "",
-        WHEELHOUSE,
+        _EMPTY,
         "FROM scratch AS wheelhouse",
         "",
         f"# digest: sha256:{DIGEST}",

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from envbuild.catalog.loader import load_target
 from envbuild.cli.verbs import cli
 from envbuild.container.base_images import Place
-from envbuild.container.dockerfile import render as dockerfile
 from envbuild.container.inside import ImageInputs
 from envbuild.container.instructions import Stage, run
 from envbuild.container.recipe import ImageRecipe, make_recipe
+from envbuild.container.recipe import render as dockerfile
 from envbuild.container.select import Choice, locked_stack, recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.export.bash_sources import sources as bash

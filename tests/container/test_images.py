@@ -199,9 +199,9 @@ def _pushed_image_comes_back(world: World, storage: Storage, image: str) -> None
         until(lambda: answers("127.0.0.1", port))
         name = f"127.0.0.1:{port}/tiny"
         storage.buildah("push", "--tls-verify=false", "localhost/tiny/one:2", f"docker://{name}:1")
-        from envbuild.container.registry import ask_digest
+        from envbuild.container.registry import ask_image
 
-        digest = ask_digest(f"{name}:1", plain_http=True)
+        digest = ask_image(f"{name}:1", plain_http=True)[0]
         _a_digest_that_is_not_there(world, port)
         storage.buildah("rmi", "--force", image)  # by all of its names
         storage.buildah("pull", "--tls-verify=false", f"{name}@sha256:{digest}")

@@ -18,8 +18,8 @@ from envbuild import resources
 from envbuild.cli.verbs import cli
 from envbuild.container import registry
 from envbuild.container.base_images import AskedDigest, Given, load_containers, read_digests, write_digests
-from envbuild.container.dockerfile import render
-from envbuild.container.registry import pin_images, references_of
+from envbuild.container.recipe import render
+from envbuild.container.registry import images_of, pin_images
 from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
@@ -64,10 +64,10 @@ def lock() -> Lock:
 
 def test_the_images_of_a_lock_are_those_of_its_stages(lock: Lock) -> None:
     containers = load_containers()
-    assert references_of(lock, containers, None) == [containers.fetch, NGC]
+    assert images_of(lock, shipped=False) == [containers.fetch, NGC]
     # Variants that stand on a node's own interpreter have none.
     smoke = read_lock(resources.lockfiles() / "torch-smoke.exact.lock.toml")
-    names = references_of(smoke, containers, None)
+    names = images_of(smoke, shipped=False)
     assert containers.fetch in names and "docker.io/library/python:3.13-slim-bookworm" in names
 
 

@@ -131,21 +131,8 @@ def test_d85_an_install_without_a_version_is_found_by_rule_in_any_document(make_
     assert {row.tone for row in annotated.rows if row.row.text == "RUN pip install deepspeed"} == {"green"}
 
 
-WORDS = [
-    "pip install",
-    "git clone",
-    "git checkout x",
-    "-C",
-    "-b",
-    "-c",
-    "conda create",
-    "'",
-    '"',
-    "\\",
-    "$(",
-    "x",
-    "\n",
-]
+WORDS = ("pip install", "git clone", "git checkout x", "-C", "-b", "-c", "conda create", "'", '"', "\\", "$(", "x",
+         "\n", "@")  # fmt: skip
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=8))

@@ -160,11 +160,11 @@ def obtain(
 
 def _push(builder: Builder, image: Wanted, settings: ContainerSettings) -> tuple[str, str]:
     """The reference by digest after a push, and the image's id. Raises EnvbuildError `image-id-differs` (exit 5)."""
-    from envbuild.container.registry import ask_config, ask_digest
+    from envbuild.container.registry import ask_config, ask_image
 
     to = f"{settings.registry}:{image.name.rpartition(':')[2]}"
     builder.push(image.name, to, insecure=settings.insecure)
-    digest = ask_digest(to, plain_http=settings.insecure)
+    digest = ask_image(to, plain_http=settings.insecure)[0]
     reference = f"{settings.registry}@sha256:{digest}"
     there, _ = ask_config(reference, plain_http=settings.insecure)
     if builder.id(image.name) not in (there, digest):
