@@ -84,25 +84,11 @@ def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Cho
     warnings: list[str] = []
     if runtime in ("podman", "docker"):
         options = _like_docker(node, runtime, settings, facts, gpus, warnings)
-    elif runtime == "apptainer":
-        _refuse_memory(node, runtime, settings)
-        options = ["--cleanenv", "--no-home", *(["--nv"] if gpus else [])]
-        # A SIF is mounted read-only, and programs write into their sources and caches when they start.
-        options += [] if any(option.startswith(_LAYERS) for option in settings.options) else ["--writable-tmpfs"]
-        for mount in settings.mounts:
-            options += ["--bind", mount]
-    elif runtime == "pyxis":
-        _refuse_memory(node, runtime, settings)
-        options = pyxis_options(settings, gpus=gpus)
     else:
         _refuse_memory(node, runtime, settings)
-        options = ["--rw", *([] if gpus else ["--env", "NVIDIA_VISIBLE_DEVICES=void"])]
-        for mount in settings.mounts:
-            options += ["--mount", _fstab(mount)]
-    if runtime in ("apptainer", "enroot", "pyxis"):
         _note_memlock(facts, warnings, f"{runtime} keeps the limits of the shell it is started from")
-    own = () if runtime == "pyxis" else settings.options  # pyxis_options has them
-    return Chosen(runtime, str(program.get("path") or runtime), (*options, *own), tuple(warnings))
+        options = {"apptainer": _apptainer, "enroot": _enroot, "pyxis": _pyxis}[runtime](settings, gpus)
+    return Chosen(runtime, str(program.get("path") or runtime), (*options, *settings.options), tuple(warnings))
 
 
 def _runtime(node: str, settings: ContainerSettings, facts: ContainerFacts) -> str:
@@ -179,6 +165,18 @@ def _refuse_memory(node: str, runtime: str, settings: ContainerSettings) -> None
         )
 
 
+def _apptainer(settings: ContainerSettings, gpus: bool) -> list[str]:
+    options = ["--cleanenv", "--no-home", *(["--nv"] if gpus else [])]
+    # A SIF is mounted read-only, and programs write into their sources and caches when they start.
+    options += [] if any(option.startswith(_LAYERS) for option in settings.options) else ["--writable-tmpfs"]
+    return options + [word for mount in settings.mounts for word in ("--bind", mount)]
+
+
+def _enroot(settings: ContainerSettings, gpus: bool) -> list[str]:
+    options = ["--rw", *([] if gpus else ["--env", "NVIDIA_VISIBLE_DEVICES=void"])]
+    return options + [word for mount in settings.mounts for word in ("--mount", _fstab(mount))]
+
+
 # enroot's hook for GPUs reads the variable of the image; pyxis puts that of the step in its place where it is named.
 _NO_GPUS = ("--export=ALL,NVIDIA_VISIBLE_DEVICES=void", "--container-env=NVIDIA_VISIBLE_DEVICES")
 
@@ -190,7 +188,7 @@ def _fstab(mount: str) -> str:
     return ":".join([parts[0], to, "none", "x-create=auto,bind," + (parts[2] if len(parts) == 3 else "rw")])
 
 
-def pyxis_options(settings: ContainerSettings, *, gpus: bool) -> list[str]:
+def _pyxis(settings: ContainerSettings, gpus: bool) -> list[str]:
     """The options of srun beside `--container-image` (the path of a `.sqsh` file that all nodes of the job see).
 
     What the site has as default is said, so that an image runs alike everywhere.
@@ -199,7 +197,7 @@ def pyxis_options(settings: ContainerSettings, *, gpus: bool) -> list[str]:
     options = ["--no-container-mount-home", "--no-container-entrypoint", "--no-container-remap-root",
                "--container-writable"]  # fmt: skip
     mounted = [f"--container-mounts={mounts}"] if mounts else []
-    return [*([] if gpus else _NO_GPUS), *options, *mounted, *settings.options]
+    return [*([] if gpus else _NO_GPUS), *options, *mounted]
 
 
 # Lines of sh that put the GPUs of the caller before the command that goes in.
@@ -221,9 +219,8 @@ def launcher(stack: str, command: list[str]) -> str:
     lines += ["# The GPUs that the caller was given: runtimes take no variable of the caller with them.", *SAME_GPUS]
     if "--interactive" in command:
         at = command.index("--interactive")
-        plain, terminal = command, [*command[: at + 1], "--tty", *command[at + 1 :]]
+        terminal = [*command[: at + 1], "--tty", *command[at + 1 :]]
         lines.append(f'if [ -t 0 ] && [ -t 1 ]; then exec {_joined(terminal)} "$@"; fi')
-        return "\n".join([*lines, f'exec {_joined(plain)} "$@"', ""])
     return "\n".join([*lines, f'exec {_joined(command)} "$@"', ""])
 
 

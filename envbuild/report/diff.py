@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -45,7 +46,11 @@ def compare(before: Evidence, after: Evidence) -> list[Change]:
     changes = [*_run(before, after, public=public)]
     old = {node.node: node for node in before.nodes}
     new = {node.node: node for node in after.nodes}
-    changes += _counts(old, new) if public else _names(old, new)
+    gone, come = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
+    if public and len(old) != len(new):
+        changes.append(Change("changed", "nodes", "how many", str(len(old)), str(len(new))))
+    elif not public and (gone or come):
+        changes.append(Change("changed", "nodes", "which", names(gone) or "–", names(come) or "–"))
     same_lock = before.lock_digest == after.lock_digest
     by_change: dict[tuple[Kind, str, str, str, str], list[str]] = {}
     for one, other in _pairs(before.nodes, after.nodes):
@@ -77,17 +82,6 @@ def _run(before: Evidence, after: Evidence, *, public: bool) -> Iterator[Change]
     for text in () if public else after.warnings:
         if text not in before.warnings:
             yield Change("changed", "run", "warning", "–", text)
-
-
-def _counts(old: Mapping[str, NodeEvidence], new: Mapping[str, NodeEvidence]) -> Iterator[Change]:
-    if len(old) != len(new):
-        yield Change("changed", "nodes", "how many", str(len(old)), str(len(new)))
-
-
-def _names(old: Mapping[str, NodeEvidence], new: Mapping[str, NodeEvidence]) -> Iterator[Change]:
-    gone, come = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
-    if gone or come:
-        yield Change("changed", "nodes", "which", names(gone) or "–", names(come) or "–")
 
 
 def _pairs(old: Sequence[NodeEvidence], new: Sequence[NodeEvidence]) -> Iterator[tuple[NodeEvidence, NodeEvidence]]:
@@ -168,7 +162,10 @@ def _checks(one: NodeEvidence, other: NodeEvidence) -> Iterator[Change]:
             yield Change(kind, "check", check.name, before, f"{check.status}: {check.says}")
         if was is not None:
             yield from _texts("launch", _launched(was), _launched(check))
-            yield from _compared(was, check)
+            if was.comparison and check.comparison and was.comparison.verdict != check.comparison.verdict:
+                # One that fell below its claim fails its check, too.
+                verdicts = [one.verdict.replace("-", " ") for one in (was.comparison, check.comparison)]
+                yield Change("changed", "claim", check.name, verdicts[0], verdicts[1])
             yield from _metrics(was, check, same=_launched(was) == _launched(check))
             old, new = _losses(was), _losses(check)
             if old and new and old != new:
@@ -191,13 +188,6 @@ def _course(losses: Sequence[float]) -> str:
     return f"{losses[0]:.5g} to {losses[-1]:.5g} in {plural(len(losses), 'step')}"
 
 
-def _compared(was: Check, now: Check) -> Iterator[Change]:
-    """What a figure says beside its claim; one that fell below it fails its check, too."""
-    if was.comparison and now.comparison and was.comparison.verdict != now.comparison.verdict:
-        before, after = (comparison.verdict.replace("-", " ") for comparison in (was.comparison, now.comparison))
-        yield Change("changed", "claim", now.name, before, after)
-
-
 def _metrics(was: Check, now: Check, *, same: bool) -> Iterator[Change]:
     """A median outside the other's least and greatest is a change; on the worse side of the `same` work it slipped."""
     known = {metric.name: metric for metric in was.metrics}
@@ -216,14 +206,16 @@ def _spread(metric: Metric) -> str:
 
 
 _MARKS = {"worse": ("✗", "red"), "slipped": ("↓", "red"), "changed": ("·", "")}
+_SAYS = (
+    ("worse", "thing", "got worse"), ("slipped", "figure", "left the spread of the earlier run"),
+    ("changed", "thing", "changed"),
+)  # fmt: skip
 
 
 def sentence(changes: Sequence[Change]) -> str:
     """`2 things got worse, 1 figure left the spread of the earlier run, 3 things changed`."""
-    counts = {kind: sum(change.kind == kind for change in changes) for kind in _MARKS}
-    parts = [f"{plural(counts['worse'], 'thing')} got worse"] if counts["worse"] else []
-    parts += [f"{plural(counts['slipped'], 'figure')} left the spread of the earlier run"] if counts["slipped"] else []
-    parts += [f"{plural(counts['changed'], 'thing')} changed"] if counts["changed"] else []
+    counts = Counter[str](change.kind for change in changes)
+    parts = (f"{plural(counts[kind], noun)} {verb}" for kind, noun, verb in _SAYS if counts[kind])
     return ", ".join(parts) or "no difference in what both runs checked"
 
 

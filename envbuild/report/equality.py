@@ -31,7 +31,8 @@ def equality_of(
     # Of equally many the first: Counter keeps the order of the nodes.
     root = counts.most_common(1)[0][0]
     equal = [node for node in stamped if node.root == root and not node.drift_count]
-    others = _others(stamped, root)
+    others = list(grouped((node for node in stamped if node.root != root and not node.drift_count),
+                          lambda node: node.root).values())  # fmt: skip
     deviating = [_drifted(node) for node in stamped if node.drift_count]
     if others:
         usual = equal[0]
@@ -50,39 +51,29 @@ def without_cause(nodes: Iterable[NodeEvidence], equality: Equality | None) -> l
         return []
     by_name = {node.node: node for node in nodes}
     variant = by_name[equality.nodes[0]].variant_digest
-    deviating = [by_name[name] for group in equality.deviating for name in group.nodes]
-    return [
-        node
-        for node in deviating
-        if (node.variant_digest, python_of(node)) == (variant, equality.python) and node.root != equality.root
-    ]
+    deviating = (by_name[name] for group in equality.deviating for name in group.nodes)
+    alike = (node for node in deviating if (node.variant_digest, python_of(node)) == (variant, equality.python))
+    return [node for node in alike if node.root != equality.root]
 
 
 def _names(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
     return tuple(node.node for node in nodes)
 
 
-def _others(nodes: Iterable[NodeEvidence], root: str) -> list[list[NodeEvidence]]:
-    others = (node for node in nodes if node.root != root and not node.drift_count)
-    return list(grouped(others, lambda node: str(node.root)).values())
-
-
 def _drifted(node: NodeEvidence) -> Deviation:
     """A node whose files are not those of its own stamp any more."""
     named = [f"{item.get('kind')} {item.get('path')}" for item in node.drift[:SHOWN]]
-    more = node.drift_count - len(named)
-    return Deviation(
-        nodes=(node.node,),
-        root=node.root,
-        differs=(f"drifted since it was stamped: {', '.join(named)}{f' and {more} more' if more > 0 else ''}",),
-    )
+    more = f" and {left} more" if (left := node.drift_count - len(named)) > 0 else ""
+    differs = f"drifted since it was stamped: {', '.join(named)}{more}"
+    return Deviation(nodes=(node.node,), root=node.root, differs=(differs,))
 
 
 def _differs(usual: NodeEvidence, other: NodeEvidence) -> tuple[str, ...]:
     """Two lines at most: variant or interpreter, and packages."""
     lines = []
     if usual.variant_digest != other.variant_digest:
-        lines.append(f"variant {_short(other.variant_digest)}, not {_short(usual.variant_digest)}")
+        here, there = ((node.variant_digest or "unknown")[:12] for node in (other, usual))
+        lines.append(f"variant {here}, not {there}")
     elif (python := python_of(other)) != (before := python_of(usual)):
         lines.append(f"Python {python or 'unknown'}, not {before or 'unknown'}")
     packages = [
@@ -100,20 +91,16 @@ def _files(files_there: Files | None, here: Files | None) -> str:
     if files_there is None or here is None:
         return "its files could not be compared"
     files = sorted(path for path in {*files_there, *here} if files_there.get(path) != here.get(path))
-    return _some("file", [_difference(path, files_there, here) for path in files], len(files_there))
-
-
-def _difference(path: str, files_there: Files, here: Files) -> str:
-    return f"{'missing' if path not in here else 'extra' if path not in files_there else 'changed'} {path}"
+    differences = [
+        f"{'missing' if path not in here else 'extra' if path not in files_there else 'changed'} {path}"
+        for path in files
+    ]
+    return _some("file", differences, len(files_there))
 
 
 def _some(noun: str, texts: Sequence[str], total: int) -> str:
     more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
     return f"{len(texts)} of {total} {noun}s differ{'s' * (len(texts) == 1)}: {'; '.join(texts[:SHOWN])}{more}"
-
-
-def _short(digest: str | None) -> str:
-    return (digest or "unknown")[:12]
 
 
 def python_of(node: NodeEvidence) -> str:

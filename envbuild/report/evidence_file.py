@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,7 +21,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.common import first_mistake
 from envbuild.model.evidence import EVIDENCE_VERSION, Evidence
 from envbuild.node.read_text import integer
-from envbuild.regular_file import read_file
+from envbuild.regular_file import LARGEST, read_file
 
 DEEPEST = 64
 _DIGITS = 19  # a signed 64-bit integer
@@ -37,7 +37,7 @@ def parse(data: bytes) -> Any:
         raise ValueError(f"it is not UTF-8: byte {error.start}: {error.reason}") from error
     try:
         parsed = json.loads(
-            text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant
+            text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_float
         )
     except json.JSONDecodeError as error:
         end = text.rstrip()
@@ -67,38 +67,27 @@ def _integer(text: str) -> int:
 def _float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is larger than any number")
+        raise ValueError(f"{text[:20]} is no number in JSON, or larger than any number")
     return value
-
-
-def _constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
 
 
 def _is_flat(value: Any) -> bool:
     level = [value]
     for _ in range(DEEPEST):
-        level = [
-            item
-            for value in level
-            if isinstance(value, (dict, list))
-            for item in (value.values() if isinstance(value, dict) else value)
-        ]
+        nested = [item for item in level if isinstance(item, (dict, list))]
+        level = [one for item in nested for one in (item.values() if isinstance(item, dict) else item)]
         if not level:
             return True
     return False
 
 
-LIMIT = 64 * 1024 * 1024
-
-
 def read_bytes(path: Path) -> bytes:
     """A regular file of at most 64 MiB. Raises EnvbuildError `evidence-missing`, `evidence-invalid`."""
     try:
-        return read_file(path, LIMIT)
+        return read_file(path)
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise _invalid(path, f"it is larger than {LIMIT:,} bytes") from error
+            raise _invalid(path, f"it is larger than {LARGEST:,} bytes") from error
         raise EnvbuildError(
             "evidence-missing",
             f"cannot read {path}",
@@ -120,7 +109,13 @@ def read_evidence(data: bytes, path: Path) -> Evidence:
         raise _invalid(path, str(error)) from error
     if not isinstance(evidence, dict):
         raise _invalid(path, "it is not a JSON object")
-    _check_version(path, evidence.get("schema_version"))
+    if (version := evidence.get("schema_version")) != EVIDENCE_VERSION:
+        raise EnvbuildError(
+            "evidence-invalid",
+            f"{path} has evidence schema {str(version)[:40]!r}",
+            why=_why(version),
+            hint="use the envbuild version that wrote it (see its field `envbuild`)",
+        )
     try:
         return Evidence.from_plain(evidence)
     except ValidationError as error:
@@ -133,25 +128,12 @@ def _invalid(path: Path, why: str) -> EnvbuildError:
     )
 
 
-def _check_version(path: Path, version: object) -> None:
-    if version == EVIDENCE_VERSION:
-        return
-    raise EnvbuildError(
-        "evidence-invalid",
-        f"{path} has evidence schema {str(version)[:40]!r}",
-        why=_why(version),
-        hint="use the envbuild version that wrote it (see its field `envbuild`)",
-    )
-
-
 def _why(version: object) -> str:
-    major, _, _ = str(version).partition(".")
-    own = EVIDENCE_VERSION.partition(".")[0]
+    major, own = (text.partition(".")[0] for text in (str(version), EVIDENCE_VERSION))
+    reads = f"reads schema {EVIDENCE_VERSION}"
     if (integer(major) or 0) > int(own):
-        return (
-            f"a newer envbuild wrote it: this one reads schema {EVIDENCE_VERSION}, and a new major version changes it"
-        )
-    return f"this envbuild reads schema {EVIDENCE_VERSION}"
+        return f"a newer envbuild wrote it: this one {reads}, and a new major version changes it"
+    return f"this envbuild {reads}"
 
 
 SIGNATURE = "evidence.json.sig"
@@ -195,13 +177,13 @@ def _unpack(text: str) -> bytes:
     import lzma
 
     packed = base64.b64decode(text, validate=True)
-    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LIMIT)
+    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LARGEST)
     try:
-        data = unpacker.decompress(packed, LIMIT + 1)
+        data = unpacker.decompress(packed, LARGEST + 1)
     except lzma.LZMAError as error:
         raise ValueError(str(error)) from error
-    if len(data) > LIMIT or not unpacker.eof:
-        raise ValueError(f"it is truncated, or larger than {LIMIT:,} bytes")
+    if len(data) > LARGEST or not unpacker.eof:
+        raise ValueError(f"it is truncated, or larger than {LARGEST:,} bytes")
     if unpacker.unused_data or base64.b64encode(packed).decode() != text:
         raise ValueError("something follows its end")
     return data

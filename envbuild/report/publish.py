@@ -20,7 +20,6 @@ from envbuild.model.evidence import Evidence
 from envbuild.node.redact import redact_data
 from envbuild.report import evidence_file
 from envbuild.report.formats import FORMATS
-from envbuild.report.recheck.contents import LIMIT
 from envbuild.report.recheck.opened import Opened, open_report, read_attachment
 from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_json, report_files, write_whole
@@ -135,7 +134,7 @@ def copy_report(
     files |= {name: render(evidence).encode() for name, render in FORMATS.values()}
     for item in evidence.attachments:
         try:
-            data = read_attachment(report.folder, item.path, LIMIT)
+            data = read_attachment(report.folder, item.path)
         except ValueError:
             data = None
         if data is None:

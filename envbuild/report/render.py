@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, writing
 from envbuild.hostlist import fold_hosts
 from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Evidence
@@ -111,13 +111,11 @@ def write_whole(directory: Path, files: Mapping[str, bytes]) -> None:
 
     Raises EnvbuildError `output-unwritable`.
     """
-    try:
+    with writing(directory):
         for name, data in files.items():
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             paths.write_whole(str(path), data)
-    except OSError as error:
-        raise _not_written(directory, error) from error
 
 
 def write_new(output: Path, contents: Mapping[str, bytes] | bytes) -> None:
@@ -133,20 +131,10 @@ def write_new(output: Path, contents: Mapping[str, bytes] | bytes) -> None:
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         write_whole(partial, contents)
-        partial.rename(output)
-    except OSError as error:
-        raise _not_written(output, error) from error
+        with writing(output):
+            partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _not_written(directory: Path, error: OSError) -> EnvbuildError:
-    return EnvbuildError(
-        "output-unwritable",
-        f"the report could not be written to {directory}",
-        why=str(error),
-        hint="make the directory writable, or free some space",
-    )
 
 
 def render_json(evidence: Evidence) -> str:
@@ -217,21 +205,9 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    for function in (
-        number,
-        tables.seconds,
-        tables.gibibytes,
-        plural,
-        tables.below_floor,
-        view.failures,
-        view.output,
-        view.field,
-        tables.figure,
-    ):
-        templates.filters[function.__name__] = function
-    templates.filters["names"] = equality.names
-    templates.filters.update(hosts=fold_hosts, breakable=breakable, codes=codes)
+    filters = (number, plural, tables.seconds, tables.gibibytes, tables.below_floor, tables.figure, view.failures,
+               view.output, view.field, view.details, equality.names, breakable, codes)  # fmt: skip
+    templates.filters.update({function.__name__: function for function in filters}, hosts=fold_hosts)
     templates.filters.update(md=markdown_text, sentence=markdown_sentence, code=markdown_code, block=markdown_block)
-    templates.filters["details"] = view.details
     templates.globals.update(mark=view.mark, node_marks=view.NODE_MARKS, left_out=LEFT_OUT)
     return templates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report import equality
@@ -42,7 +42,9 @@ def summary_lines(evidence: Evidence, report: str = "", *, verbose: bool = False
     lines += _checks(evidence, verbose=verbose)
     lines += _block([(f"  deviation: {text}", "") for text in evidence.deviations])
     lines += deviation_lines(evidence) + drift_lines(evidence) + output_lines(view)
-    tail = [(f"  log     {path}", COPIED) for path in _logs(view)]
+    # On their nodes, of what the builds that failed printed.
+    logs = (((node.error or {}).get("details") or {}).get("log") for node in view.nodes_by_need)
+    tail = [(f"  log     {path}", COPIED) for path in logs if path]
     tail += [(f"  {name:<7} {text}", COPIED) for name, text in _next(view)]
     tail += [(f"  report  {report}", COPIED)] if report else []
     return [(text.replace("\n", " "), style) for text, style in lines] + tail
@@ -50,12 +52,6 @@ def summary_lines(evidence: Evidence, report: str = "", *, verbose: bool = False
 
 def _block(lines: list[Line]) -> list[Line]:
     return [("", ""), *lines] if lines else []
-
-
-def _logs(view: View) -> list[str]:
-    """Paths, on their nodes, of what the builds that failed printed."""
-    details = [(node.error or {}).get("details") or {} for node in view.nodes_by_need]
-    return [str(detail["log"]) for detail in details if detail.get("log")]
 
 
 def deviation_lines(evidence: Evidence) -> list[Line]:
@@ -72,11 +68,6 @@ def deviation_lines(evidence: Evidence) -> list[Line]:
     return lines
 
 
-def _owner(item: Mapping[str, str]) -> str:
-    """The conda package of a drifted file, where it is of one."""
-    return f" ({item['package']})" if "package" in item else ""
-
-
 def drift_lines(evidence: Evidence) -> list[Line]:
     """Every drifted file in the evidence with its whole path, to be copied, and how many more."""
     lines: list[Line] = []
@@ -84,7 +75,9 @@ def drift_lines(evidence: Evidence) -> list[Line]:
         if not node.drift_count:
             continue
         lines += [("", ""), (f"  {plural(node.drift_count, 'drifted file')} on {node.node}", "red")]
-        lines += [(f"    {item.get('kind', ''):<10} {item.get('path', '')}{_owner(item)}", "") for item in node.drift]
+        for item in node.drift:
+            owner = f" ({item['package']})" if "package" in item else ""  # of conda
+            lines.append((f"    {item.get('kind', ''):<10} {item.get('path', '')}{owner}", ""))
         if node.drift_count > len(node.drift):
             lines.append((f"    and {node.drift_count - len(node.drift)} more", "dim"))
     return lines
@@ -204,17 +197,12 @@ def _check_rows(nodes: Sequence[NodeEvidence]) -> list[tuple[Check, str, int]]:
     """
     every = [(node.node, check) for node in nodes for check in node.checks]
     many = len(nodes) > 1
-    failed = [(check, f"{who}: {check.says}" if many else check.says, 1) for who, check in every if _bad(check)]
-    groups: dict[object, list[tuple[str, Check]]] = {}
-    for index, (who, check) in enumerate(every):
-        if not _bad(check):
-            groups.setdefault((check.name, check.status) if many else index, []).append((who, check))
-    others = [(group[0][1], _sentence(group), len(group)) for group in groups.values()]
+    failed = [(check, f"{who}: {check.says}" if many else check.says, 1)
+              for who, check in every if check.status == "failed"]  # fmt: skip
+    rest = [(index, who, check) for index, (who, check) in enumerate(every) if check.status != "failed"]
+    groups = grouped(rest, lambda row: (row[2].name, row[2].status) if many else row[0])
+    others = [(group[0][2], _sentence([row[1:] for row in group]), len(group)) for group in groups.values()]
     return failed + sorted(others, key=lambda row: row[0].status == "passed")
-
-
-def _bad(check: Check) -> bool:
-    return check.status == "failed"
 
 
 def _sentence(group: list[tuple[str, Check]]) -> str:

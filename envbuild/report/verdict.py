@@ -93,7 +93,8 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
         ran = "did not run here; its log says" if of_logs(evidence) else f"ran on {where}:"
         return f"{name} {ran} {_measured(evidence)}."
     if evidence.verb == "strategy":
-        return f"{name} ran on {where}: {_search_result(evidence)}."
+        searches = (check.says for check in all_checks(evidence) if check.name == "strategy")
+        return f"{name} ran on {where}: {next(searches, 'nothing was tried')}."
     if evidence.verb == "smoke":
         alike = grouped(evidence.nodes, _smoked)
         did = (f"{what} on {plural(len(nodes), 'node')}" for what, nodes in alike.items())
@@ -138,16 +139,9 @@ def far_above(check: Check) -> bool:
 def _measured(evidence: Evidence) -> str:
     """The figure of a stack's own run and what it says beside its claim."""
     comparison = next((check.comparison for check in all_checks(evidence) if check.comparison is not None), None)
-    return (
-        f"{number(comparison.measured, comparison.claim)} {comparison.unit}, {comparison.why}"
-        if comparison
-        else "nothing was measured"
-    )
-
-
-def _search_result(evidence: Evidence) -> str:
-    """What the search of the best case came to."""
-    return next((check.says for check in all_checks(evidence) if check.name == "strategy"), "nothing was tried")
+    if comparison is None:
+        return "nothing was measured"
+    return f"{number(comparison.measured, comparison.claim)} {comparison.unit}, {comparison.why}"
 
 
 def _unread(evidence: Evidence) -> list[Check]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from envbuild.catalog.loader import list_stacks
 from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.plan import Decision
-from envbuild.report.equality import sentence
+from envbuild.report.equality import python_of, sentence
 from envbuild.report.pictures import Picture, pictures
 from envbuild.report.sections import Badge, Claim, Gap, Outliers, Pin, badges, claims, gaps, outliers, pins
 from envbuild.report.sources import SourceView, comparable, source_views, summary, texts
@@ -71,17 +71,36 @@ class View:
     @cached_property
     def summary(self) -> tuple[tuple[str, str], ...]:
         """What identifies the run, as rows of (name, value)."""
-        return _summary(self.evidence)
+        evidence, nodes = self.evidence, self.evidence.nodes
+        return (
+            ("Stack", evidence.stack),
+            ("Profile", evidence.profile),
+            ("Target", f"{evidence.target}, {plural(len(nodes), 'node')}".removeprefix(f"{LEFT_OUT}, ")),
+            ("Variant", _values(_variant(node, evidence) or "" for node in nodes)),
+            ("Python", _values(map(python_version, nodes))),
+            ("torch", _values(map(torch_version, nodes))),
+            ("Started", _whole_seconds(evidence.started)),
+            ("Finished", _whole_seconds(evidence.finished)),
+            ("Run", evidence.run),
+            ("Exit code", f"{evidence.exit} ({exit_meaning(evidence.exit)})"),
+            ("Variant digest", _values(node.variant_digest or "" for node in nodes)),
+            ("Merkle root", _values(map(root_text, nodes))),
+            *((("Equality", equal),) if (equal := sentence(evidence)) else ()),
+            *image_rows(evidence),
+            ("Lock digest", evidence.lock_digest),
+        )
 
     @cached_property
     def level(self) -> str:
         """How sure the contents are, when they were checked, and the result for the document's claims."""
-        return " ".join(filter(None, (_level(self.evidence), _compared(self.claims))))
+        return " ".join(filter(None, (_level(self.evidence, self.built_in), _compared(self.claims))))
 
     @cached_property
     def built_in(self) -> tuple[str, ...]:
         """The earlier runs that built what this one used."""
-        return _built_in(self.evidence)
+        stamps = (check for check in all_checks(self.evidence) if check.name == "stamp")
+        runs = dict.fromkeys(str(check.details.get("built_in", "")) for check in stamps)
+        return tuple(run for run in runs if run not in ("", self.evidence.run))
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
@@ -126,17 +145,22 @@ class View:
     @cached_property
     def builds(self) -> tuple[Build, ...]:
         """What was built, once for equal nodes."""
-        return _builds(self.evidence)
+        built = [node for node in self.evidence.nodes if node.environment is not None or node.resolution is not None]
+        return tuple(_build(tuple(group), self.evidence) for group in grouped(built, _build_key).values())
 
     @cached_property
     def nodes_by_need(self) -> tuple[NodeEvidence, ...]:
         """Failed nodes first, then nodes with a failed check, then the rest."""
-        return tuple(sorted(self.evidence.nodes, key=_need))
+        return tuple(sorted(self.evidence.nodes, key=lambda node: (
+            node.status in GOOD, node.status == "not-begun", all(check.status != "failed" for check in node.checks)
+        )))  # fmt: skip
 
     @cached_property
     def outcomes(self) -> tuple[Alike, ...]:
         """The same nodes, grouped by outcome and root."""
-        return _alike(self.nodes_by_need, _outcome)
+        return _alike(self.nodes_by_need, lambda node: (
+            node.status, node.exit, node.variant_digest, node.root, node.root_level, node.files, node.bytes
+        ))  # fmt: skip
 
     @cached_property
     def errors(self) -> tuple[Alike, ...]:
@@ -169,10 +193,6 @@ def _alike(nodes: Sequence[NodeEvidence], key: Callable[[NodeEvidence], Hashable
     return tuple(Alike(tuple(node.node for node in group), group[0]) for group in grouped(nodes, key).values())
 
 
-def _outcome(node: NodeEvidence) -> Hashable:
-    return node.status, node.exit, node.variant_digest, node.root, node.root_level, node.files, node.bytes
-
-
 def _error(node: NodeEvidence) -> Hashable:
     """The error without the node's own name, which stands in most of them; digits alone may be something else."""
     text, name = json.dumps(node.error, sort_keys=True, ensure_ascii=False), re.escape(node.node)
@@ -180,12 +200,7 @@ def _error(node: NodeEvidence) -> Hashable:
     return text if node.node.isdigit() else re.sub(rf"(?:(?<![\w-])|(?<=\\n)){name}(?![\w-])", "", text)
 
 
-def _need(node: NodeEvidence) -> tuple[bool, bool, bool]:
-    failed = any(check.status == "failed" for check in node.checks)
-    return node.status in GOOD, node.status == "not-begun", not failed
-
-
-def _first_value(values: list[str]) -> str:
+def _values(values: Iterable[str]) -> str:
     """The values that occur, in order, without repeats."""
     return ", ".join(dict.fromkeys(value for value in values if value)) or "–"
 
@@ -199,12 +214,9 @@ def torch_version(node: NodeEvidence) -> str:
 
 def python_version(node: NodeEvidence) -> str:
     """The interpreter's version as a check or the probe saw it, else its path."""
-    for check in node.checks:
-        if isinstance(check.details.get("python"), str):
-            return str(check.details["python"])
     path = (node.resolution.interpreter or "") if node.resolution else ""
     known = {python.path: python.version for python in node.facts.pythons} if node.facts else {}
-    return known.get(path, path)
+    return python_of(node) or known.get(path, path)
 
 
 def _variant(node: NodeEvidence, evidence: Evidence) -> str | None:
@@ -212,27 +224,6 @@ def _variant(node: NodeEvidence, evidence: Evidence) -> str | None:
     if node.resolution:
         return node.resolution.variant_id
     return next((variant.id for variant in evidence.variants if variant.digest == node.variant_digest), None)
-
-
-def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
-    nodes = evidence.nodes
-    return (
-        ("Stack", evidence.stack),
-        ("Profile", evidence.profile),
-        ("Target", f"{evidence.target}, {plural(len(nodes), 'node')}".removeprefix(f"{LEFT_OUT}, ")),
-        ("Variant", _first_value([_variant(node, evidence) or "" for node in nodes])),
-        ("Python", _first_value([python_version(node) for node in nodes])),
-        ("torch", _first_value([torch_version(node) for node in nodes])),
-        ("Started", _whole_seconds(evidence.started)),
-        ("Finished", _whole_seconds(evidence.finished)),
-        ("Run", evidence.run),
-        ("Exit code", f"{evidence.exit} ({exit_meaning(evidence.exit)})"),
-        ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
-        ("Merkle root", _first_value([root_text(node) for node in nodes])),
-        *((("Equality", equal),) if (equal := sentence(evidence)) else ()),
-        *image_rows(evidence),
-        ("Lock digest", evidence.lock_digest),
-    )
 
 
 def root_text(node: NodeEvidence) -> str:
@@ -254,11 +245,6 @@ def _build_key(node: NodeEvidence) -> str:
     return json.dumps([*parts, comparable(node.sources), decisions, node.status], sort_keys=True, default=str)
 
 
-def _builds(evidence: Evidence) -> tuple[Build, ...]:
-    built = [node for node in evidence.nodes if node.environment is not None or node.resolution is not None]
-    return tuple(_build(tuple(group), evidence) for group in grouped(built, _build_key).values())
-
-
 def _build(group: tuple[NodeEvidence, ...], evidence: Evidence) -> Build:
     first = group[0]
     resolution = first.resolution
@@ -275,21 +261,17 @@ def _build(group: tuple[NodeEvidence, ...], evidence: Evidence) -> Build:
         for candidate in (resolution.candidates if resolution else ())
         if not candidate.chosen
     )
-    identity = (*((name, value) for name, value in rows if value), *_root_rows(first, python_version(first)))
+    identity = (*((name, value) for name, value in rows if value), *_root_rows(first))
     decisions = resolution.decisions if resolution else ()
     return Build(tuple(n.node for n in group), first, identity, decisions, refused, source_views(group, evidence.verb))
 
 
-def _root_rows(node: NodeEvidence, python: str) -> tuple[tuple[str, str], ...]:
-    """(name, value) for the report; empty without a root. `python`: the full version of the interpreter, or nothing."""
+def _root_rows(node: NodeEvidence) -> tuple[tuple[str, str], ...]:
+    """(name, value) for the report; empty without a root."""
     if not node.root:
         return ()
+    python = f" ({version})" if (version := python_version(node)) else ""
     covers = "path, content and executable bit of every file, and the interpreter's full version"
-    covers += f" ({python}): another version gives another root" if python else ": another version gives another root"
-    return (("Root covers", covers), ("Root leaves out", _left_out(node)))
-
-
-def _left_out(node: NodeEvidence) -> str:
     generated = [
         f"src/{source.get('name')}/{pattern}"
         for source in node.sources
@@ -299,7 +281,11 @@ def _left_out(node: NodeEvidence) -> str:
     # Two compilers give two files: each environment's own stamp has them.
     compiled = sum(len(texts(source.get("compiled"))) for source in node.sources)
     stamped = f" ({plural(compiled, 'compiled module')} among them compared with this stamp alone)" if compiled else ""
-    return ", ".join(("byte code", "notes of the installer", "its own path", "times", *generated)) + stamped
+    left_out = ", ".join(("byte code", "notes of the installer", "its own path", "times", *generated)) + stamped
+    return (
+        ("Root covers", f"{covers}{python}: another version gives another root"),
+        ("Root leaves out", left_out),
+    )
 
 
 _NO_LIBRARY = re.compile(r"\b(lib[\w.+-]+): cannot open shared object file")
@@ -380,13 +366,7 @@ def _compared(claims: tuple[Claim, ...]) -> str:
     return f"{plural(len(words), 'claim')}: {counts}." if counts else ""
 
 
-def _built_in(evidence: Evidence) -> tuple[str, ...]:
-    runs = {str(check.details.get("built_in", "")): 0 for node in evidence.nodes for check in node.checks
-            if check.name == "stamp"}  # fmt: skip
-    return tuple(run for run in runs if run not in ("", evidence.run))
-
-
-def _level(evidence: Evidence) -> str:
+def _level(evidence: Evidence, built_in: Sequence[str]) -> str:
     """`Contents measured on 2 nodes, 2026-03-02 10:00 UTC.`"""
     rooted = [node for node in evidence.nodes if node.root]
     measured = sum(node.root_level == "measured" for node in rooted)
@@ -397,7 +377,7 @@ def _level(evidence: Evidence) -> str:
         return f"Contents measured on {plural(measured, 'node')}, {when}."
     if measured:
         return f"Contents measured on {measured} of {plural(len(rooted), 'node')}, {when}; stamped on the others."
-    by = f" by run {few(runs)}" if (runs := _built_in(evidence)) else ""
+    by = f" by run {few(built_in)}" if built_in else ""
     return f"Contents stamped on {plural(len(rooted), 'node')}{by}, not measured in this run."
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild import resources
 from envbuild.errors import EnvbuildError
 from envbuild.model import evidence
 from envbuild.model.evidence import Attachment, BuiltVariant, Evidence, NodeEvidence, root
-from envbuild.model.lock import Lock, LockedSource, Variant
+from envbuild.model.lock import Lock, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import CondaPackage
 from envbuild.report import evidence_file
 from envbuild.report.equality import names
@@ -26,7 +27,6 @@ from envbuild.report.verdict import GOOD
 from envbuild.resolve.artifacts import built, same_version
 from envbuild.text import few, plural
 
-LIMIT = 64 * 1024 * 1024
 _TOPIC = "files"
 
 
@@ -45,14 +45,14 @@ def read_all(report: Opened) -> tuple[Attached, list[Finding]]:
     attached, findings, missing, good = Attached(), list[Finding](), list[str](), 0
     for item in report.evidence.attachments:
         try:
-            data = read_attachment(report.folder, item.path, LIMIT)
+            data = read_attachment(report.folder, item.path)
         except ValueError as error:
             findings.append(problem("report-file-unsafe", _TOPIC, f"{item.path}: {error}"))
             continue
         if data is None:
             missing.append(item.path)
             continue
-        bad = list(_digest(item, data)) or list(_content(attached, item, data))
+        bad = list(_digest(item, data)) or list(_take(attached, item, data))
         findings += bad
         good += not bad
     findings += _listing(report)
@@ -70,33 +70,29 @@ def _digest(item: Attachment, data: bytes) -> Iterator[Finding]:
     if len(data) < item.bytes:
         yield problem("report-file-truncated", _TOPIC, f"{item.path} has {len(data):,} of {item.bytes:,} bytes")
     elif len(data) > item.bytes and item.kind != "journal":
-        yield problem(
-            "report-file-differs", _TOPIC, f"{item.path} has {len(data):,} bytes, {item.bytes:,} are recorded"
-        )
+        says = f"{item.path} has {len(data):,} bytes, {item.bytes:,} are recorded"
+        yield problem("report-file-differs", _TOPIC, says)
     elif hashlib.sha256(data[: item.bytes]).hexdigest() != item.sha256:
         yield problem("report-file-differs", _TOPIC, f"{item.path} does not have the recorded sha256")
 
 
-def _content(attached: Attached, item: Attachment, data: bytes) -> Iterator[Finding]:
+def _take(attached: Attached, item: Attachment, data: bytes) -> Iterator[Finding]:
+    """Read an attachment; what is wrong with it."""
+    from envbuild.lock.files import parse_lock
+
     try:
-        _take(attached, item, data)
+        if item.kind == "lock":
+            attached.lock = parse_lock(data.decode(), item.path)
+        elif item.kind == "profile":
+            attached.profile_digest = item.sha256
+        elif item.kind == "variant":
+            attached.variants[str(item.of)] = Variant.from_plain(evidence_file.parse(data))
+        elif item.kind == "files":
+            attached.lists[str(item.of)] = evidence.unpack(data)
     except EnvbuildError as error:
         yield problem("report-lock-invalid", "lock", f"{error.what}: {error.why}")
     except (ValueError, KeyError, TypeError) as error:
         yield problem("report-file-invalid", _TOPIC, f"{item.path} is no {item.kind}: {str(error).splitlines()[0]}")
-
-
-def _take(attached: Attached, item: Attachment, data: bytes) -> None:
-    if item.kind == "lock":
-        from envbuild.lock.files import parse_lock
-
-        attached.lock = parse_lock(data.decode(), item.path)
-    elif item.kind == "profile":
-        attached.profile_digest = item.sha256
-    elif item.kind == "variant":
-        attached.variants[str(item.of)] = Variant.from_plain(evidence_file.parse(data))
-    elif item.kind == "files":
-        attached.lists[str(item.of)] = evidence.unpack(data)
 
 
 def _listing(report: Opened) -> Iterator[Finding]:
@@ -137,13 +133,7 @@ def _lock(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         yield problem("report-profile-differs", "stack", "the lock was not made from the profile beside the evidence")
     else:
         yield checked("stack", "the lock names the digest of the stack's profile")
-    yield from _shipped(evidence)
-
-
-def _shipped(evidence: Evidence) -> Iterator[Finding]:
-    from envbuild.resources import lockfiles
-
-    path = lockfiles() / f"{evidence.stack}.{evidence.profile}.lock.toml"
+    path = resources.lockfiles() / f"{evidence.stack}.{evidence.profile}.lock.toml"
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == evidence.lock_digest:
         yield checked("lock", f"it is the lock of {evidence.stack} ({evidence.profile}) that this envbuild ships")
     else:
@@ -198,12 +188,8 @@ def _is_of(variant: Variant, lock: Lock) -> bool:
 
 def _packages(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     known = attached.variants
-    problems = [
-        sha256
-        for variant in evidence.variants
-        if variant.digest in known
-        for sha256 in _hashes(variant, known[variant.digest])
-    ]
+    held = [variant for variant in evidence.variants if variant.digest in known]
+    problems = [finding for variant in held for finding in _hashes(variant, known[variant.digest])]
     nodes = [node for node in evidence.nodes if node.packages and node.variant_digest in known]
     for node in nodes:
         problems += _installed(node, known[str(node.variant_digest)])
@@ -211,9 +197,7 @@ def _packages(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         yield not_checked("packages", "what is installed could be compared with no variant")
         yield from problems
         return
-    rows = {
-        (row.file, row.sha256) for variant in evidence.variants if variant.digest in known for row in variant.packages
-    }
+    rows = {(row.file, row.sha256) for variant in held for row in variant.packages}
     of = "the lock" if attached.lock else "the variant"
     says = "; ".join(filter(None, (f"on {plural(len(nodes), 'node')} the locked versions", _counted(rows, of))))
     yield from judged("packages", says, problems)
@@ -230,9 +214,7 @@ def _counted(rows: set[tuple[str, str]], of: str) -> str:
 
 def _hashes(built: BuiltVariant, variant: Variant) -> Iterator[Finding]:
     locked = {(p.name, p.version, f.file, f.sha256, p.index) for p in variant.packages for f in p.files}
-    locked |= {
-        (archive.name, archive.version, archive.file, archive.sha256, archive.channel) for archive in _archives(variant)
-    }
+    locked |= {(a.name, a.version, a.file, a.sha256, a.channel) for a in _archives(variant)}
     for row in built.packages:
         if (row.name, row.version, row.file, row.sha256, row.index) not in locked:
             yield problem("report-package-not-of-lock", "packages", f"{row.file} with {row.sha256[:12]} is not locked")
@@ -240,11 +222,10 @@ def _hashes(built: BuiltVariant, variant: Variant) -> Iterator[Finding]:
 
 def _installed(node: NodeEvidence, variant: Variant) -> Iterator[Finding]:
     installed = {canonicalize_name(name): version.partition(" ")[0] for name, version in node.packages.items()}
-    # Verbs that only look name what is in dist-info, and no archive of conda.
-    archives = _archives(variant) if any(map(_is_conda, node.packages.values())) else ()
-    wanted = [(package.name, package.version) for package in variant.packages]
-    wanted += [(archive.name, archive.version) for archive in archives]
-    for name, locked in wanted:
+    # Verbs that only look name what is in dist-info, and no archive of conda (`1.26.4 py39_0 (conda)`).
+    of_conda = any(version.endswith(" (conda)") for version in node.packages.values())
+    wanted: list[LockedPackage | CondaPackage] = [*variant.packages, *(_archives(variant) if of_conda else ())]
+    for name, locked in ((package.name, package.version) for package in wanted):
         version = installed.get(canonicalize_name(name))
         if version is None:
             yield problem("report-package-missing", "packages", f"{node.node}: {name} is not there")
@@ -255,11 +236,6 @@ def _installed(node: NodeEvidence, variant: Variant) -> Iterator[Finding]:
 
 def _archives(variant: Variant) -> tuple[CondaPackage, ...]:
     return variant.conda.packages if variant.conda else ()
-
-
-def _is_conda(version: str) -> bool:
-    """Whether a node names an archive of conda: `1.26.4 py39_0 (conda)`."""
-    return version.endswith(" (conda)")
 
 
 def _sources(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
@@ -282,11 +258,8 @@ def _sources(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
             else:
                 problems += _source(node, source, locked[name])
     if compared:
-        yield from judged(
-            "sources",
-            f"{plural(compared, 'source')} compared: commit, tree and patches are those of the lock",
-            problems,
-        )
+        says = f"{plural(compared, 'source')} compared: commit, tree and patches are those of the lock"
+        yield from judged("sources", says, problems)
     if untold:
         yield not_checked("sources", f"{names(untold)}: the report names none, and the lock has some")
 
@@ -319,8 +292,7 @@ def _source(on: NodeEvidence, source: Mapping[str, Any], locked: LockedSource) -
 def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     problems = []
     for stated, files in attached.lists.items():
-        computed = root(files)
-        if computed != stated:
+        if (computed := root(files)) != stated:
             says = f"the list of {len(files):,} files gives {computed[:12]}, not {stated[:12]}"
             problems.append(problem("report-root-differs", "root", says))
     rooted = [node for node in evidence.nodes if node.root]
@@ -330,11 +302,8 @@ def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         yield from judged("root", says, problems)
     if rest := len(rooted) - len(good):
         yield not_checked("root", f"for {plural(rest, 'node')}, the report has no list of files to compute it from")
-    stamped = [node for node in rooted if node.root_level != "measured"]
-    if stamped:
-        yield not_checked(
-            "root", f"for {plural(len(stamped), 'node')}, this run did not measure it: it is from the stamp"
-        )
+    if stamped := sum(node.root_level != "measured" for node in rooted):
+        yield not_checked("root", f"for {plural(stamped, 'node')}, this run did not measure it: it is from the stamp")
     if rooted:
         says = "whether the files on the disk give this root: run `envbuild verify` on the node"
         yield not_checked("root", says)

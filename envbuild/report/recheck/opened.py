@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envbuild.model.evidence import Evidence
-from envbuild.regular_file import read_file
+from envbuild.regular_file import LARGEST, read_file
 from envbuild.report import evidence_file
 from envbuild.report.evidence_file import read_bytes, read_evidence
 from envbuild.report.verdict import make_verdict
@@ -69,7 +69,7 @@ class Opened:
 def open_report(path: Path) -> Opened:
     """Read a report. Raises EnvbuildError `report-page-invalid` (exit 5) and what `read_evidence` raises (exit 2)."""
     if path.is_dir():
-        return _folder(path)
+        return _folder(path, path / "evidence.json", read_bytes(path / "evidence.json"))
     data = read_bytes(path)
     if data.lstrip()[:1] != b"<":
         return _folder(path.parent, path, data)
@@ -78,17 +78,16 @@ def open_report(path: Path) -> Opened:
     return Opened(path, path.parent, carried.evidence, read_evidence(carried.evidence, path), carried.signature, html)
 
 
-def _folder(folder: Path, path: Path | None = None, data: bytes | None = None) -> Opened:
-    path = path or folder / "evidence.json"
-    text = read_bytes(path) if data is None else data
-    pages = {name: _page(folder / name) for name in ("report.html", "report.md")}
-    beside = folder / evidence_file.SIGNATURE
-    signature = read_bytes(beside) if os.path.lexists(beside) else None
-    return Opened(path, folder, text, read_evidence(text, path), signature, pages["report.html"], pages["report.md"])
-
-
-def _page(path: Path) -> str | None:
-    return _text(path, read_bytes(path)) if os.path.lexists(path) else None
+def _folder(folder: Path, path: Path, text: bytes) -> Opened:
+    html, markdown, signature = (
+        read_bytes(folder / name) if os.path.lexists(folder / name) else None
+        for name in ("report.html", "report.md", evidence_file.SIGNATURE)
+    )
+    pages = (
+        None if page is None else _text(folder / name, page)
+        for name, page in (("report.html", html), ("report.md", markdown))
+    )
+    return Opened(path, folder, text, read_evidence(text, path), signature, *pages)
 
 
 def _text(path: Path, data: bytes) -> str:
@@ -98,7 +97,7 @@ def _text(path: Path, data: bytes) -> str:
         raise evidence_file.page_invalid(path, f"it is not UTF-8: byte {error.start}") from error
 
 
-def read_attachment(folder: Path, name: str, limit: int) -> bytes | None:
+def read_attachment(folder: Path, name: str, limit: int = LARGEST) -> bytes | None:
     """A regular file below `folder`, not through a link; None where there is none. Raises ValueError with why not."""
     path = folder / name
     if not os.path.lexists(path):
@@ -116,19 +115,14 @@ _KINDS: tuple[tuple[Kind, str, str, str], ...] = (
     ("checked", "Checked", "✓", "green"),
     ("not-checked", "Not checked", "○", "yellow"),
 )
-_WIDEST = 10
 
 
 def as_dict(report: Opened, findings: Sequence[Finding]) -> dict[str, Any]:
     """For `--json`: `ok`, the run, and the findings; `error` is the first problem."""
     problems = [finding for finding in findings if finding.kind == "problem"]
     first = {"error": {"code": problems[0].code, "what": problems[0].says, "exit": 5}} if problems else {}
-    rest = {
-        "run": report.evidence.run,
-        "stack": report.evidence.stack,
-        "findings": [finding.as_dict() for finding in findings],
-    }
-    return {"ok": not problems, **first, **rest}
+    run = {"run": report.evidence.run, "stack": report.evidence.stack}
+    return {"ok": not problems, **first, **run, "findings": [finding.as_dict() for finding in findings]}
 
 
 def lines(report: Opened, findings: Sequence[Finding]) -> list[tuple[str, str]]:
@@ -152,10 +146,8 @@ def lines(report: Opened, findings: Sequence[Finding]) -> list[tuple[str, str]]:
         out += [("", ""), (title, "bold")] if rows else []
         for row in rows:
             text = visible(f"{row.code}: {row.says}" if row.code else row.says)
-            out.append((f"  {mark} {row.topic:{_WIDEST}}  {text}", colour))
+            out.append((f"  {mark} {row.topic:10}  {text}", colour))
     if problems:
-        out += [
-            ("", ""),
-            (f"hint: `envbuild help {problems[0].code}` explains it; ask the authors for a new copy", "cyan"),
-        ]
+        hint = f"hint: `envbuild help {problems[0].code}` explains it; ask the authors for a new copy"
+        out += [("", ""), (hint, "cyan")]
     return out

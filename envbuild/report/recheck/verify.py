@@ -11,7 +11,7 @@ from envbuild.model.evidence import Evidence
 from envbuild.report import evidence_file
 from envbuild.report.equality import names
 from envbuild.report.formats import FORMATS
-from envbuild.report.recheck.contents import LIMIT, Attached, check_contents, read_all
+from envbuild.report.recheck.contents import Attached, check_contents, read_all
 from envbuild.report.recheck.figures import check_figures
 from envbuild.report.recheck.opened import (
     Finding,
@@ -98,7 +98,7 @@ def check_pages(report: Opened, maker: tuple[str, str]) -> Iterator[Finding]:
     # Beside a page that was mailed alone lies what has nothing to do with it.
     for name, render in _TABLES.items() if not alone else ():
         try:
-            data = read_attachment(report.folder, name, LIMIT)
+            data = read_attachment(report.folder, name)
         except ValueError as error:
             yield problem("report-file-unsafe", "page", f"{name}: {error}")
             continue
