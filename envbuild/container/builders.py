@@ -100,24 +100,24 @@ class Builder:
         """
         tls = ["--tls-verify=false"] if insecure else []
         words = ["push", "--format", "v2s2", *tls, image, f"docker://{to}"]
-        self._move([self.program, *words], f"{image} could not be pushed to {to}")
+        self._move([self.program, *words], "image-transfer-failed", f"{image} could not be pushed to {to}")
 
     def save(self, image: str, path: Path) -> None:
         """The image as one file that docker, podman and Apptainer read; its id stays what it is.
 
         Raises EnvbuildError `image-transfer-failed` (exit 75).
         """
-        self._move(self.save_command(image, path), f"{image} could not be written to {path}")
+        self._move(self.save_command(image, path), "image-transfer-failed", f"{image} could not be written to {path}")
 
     def save_command(self, image: str, path: Path) -> list[str]:
         """The argument list of `save`."""
         return [self.program, "save", "--format", "docker-archive", "--output", str(path), image]
 
-    def _move(self, command: list[str], what: str) -> None:
+    def _move(self, command: list[str], code: str, what: str) -> None:
         done = proc.run(command, timeout=_TIMEOUT)
         if not done.ok:
             why = done.err.strip()[-800:]
-            raise known(why, OF_REGISTRIES, what) or EnvbuildError("image-transfer-failed", what, why=why)
+            raise known(why, OF_REGISTRIES, what) or EnvbuildError(code, what, why=why)
 
     def tag(self, image: str, name: str) -> None:
         """Give an image one more name."""
@@ -198,7 +198,7 @@ class Docker(Builder):
     def push(self, image: str, to: str, *, insecure: bool = False) -> None:
         """See `Builder.push`; which registries may be unencrypted is a setting of docker's daemon."""
         self.tag(image, to)
-        self._move([self.program, "push", to], f"{image} could not be pushed to {to}")
+        self._move([self.program, "push", to], "image-transfer-failed", f"{image} could not be pushed to {to}")
 
 
 _KINDS: dict[str, type[Builder]] = {"buildah": Buildah, "podman": Builder, "docker": Docker}
@@ -328,8 +328,12 @@ def known(output: str, causes: Sequence[tuple[str, str, str]], what: str = "") -
 
 def failure(name: str, output: str) -> EnvbuildError:
     """The error of a failed build: a known cause, else the builder's message."""
-    what, hint = f"{name} could not build the image", "`-v` shows its whole output"
-    return known(output, CAUSES) or EnvbuildError("image-build-failed", what, why=_last_lines(output), hint=hint)
+    return known(output, CAUSES) or EnvbuildError(
+        "image-build-failed",
+        f"{name} could not build the image",
+        why=_last_lines(output),
+        hint="`-v` shows its whole output",
+    )
 
 
 def _last_lines(output: str) -> str:

@@ -314,7 +314,7 @@ def moved(lock: Lock, path: Path, *, shipped: bool) -> list[LockFinding]:
         if reference not in recorded:
             continue
         try:
-            now = ask_image(reference)[0]
+            now, _ = ask_image(reference)
         except EnvbuildError as error:
             message = f"{error.what} ({error.why})" if error.why else error.what
             findings.append(LockFinding("image-tag-unchecked", "unchecked", reference, message))

@@ -154,7 +154,7 @@ def test_what_a_builder_is_answered_is_an_error_with_the_same_code(
     registry.manifest(status, headers, b"")
     with pytest.raises(EnvbuildError) as caught:
         builder, image = find_builder("buildah"), f"{registry.host}/team/image:1"
-        builder._move([builder.program, "pull", "--tls-verify=false", image], f"{image}: no")
+        builder._move([builder.program, "pull", "--tls-verify=false", image], "image-transfer-failed", f"{image}: no")
     if "user namespace" in caught.value.why:
         pytest.skip("buildah needs root or subordinate user ids")
     assert (caught.value.code, caught.value.exit_code) == (code, exit_code), caught.value.why
