@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from envbuild.model.evidence import Comparison, Metric
 from envbuild.model.facts import NodeFacts
@@ -88,7 +88,7 @@ def compare(
     reference: Reference, bench: Bench, ran: Ran, measured: float, gpus: Gpus, peaks: Mapping[str, float]
 ) -> Comparison:
     """The measured figure beside the claim for these degrees; `peaks`: dense TFLOP/s by model of GPU."""
-    claim, unit, lower = claim_for(reference, bench, ran, gpus), bench.unit, bench.lower_is_better
+    claim, unit = claim_for(reference, bench, ran, gpus), bench.unit
     share = share_of_peak(unit, measured, gpus.peak)
     why = f"no figure is published for {ran.model} with these degrees"
     comparison = Comparison(
@@ -96,6 +96,7 @@ def compare(
     )
     if claim is None:
         return comparison
+    verdict, why = _judged(claim, measured, gpus, lower_is_better=bench.lower_is_better)
     more = {
         "claim": claim.value,
         "where": claim.where,
@@ -103,11 +104,11 @@ def compare(
         "claim_gpu": claim.gpu,
         "claim_gpus": claim.gpus,
         "claim_share": share_of_peak(unit, claim.value, peaks.get(claim.gpu or "")),
+        "verdict": verdict,
+        "percent": share_of_claim(claim.value, measured),
+        "why": why,
     }
-    comparison = comparison.model_copy(update=more)
-    verdict = _verdict(comparison, gpus.model, lower_is_better=lower)
-    comparison = comparison.model_copy(update={"verdict": verdict, "percent": share_of_claim(claim.value, measured)})
-    return comparison.model_copy(update={"why": _why(comparison, claim, gpus, lower_is_better=lower)})
+    return comparison.model_copy(update=more)
 
 
 def in_words(comparison: Comparison) -> str:
@@ -138,21 +139,24 @@ def share_of_claim(claim: float, measured: float) -> float:
     return float(percent(100 * measured / claim, 100 * SAME, 1))
 
 
-def _why(comparison: Comparison, claim: Claim, gpus: Gpus, *, lower_is_better: bool) -> str:
-    if comparison.verdict != "not-comparable":
-        far = is_far_above(comparison, lower_is_better=lower_is_better)
-        word = "above the claim" if far else "below the claim" if comparison.verdict == "below" else comparison.verdict
-        ratio = ratio_of(claim.value, comparison.measured, lower_is_better=lower_is_better)
-        return f"{word}: {percent(100 * ratio, 100 * SAME)} %"
-    if claim.gpu is None or gpus.model is None:
-        ran = f"{gpus.name} is not in envbuild's GPU tables" if gpus.name else "the GPU that it ran on is not known"
-        unknown = "the claim names no GPU" if claim.gpu is None else ran
-        return f"not comparable: {unknown}"
-    if gpus.model == NO_GPU:
-        return f"not comparable: no GPU here (claimed for {claim.gpu})"
-    if claim.gpu != gpus.model:
-        return f"not comparable: other GPU ({gpus.model}, claimed for {claim.gpu})"
-    return f"not comparable: {gpus.count} GPUs, claimed for {claim.gpus}"
+def _judged(claim: Claim, measured: float, gpus: Gpus, *, lower_is_better: bool) -> tuple[str, str]:
+    """The verdict and why: by the ratio on the same GPUs, else what makes the two not comparable."""
+    if claim.gpu is not None and (claim.gpu, claim.gpus) == (gpus.model, gpus.count):
+        ratio = ratio_of(claim.value, measured, lower_is_better=lower_is_better)
+        verdict, word = ("reproduced", "reproduced") if ratio >= SAME else ("below", "below the claim")
+        word = "above the claim" if ratio > FAR_ABOVE else word
+        return verdict, f"{word}: {percent(100 * ratio, 100 * SAME)} %"
+    if claim.gpu is None:
+        why = "the claim names no GPU"
+    elif gpus.model is None:
+        why = f"{gpus.name} is not in envbuild's GPU tables" if gpus.name else "the GPU that it ran on is not known"
+    elif gpus.model == NO_GPU:
+        why = f"no GPU here (claimed for {claim.gpu})"
+    elif claim.gpu != gpus.model:
+        why = f"other GPU ({gpus.model}, claimed for {claim.gpu})"
+    else:
+        why = f"{gpus.count} GPUs, claimed for {claim.gpus}"
+    return "not-comparable", f"not comparable: {why}"
 
 
 def claim_for(reference: Reference, bench: Bench, ran: Ran, gpus: Gpus) -> Claim | None:
@@ -179,21 +183,6 @@ def _is_case(case: BenchmarkCase, ran: Ran, gpus: int) -> bool:
 def _of_case(case: BenchmarkCase) -> Claim:
     where = f"{case.model} on {case.gpus} GPUs, DP {case.dp}, TMP {case.tmp}, PP {case.pp}"
     return Claim(case.tflops or 0.0, where, case.source, case.gpu, case.gpus, case.hosts)
-
-
-def _verdict(
-    comparison: Comparison, model: str | None, *, lower_is_better: bool
-) -> Literal["reproduced", "below", "not-comparable", "no-claim"]:
-    """Why the comparison has its verdict; `model`: that of the GPU, as claims name it, None where it is not known."""
-    if comparison.claim is None:
-        return "no-claim"
-    if comparison.claim_gpu is None or (comparison.claim_gpu, comparison.claim_gpus) != (model, comparison.gpus):
-        return "not-comparable"
-    return (
-        "reproduced"
-        if ratio_of(comparison.claim, comparison.measured, lower_is_better=lower_is_better) >= SAME
-        else "below"
-    )
 
 
 def is_far_above(comparison: Comparison, *, lower_is_better: bool) -> bool:

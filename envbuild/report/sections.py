@@ -18,15 +18,7 @@ from envbuild.report.claimed import NO_GPU, SAME
 from envbuild.report.pictures import rates
 from envbuild.report.sources import built_names
 from envbuild.report.tables import NodeClass, below_floor, figure, largest
-from envbuild.report.verdict import (
-    GOOD,
-    all_checks,
-    computed,
-    doubts,
-    far_above,
-    node_checks,
-    of_logs,
-)
+from envbuild.report.verdict import GOOD, all_checks, computed, doubts, far_above, node_checks, of_logs
 from envbuild.resolve.artifacts import same_version
 from envbuild.text import few, grouped, number, percent, plural
 
@@ -107,19 +99,16 @@ def _functional(evidence: Evidence) -> Badge:
     good = sum(node.status in GOOD for node in evidence.nodes)
     checks = all_checks(evidence)
     passed, failed = (sum(check.status == status for check in checks) for status in ("passed", "failed"))
-    says = [
-        f"{_share(good, len(evidence.nodes), 'node')} ready",
-        f"{plural(passed, 'check')} passed, {failed} failed",
-    ]
+    total = len(evidence.nodes)
+    says = [f"{_share(good, total, 'node')} ready", f"{plural(passed, 'check')} passed, {failed} failed"]
     skipped = len(checks) - passed - failed
     says += [f"{skipped} not run"] if skipped else []
-    bad = failed or good < len(evidence.nodes)
+    bad = failed or good < total
     if of_logs(evidence) and not bad:
         return Badge("Functional", "amber", ("nothing ran here: a log was read",))
     # Green says that the code works, so something must have run, and all that it imports be there.
     ran = sum(check.status == "passed" and computed(check) for check in checks)
     says.append(f"{ran} passed by running the environment" if ran else "no smoke test and no benchmark ran")
-    total = len(evidence.nodes)
     unstarted = [
         UNSTARTED + ("" if len(gap.nodes) == total else f" on {_share(len(gap.nodes), total, 'node')}")
         for gap in _unstarted(evidence)
@@ -141,12 +130,10 @@ def _reproduced(evidence: Evidence, rows: tuple[Claim, ...]) -> Badge:
     if not claimed:
         says.append(no_document(evidence) or "no claim of the document was measured in this run")
     tones = {claim.tone for claim in (*claimed, *floors)}
-    return Badge(
-        "Reproduced", "red" if "red" in tones else "amber" if not claimed or "amber" in tones else "green", tuple(says)
-    )
+    tone = "red" if "red" in tones else "amber" if not claimed or "amber" in tones else "green"
+    return Badge("Reproduced", tone, tuple(says))
 
 
-Tone = str
 _VERDICTS = {
     "reproduced": ("green", "reproduced"), "below": ("red", "below the claim"),
     "far-above": ("amber", "above the claim"), "not-comparable": ("amber", "not comparable"),
@@ -169,7 +156,7 @@ class Claim:
     nodes: str
     verdict: str
     says: str
-    tone: Tone
+    tone: str
     compared: bool
     """whether there is a claim or a floor to compare it with"""
 
@@ -187,36 +174,24 @@ def claims(evidence: Evidence) -> tuple[Claim, ...]:
 
 
 def _claim(node: NodeEvidence, check: Check, it: Comparison) -> Claim:
-    on = (
-        f"{'in the log' if check.level == 'not-checked' else 'here'} {_on(it.gpus, it.gpu or _unnamed(node), it.share)}"
-    )
-    claimed_on = (
-        f"; claimed on {_on(it.claim_gpus, it.claim_gpu or 'GPU not known', it.claim_share)}" if it.claim_gpus else ""
-    )
+    gpu = it.gpu or (NO_GPU if node.facts is not None and not node.facts.gpus else "GPU not known")
+    on = f"{'in the log' if check.level == 'not-checked' else 'here'} {_on(it.gpus, gpu, it.share)}"
+    if it.claim_gpus:
+        on += f"; claimed on {_on(it.claim_gpus, it.claim_gpu or 'GPU not known', it.claim_share)}"
     where = " ".join(part for part in (it.where, f"({it.source})" if it.source else "") if part)
     tone, verdict = _VERDICTS["far-above" if far_above(check) else it.verdict]
     why = it.why.removeprefix(f"{verdict}: ")  # which stands before it
-    on_gpus = it.gpus and (it.gpu or _unnamed(node)) != NO_GPU
-    hours = f"{it.gpus * check.seconds / 3600:.3g}" if check.seconds and on_gpus else "–"
+    hours = f"{it.gpus * check.seconds / 3600:.3g}" if check.seconds and it.gpus and gpu != NO_GPU else "–"
     return Claim(
         name=check.name, unit=it.unit, claimed="–" if it.claim is None else number(it.claim, it.measured),
-        measured=number(it.measured, it.claim), floor="–", percent=_percent(it),
+        measured=number(it.measured, it.claim), floor="–", percent="–" if it.percent is None else f"{number(it.percent, 100 * SAME)} %",
         gpu_hours=hours, where=where or "the document claims nothing", nodes=node.node,
-        verdict=verdict, says=f"{why}; {on}{claimed_on}", tone=tone, compared=True,
+        verdict=verdict, says=f"{why}; {on}", tone=tone, compared=True,
     )  # fmt: skip
-
-
-def _unnamed(node: NodeEvidence) -> str:
-    """What a figure was measured on that names no GPU."""
-    return NO_GPU if node.facts is not None and not node.facts.gpus else "GPU not known"
 
 
 def _on(count: int, gpu: str, share: float | None) -> str:
     return gpu if gpu == NO_GPU else f"{count} × {gpu}" + (f" ({number(share)} % of peak)" if share is not None else "")
-
-
-def _percent(it: Comparison) -> str:
-    return "–" if it.percent is None else f"{number(it.percent, 100 * SAME)} %"
 
 
 def _figure(rows: list[tuple[str, Metric, Check]], *, named: bool) -> Claim:
@@ -231,9 +206,8 @@ def _figure(rows: list[tuple[str, Metric, Check]], *, named: bool) -> Claim:
     elif named:
         spread = f"on {who}, {spread}"
     says = f"{bad} of {plural(len(rows), 'node')} below the floor; {spread}" if bad else spread
-    tone, verdict = (
-        ("red", "below the floor") if bad else ("green", "floor held") if worst.floor is not None else ("", "")
-    )
+    floored = ("green", "floor held") if worst.floor is not None else ("", "")
+    tone, verdict = ("red", "below the floor") if bad else floored
     of_floor = "–" if not worst.floor else f"{percent(100 * worst.median / worst.floor, 100)} %"
     return Claim(
         name=worst.name, unit=worst.unit, claimed="–", measured=number(worst.median, worst.floor),
@@ -242,8 +216,7 @@ def _figure(rows: list[tuple[str, Metric, Check]], *, named: bool) -> Claim:
     )  # fmt: skip
 
 
-LEAST = 3
-"""Of fewer nodes nobody can say which one is the odd one."""
+_LEAST = 3  # Of fewer nodes nobody can say which one is the odd one.
 
 
 @dataclass(frozen=True)
@@ -277,12 +250,11 @@ def outliers(nodes: Sequence[NodeEvidence], classes: Sequence[NodeClass]) -> Out
     by_name = {node.node: node for node in nodes}
     result, compared, seen = list[Outlier](), set[str](), set[str]()
     for alike in classes:
-        groups: dict[str, list[tuple[NodeEvidence, Metric]]] = {}
-        for node in (by_name[name] for name in alike.nodes):
-            for metric in (metric for check in node.checks for metric in check.metrics if metric.n > 1):
-                groups.setdefault(metric.name, []).append((node, metric))
+        figures = ((node, metric) for node in (by_name[name] for name in alike.nodes)
+                   for check in node.checks for metric in check.metrics if metric.n > 1)  # fmt: skip
+        groups = grouped(figures, lambda row: row[1].name)
         for name, group in groups.items():
-            if len(group) >= LEAST:
+            if len(group) >= _LEAST:
                 compared.add(name)
                 seen |= {node.node for node, _ in group}
                 result += _odd(name, group)
@@ -330,7 +302,9 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
     out = [Gap(what, why, tuple(dict.fromkeys(nodes))) for (what, why), nodes in by_gap.items()]
     every = tuple(node.node for node in evidence.nodes)
     out += _of_images(evidence)
-    if several := tuple(node.node for node in evidence.nodes if _unlinked(node)):
+    copied = {node.node for node, check in node_checks(evidence) if check.details.get("peer_gbps")}
+    if several := tuple(node.node for node in evidence.nodes
+                        if node.facts and len(node.facts.gpus) > 1 and node.node not in copied):  # fmt: skip
         why = "bandwidth between each two GPUs was not measured; `envbuild smoke --only machine/copies` does it"
         out.append(Gap("links", why, several))
     untried = tuple(node.node for node in evidence.nodes if node.checks and node.status in GOOD
@@ -399,9 +373,3 @@ def _uncompared(evidence: Evidence, claims: tuple[Claim, ...]) -> str:
         return "no figure of the document was measured: it has none for what ran"
     way = "" if evidence.verb == "bench" else "; `envbuild bench` does it, if the stack has a document with figures"
     return f"no figure of a document was measured{way}"
-
-
-def _unlinked(node: NodeEvidence) -> bool:
-    """Several GPUs, and no copies between them."""
-    several = node.facts is not None and len(node.facts.gpus) > 1
-    return several and not any(check.details.get("peer_gbps") for check in node.checks)

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report.verdict import LOOKING
-from envbuild.text import few, minutes, plural
+from envbuild.text import few, grouped, minutes, plural
 
 DiffKind = Literal["add", "del", "hunk", "file", ""]
 DIFF_LINES = 2000
@@ -69,8 +69,7 @@ def comparable(sources: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def source_views(nodes: Sequence[NodeEvidence], verb: str) -> tuple[SourceView, ...]:
     """The sources of nodes that have the same, in their order, after a run of `verb`."""
-    names = dict.fromkeys(_text(source.get("name")) for node in nodes for source in node.sources)
-    return tuple(_view(name, _holders(nodes, name, verb)) for name in names)
+    return tuple(_view(name, holders) for name, holders in _by_name(nodes, verb).items())
 
 
 def built_names(node: NodeEvidence) -> Iterator[str]:
@@ -82,8 +81,7 @@ def built_names(node: NodeEvidence) -> Iterator[str]:
 
 def summary(evidence: Evidence) -> list[tuple[str, str]]:
     """(source, one line) of every source that was built or came from the wheel store, over all nodes."""
-    names = dict.fromkeys(_text(source.get("name")) for node in evidence.nodes for source in node.sources)
-    by_name = [(name, _holders(evidence.nodes, name, evidence.verb)) for name in names]
+    by_name = _by_name(evidence.nodes, evidence.verb).items()
     return [(name, made + _compared(holders)) for name, holders in by_name if (made := _made(holders))]
 
 
@@ -92,12 +90,15 @@ _Holders = list[tuple[str, Mapping[str, Any]]]
 _ORDER = ("built", "earlier")
 
 
-def _holders(nodes: Sequence[NodeEvidence], name: str, verb: str) -> _Holders:
-    """(node, source) wherever it is, a node that built it first."""
-    holders = [(node.node, _dated(node, source, verb)) for node in nodes for source in node.sources
-             if _text(source.get("name")) == name]  # fmt: skip
+def _by_name(nodes: Sequence[NodeEvidence], verb: str) -> dict[str, _Holders]:
+    """(node, source) wherever a source is, by its name; a node that built it first."""
+    holders = ((node.node, _dated(node, source, verb)) for node in nodes for source in node.sources)
+    by_name = grouped(holders, lambda holder: _text(holder[1].get("name")))
     how = [*_ORDER, None]
-    return sorted(holders, key=lambda holder: how.index(came if (came := _came(holder[1])) in how else None))
+    return {
+        name: sorted(group, key=lambda holder: how.index(came if (came := _came(holder[1])) in how else None))
+        for name, group in by_name.items()
+    }
 
 
 def _dated(node: NodeEvidence, source: Mapping[str, Any], verb: str) -> Mapping[str, Any]:
@@ -139,19 +140,17 @@ def _made(holders: _Holders) -> str:
     builds = [(node, build) for node, build in builds if build]
     if not builds:
         return ""
-    groups = [[pair for pair in builds if pair[1].get("from") == how] for how in _ORDER]
+    now, earlier = ([pair for pair in builds if pair[1].get("from") == how] for how in _ORDER)
     what = _contents(builds[0][1])
-    made = next((group for group in groups if group), None)
-    if made is None:
+    made = now or earlier
+    if not made:
         return "from the wheel store" + (f": {what}" if what else "")
-    words = "built"
-    if len(builds) > 1:
-        words += f" on {_holders_text(made)}"
-    words += _effort(made[0][1]) if made is groups[0] else " earlier"
+    words = f"built on {_holders_text(made)}" if len(builds) > 1 else "built"
+    words += _effort(made[0][1]) if now else " earlier"
     words += f", {what}" if what else ""
-    if groups[0] and groups[1]:
-        words += f"; built earlier on {_holders_text(groups[1])}"
-    if rest := len(builds) - sum(map(len, groups)):
+    if now and earlier:
+        words += f"; built earlier on {_holders_text(earlier)}"
+    if rest := len(builds) - len(now) - len(earlier):
         words += f"; from the wheel store on {plural(rest, 'node')}"
     return words
 
@@ -162,12 +161,8 @@ def _holders_text(group: _Holders) -> str:
 
 def _effort(build: Mapping[str, Any]) -> str:
     """` in 83 s with 16 jobs`, as far as it is known."""
-    words = ""
-    if (took := _seconds(build.get("seconds"))) is not None:
-        words += f" in {took}"
-    if jobs := _count(build.get("jobs")):
-        words += f" with {plural(jobs, 'job')}"
-    return words
+    took, jobs = _seconds(build.get("seconds")), _count(build.get("jobs"))
+    return (f" in {took}" if took is not None else "") + (f" with {plural(jobs, 'job')}" if jobs else "")
 
 
 def _compared(holders: _Holders) -> str:
@@ -229,12 +224,12 @@ def _imports(build: Mapping[str, Any]) -> str:
     """`6 extensions import in the environment; not checked: flash_attn_2_cuda (no driver)`."""
     imports = mapping(build.get("imports"))
     good, plain = texts(imports.get("imported")), texts(imports.get("libraries"))
-    unchecked = [
-        f"{name} ({str(why)[:80]})" for name, why in sorted(mapping(imports.get("unchecked")).items(), key=str)
-    ]
+    rest = sorted(mapping(imports.get("unchecked")).items(), key=str)
+    unchecked = [f"{name} ({str(why)[:80]})" for name, why in rest]
     parts = [f"{plural(len(good), 'extension')} imported in the environment"] if good else []
-    parts += ["only loaded: " + ", ".join(plain)] if plain else []
-    return "; ".join([*parts, *(["not checked: " + ", ".join(unchecked)] if unchecked else [])])
+    parts += [f"only loaded: {', '.join(plain)}"] if plain else []
+    parts += [f"not checked: {', '.join(unchecked)}"] if unchecked else []
+    return "; ".join(parts)
 
 
 def _rebuild(build: Mapping[str, Any]) -> str:
@@ -245,9 +240,8 @@ def _rebuild(build: Mapping[str, Any]) -> str:
     if again.get("equal") is True:
         return "equal, byte by byte"
     members = texts(again.get("different"))
-    if not members:
-        return "different in the order or dates"
-    return f"different in {plural(len(members), 'member')}: {few(members, 8)}"
+    more = f"{plural(len(members), 'member')}: {few(members, 8)}" if members else "the order or dates"
+    return f"different in {more}"
 
 
 def _patch(patch: Mapping[str, Any]) -> PatchView:

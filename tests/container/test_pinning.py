@@ -96,14 +96,18 @@ def test_recorded_digests_are_in_the_dockerfile(monkeypatch: pytest.MonkeyPatch)
     assert not [each for each in recipe.warnings if "digest" in each]
 
 
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def stack_in(folder: Path) -> Path:
+    (folder / "mine.yaml").write_text(f"name: mine\nsummary: a test\nprofiles:\n  exact: {{python: ['{PYTHON}']}}\n")
+    return folder / "mine.yaml"
+
+
 def test_lock_create_asks_and_writes_beside_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = tmp_path / "mine.yaml"
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    stack.write_text(f"name: mine\nsummary: a test\nprofiles:\n  exact: {{python: ['{python}']}}\n")
-    wanted: list[str] = []
+    stack = stack_in(tmp_path)
 
     def ask(reference: str) -> tuple[str, dict[str, str]]:
-        wanted.append(reference)
         if "slim" in reference:
             raise EnvbuildError("image-unknown", f"the registry has no {reference}", why="it answers 404")
         return DIGEST, {}
@@ -112,9 +116,8 @@ def test_lock_create_asks_and_writes_beside_the_lock(tmp_path: Path, monkeypatch
     done = CliRunner().invoke(cli, ["lock", "create", str(stack), "--image", "all", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["changed"] is True
-    assert (
-        f"warning: the registry has no docker.io/library/python:{python}-slim-bookworm (it answers 404)" in done.stderr
-    )
+    slim = f"docker.io/library/python:{PYTHON}-slim-bookworm"
+    assert f"warning: the registry has no {slim} (it answers 404)" in done.stderr
     assert read_digests(tmp_path / "images.toml") == {
         load_containers().fetch: AskedDigest(digest=DIGEST, asked=date.today().isoformat())
     }
@@ -135,9 +138,7 @@ INDEX = {
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     """A stack of the user's own, with its lock."""
-    stack = tmp_path / "mine.yaml"
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    stack.write_text(f"name: mine\nsummary: a test\nprofiles:\n  exact: {{python: ['{python}']}}\n")
+    stack = stack_in(tmp_path)
     assert CliRunner().invoke(cli, ["lock", "create", str(stack)]).exit_code == 0
     return stack
 
@@ -184,26 +185,17 @@ def test_an_image_is_pinned_by_index_and_platform_digests_and_check_says_when_a_
     assert recorded(mine, image)["digest"] == new
 
 
-@pytest.mark.parametrize(
-    ("status", "headers", "body", "code", "exit_code"),
-    [
-        (401, {}, b"", "registry-refused", 4),
-        (429, {"Retry-After": "60"}, b"slow down", "registry-busy", 75),
-        (200, {"Content-Type": "text/html"}, b"<html>", "registry-not-a-registry", 4),
-    ],
-)
 def test_a_registry_that_does_not_answer_leaves_what_is_recorded_and_is_no_problem_of_the_lock(
-    mine: Path, registry_server: Registry, monkeypatch: pytest.MonkeyPatch,
-    status: int, headers: dict[str, str], body: bytes, code: str, exit_code: int,
-) -> None:  # fmt: skip
+    mine: Path, registry_server: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image = f"{registry_server.host}/team/image:1"
     by_hand = {"digest": DIGEST, "asked": "2026-11-01", "witness": "our mirror's own list"}
     write_digests({image: AskedDigest.from_plain(by_hand)}, mine.parent / "images.toml")
     before = (mine.parent / "images.toml").read_text()
-    registry_server.manifest(status, headers, body)
+    registry_server.manifest(429, {"Retry-After": "60"}, b"slow down")
     monkeypatch.setattr(registry, "ask_image", functools.partial(registry.ask_image, plain_http=True))
     rc, said, _ = invoke("lock", "create", str(mine), "--image", image)
-    assert (rc, said) == (exit_code, code)
+    assert (rc, said) == (75, "registry-busy")
     assert (mine.parent / "images.toml").read_text() == before and "our mirror's own list" in before
     rc, _, data = invoke("lock", "check", str(mine))
     assert (rc, data["unchecked"]) == (0, 1)

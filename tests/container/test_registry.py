@@ -89,25 +89,19 @@ def test_the_digest_is_that_of_the_manifest(registry: Registry) -> None:
     assert registry.ask() == SHA256
 
 
-def test_a_token_is_asked_for_where_the_registry_wants_one(registry: Registry) -> None:
-    registry.manifest()
-    registry.token = "t0ken"
-    registry.answers["/token"] = (200, {"Content-Type": "application/json"}, b'{"token": "t0ken"}')
-    assert registry.ask() == SHA256
-    assert registry.asked[1][0] == "/token?service=s&scope=repository%3Ateam%2Fimage%3Apull"
-    assert registry.asked[2][1] == "Bearer t0ken"
-
-
-def test_a_login_is_for_the_token_server_and_the_token_for_a_registry_on_the_same_host(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("netrc", "first"), [("", ""), ("machine 127.0.0.1 login me password s3cret\n", "Basic")])
+def test_a_token_is_asked_for_with_the_login_and_goes_before_it_on_the_same_host(
+    registry: Registry, netrc: str, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password s3cret\n")
+    (tmp_path / "netrc").write_text(netrc)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     registry.manifest()
     registry.token = "t0ken"
     registry.answers["/token"] = (200, {"Content-Type": "application/json"}, b'{"token": "t0ken"}')
     assert registry.ask() == SHA256
-    assert [login.partition(" ")[0] for _, login in registry.asked] == ["Basic", "Basic", "Bearer"]
+    assert registry.asked[1][0] == "/token?service=s&scope=repository%3Ateam%2Fimage%3Apull"
+    assert [login.partition(" ")[0] for _, login in registry.asked] == [first, first, "Bearer"]
+    assert registry.asked[2][1] == "Bearer t0ken"
 
 
 @pytest.mark.parametrize(

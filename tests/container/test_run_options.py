@@ -28,20 +28,42 @@ def _command(runtime: str, facts: ContainerFacts | None = None, image: str = "01
     return " ".join(choose("gpu01", given, facts or _facts(runtime)).command(image))
 
 
-def test_podman_shares_network_and_memory_and_never_pulls_by_itself() -> None:
-    assert _command("podman") == (
-        "/usr/bin/podman run --rm --interactive --pull=never --network=host --ipc=host --ulimit=memlock=-1:-1 0123abcd"
-    )
+_DOCKER = "run --rm --interactive --pull=never --network=host"
+# Runtime, what the node has, what the target says, and the whole command of an image.
+COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "podman shares network and memory and never pulls by itself": (
+        "podman", {}, {}, f"{_DOCKER} --ipc=host --ulimit=memlock=-1:-1 IMAGE",
+    ),
+    "gpus, infiniband, devices, mounts and options of podman": (
+        "podman", {"gpus": 8, "cdi": True, "infiniband": True},
+        {"shm_size": "16g", "devices": ["/dev/gdrdrv"], "mounts": ["/data", "/eagle:/mnt:ro"],
+         "options": ["--pids-limit=-1"]},
+        f"{_DOCKER} --shm-size=16g --ulimit=memlock=-1:-1 --device=nvidia.com/gpu=all --device=/dev/infiniband "
+        "--device=/dev/gdrdrv --userns=keep-id --user={caller} --volume=/data:/data --volume=/eagle:/mnt:ro "
+        "--pids-limit=-1 IMAGE",
+    ),
+    "docker gives gpus by its own option": (
+        "docker", {"gpus": 4, "infiniband": True, "memlock": 65536}, {},
+        f"{_DOCKER} --ipc=host --ulimit=memlock=-1:-1 --gpus=all --device=/dev/infiniband IMAGE",
+    ),
+    "apptainer takes nothing of the home folder": (
+        "apptainer", {"gpus": 4}, {"mounts": ["/eagle:/mnt:ro"]},
+        "exec --cleanenv --no-home --nv --writable-tmpfs --bind /eagle:/mnt:ro IMAGE",
+    ),
+    "enroot mounts in the words of fstab": (
+        "enroot", {"gpus": 4}, {"mounts": ["/eagle:/mnt:ro", "/data"]},
+        "start --rw --mount /eagle:/mnt:none:x-create=auto,bind,ro --mount /data:/data:none:x-create=auto,bind,rw "
+        "IMAGE",
+    ),
+    "enroot without gpus": ("enroot", {}, {}, "start --rw --env NVIDIA_VISIBLE_DEVICES=void IMAGE"),
+}  # fmt: skip
 
 
-def test_gpus_infiniband_devices_mounts_and_options_of_podman() -> None:
-    facts = _facts("podman", gpus=8, cdi=True, infiniband=True)
-    more = {"devices": ["/dev/gdrdrv"], "mounts": ["/data", "/eagle:/mnt:ro"], "options": ["--pids-limit=-1"]}
-    assert _command("podman", facts, shm_size="16g", **more) == (
-        "/usr/bin/podman run --rm --interactive --pull=never --network=host --shm-size=16g --ulimit=memlock=-1:-1 "
-        "--device=nvidia.com/gpu=all --device=/dev/infiniband --device=/dev/gdrdrv --userns=keep-id --user={caller} "
-        "--volume=/data:/data --volume=/eagle:/mnt:ro --pids-limit=-1 0123abcd"
-    )
+@pytest.mark.parametrize(("runtime", "node", "settings", "command"), COMMANDS.values(), ids=COMMANDS)
+def test_the_command_of_each_runtime(
+    runtime: str, node: dict[str, Any], settings: dict[str, Any], command: str
+) -> None:
+    assert _command(runtime, _facts(runtime, **node), "IMAGE", **settings) == f"/usr/bin/{runtime} {command}"
 
 
 @pytest.mark.parametrize(
@@ -58,35 +80,11 @@ def test_who_mounts_folders_is_the_user_inside_who_may_write_them(runtime: str, 
     assert CALLER not in _command(runtime, facts), "without any the image's own user has all that it needs"
 
 
-def test_docker_gives_gpus_by_its_own_option() -> None:
-    facts = _facts("docker", gpus=4, infiniband=True, memlock=65536)
-    assert _command("docker", facts) == (
-        "/usr/bin/docker run --rm --interactive --pull=never --network=host --ipc=host --ulimit=memlock=-1:-1 "
-        "--gpus=all --device=/dev/infiniband 0123abcd"
-    )
-
-
-def test_apptainer_takes_nothing_of_the_home_folder() -> None:
-    facts = _facts("apptainer", gpus=4)
-    assert _command("apptainer", facts, "/p/images/x.sif", mounts=["/eagle:/mnt:ro"]) == (
-        "/usr/bin/apptainer exec --cleanenv --no-home --nv --writable-tmpfs --bind /eagle:/mnt:ro /p/images/x.sif"
-    )
-
-
 @pytest.mark.parametrize("own", ["--overlay=/scratch/upper", "--underlay"])
 def test_apptainer_writes_where_the_target_says(own: str) -> None:
     """It refuses to have two places to write to."""
     assert "--writable-tmpfs" not in _command("apptainer", options=[own])
     assert "--writable-tmpfs" in _command("apptainer", options=["--fakeroot"])
-
-
-def test_enroot_mounts_in_the_words_of_fstab() -> None:
-    facts = _facts("enroot", gpus=4)
-    assert _command("enroot", facts, "/p/images/x.sqsh", mounts=["/eagle:/mnt:ro", "/data"]) == (
-        "/usr/bin/enroot start --rw --mount /eagle:/mnt:none:x-create=auto,bind,ro "
-        "--mount /data:/data:none:x-create=auto,bind,rw /p/images/x.sqsh"
-    )
-    assert "--env NVIDIA_VISIBLE_DEVICES=void" in _command("enroot", _facts("enroot"), "/p/x.sqsh")
 
 
 def test_pyxis_is_one_process_of_a_step_on_this_node_with_nothing_of_the_home_folder() -> None:

@@ -184,7 +184,7 @@ def test_a_profile_without_a_lock_says_so(mine: Path, tmp_path: Path, capsys: py
     assert "has no lock yet" in out
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"node": 3}', "\xff"])
+@pytest.mark.parametrize("content", ["", "[1]", '{"node": 3}', "\xff", "{}", "[]", '{"a": {"protocol": 1}}'])
 def test_facts_that_are_none_are_refused(content: str, mine: Path, tmp_path: Path) -> None:
     facts = tmp_path / "facts.json"
     facts.write_text(content, encoding="latin-1")

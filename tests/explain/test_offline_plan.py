@@ -181,22 +181,6 @@ def test_the_users_own_facts_file_and_one_of_its_hosts(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["error"]["code"] == "facts-unknown"
 
 
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        ("{}", "file-unreadable"),
-        ("[]", "file-unreadable"),
-        ('{"a": {"protocol": 1}}', "file-unreadable"),
-        ("no json", "file-unreadable"),
-    ],
-)
-def test_facts_that_cannot_be_used_are_refused(content: str, code: str, tmp_path: Path) -> None:
-    file = tmp_path / "mine.json"
-    file.write_text(content)
-    done, _ = run(tmp_path, "plan", "--target", "local", "--facts", str(file))
-    assert (done.returncode, f"error[{code}]" in done.stderr) == (2, True)
-
-
 def test_an_unknown_example_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     done, _ = run(tmp_path, "explain", "opt-175b", "--facts", "azure-nd69")
     assert done.returncode == 2

@@ -16,7 +16,8 @@ from envbuild.report.tables import figure, steps, tables
 from envbuild.report.view import View
 from tests.report.samples import DIGEST, evidence, facts, fleet, gpu_checks, node
 from tests.report.samples import steps as taken
-from tests.report.test_render import HOSTILE, Page, failing_fleet
+from tests.report.test_render import HOSTILE, failing_fleet
+from tests.support.page import Page
 
 
 def test_no_data_no_picture() -> None:

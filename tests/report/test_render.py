@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from envbuild.report.verdict import make_verdict
 from envbuild.report.view import View, run_words
 from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, fleet, node, resolution, shown
 from tests.support.fails import fails
+from tests.support.page import Page
 
 ERROR = {
     "code": "wheel-hash-mismatch",
@@ -57,31 +57,6 @@ def hostile() -> Evidence:
     bad = node(HOSTILE, status="failed", exit=1, error=error, checks=[check], packages={HOSTILE: HOSTILE})
     texts = dict.fromkeys(("stack", "profile", "target", "envbuild"), HOSTILE)
     return evidence(bad, exit=1, warnings=[HOSTILE], deviations=[HOSTILE], tools={HOSTILE: HOSTILE}, **texts)
-
-
-class Page(HTMLParser):
-    """Collects tags, attributes and text; notes tags that do not close."""
-
-    VOID = frozenset({"meta", "br", "wbr", "hr", "img", "link"})
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.words = ""
-        self.feed(html)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
 
 
 def test_three_files_are_written_and_read_back(tmp_path: Path) -> None:
@@ -207,11 +182,7 @@ def test_hostile_text_is_shown_and_does_nothing() -> None:
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", text)
         assert "49" not in text.split("# heading", 1)[1][:8]
     assert "alert(1)" in Page(html).words
-    assert load_json(plain)["warnings"] == [HOSTILE], "the JSON keeps the exact text, in ASCII"
-
-
-def load_json(text: str) -> dict[str, object]:
-    return dict(json.loads(text))
+    assert json.loads(plain)["warnings"] == [HOSTILE], "the JSON keeps the exact text, in ASCII"
 
 
 def test_hostile_markdown_parses_to_no_html_link_or_heading_of_its_own() -> None:
@@ -479,35 +450,7 @@ def test_a_secret_does_not_reach_any_form(tmp_path: Path, monkeypatch: pytest.Mo
         assert "hunter2-canary" not in path.read_text()
 
 
-def other(**keys: Any) -> bytes:
-    return json.dumps(evidence().to_json_dict() | keys).encode()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *(other(schema_version=version) for version in ("1.4", "3.0", 2, None)),
-        *(b"", b"[]", b"\xff", b'{"schema_version": "2.0"}', b'{"schema_version": "2.0", "exit": NaN}', b"[" * 100_000),
-    ],
-    ids=lambda content: repr(content[-20:]),
-)
-def test_what_is_not_evidence_or_of_another_schema_version_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "evidence.json").write_bytes(content)
-    with fails("evidence-invalid"):
-        open_report(tmp_path / "evidence.json")
-
-
-def test_an_unknown_key_in_evidence_is_named(tmp_path: Path) -> None:
-    (tmp_path / "evidence.json").write_bytes(other(surprise=1))
-    with fails("evidence-invalid") as error:
-        open_report(tmp_path / "evidence.json")
-    assert "surprise" in error.value.why
-
-
-def test_missing_evidence_and_an_unwritable_directory_are_coded_errors(tmp_path: Path) -> None:
-    with fails("evidence-missing") as missing:
-        open_report(tmp_path / "none.json")
-    assert missing.value.why == "there is none; a run that is refused or ends early writes none"
+def test_an_unwritable_directory_is_a_coded_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with fails("output-unwritable"):
         write_report(evidence(), tmp_path / "file" / "below")

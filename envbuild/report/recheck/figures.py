@@ -84,11 +84,8 @@ def _values(check: Check) -> Iterator[_Judged]:
 def _sample(metric: Metric, values: list[float]) -> str:
     computed = (statistics.median(values), min(values), max(values))
     good = metric.n == len(values) and all(map(_near, (metric.median, metric.least, metric.greatest), computed))
-    return (
-        ""
-        if good
-        else f"{metric.name} is {metric.median:g} of {metric.n}; its values give {computed[0]:g} of {len(values)}"
-    )
+    wrong = f"{metric.name} is {metric.median:g} of {metric.n}; its values give {computed[0]:g} of {len(values)}"
+    return "" if good else wrong
 
 
 def _gpus(check: Check) -> Iterator[_Judged]:
@@ -120,8 +117,11 @@ def _floors(evidence: Evidence) -> Iterator[Finding]:
 
 def _claims(evidence: Evidence) -> Iterator[Finding]:
     """What is said beside the figures of a stack's own run."""
-    due = [(node, check) for node, check in node_checks(evidence) if check.comparison or check.name == "bench"]
-    own = [(node, check) for node, check in due if check.comparison or check.status != "failed"]
+    own = [
+        (node, check)
+        for node, check in node_checks(evidence)
+        if check.comparison or (check.name == "bench" and check.status != "failed")
+    ]
     if not own:
         return
     problems = [

@@ -46,6 +46,11 @@ BAD = {
     "no id of a run": (edited(evidence().run, "../../etc"), "evidence-invalid", "run"),
     "a node twice": (json.dumps(TWICE).encode(), "evidence-invalid", "localhost is there twice"),
     "a command of a shell": (edited('["envbuild", "provision"', '["sh", "-c"'), "evidence-invalid", "`envbuild`"),
+    **{
+        f"the schema version {version}": (edited('"2.0"', json.dumps(version)), "evidence-invalid", "reads schema 2.0")
+        for version in ("1.4", 2, None)
+    },
+    "nothing but a version": (b'{"schema_version": "2.0"}', "evidence-invalid", "more"),
     "a newer major version": (edited('_version": "2.', '_version": "3.'), "evidence-invalid", "newer envbuild"),
     "a page without evidence": (b"<!doctype html><p>hello", "report-page-invalid", "exactly once"),
     "half a page": (b'<html><script type="application/json" id="evidence">\n{', "report-page-invalid", "truncated"),
@@ -79,8 +84,9 @@ def test_a_hundred_megabytes_are_refused_in_an_instant(tmp_path: Path) -> None:
 
 
 def test_nothing_there_is_a_coded_error(tmp_path: Path) -> None:
-    with fails("evidence-missing", 2):  # a wrong path breaks no integrity
+    with fails("evidence-missing", 2) as missing:  # a wrong path breaks no integrity
         verify_report(tmp_path / "none.json")
+    assert missing.value.why == "there is none; a run that is refused or ends early writes none"
     (tmp_path / "none.json").mkdir()
     with pytest.raises(EnvbuildError) as caught:
         verify_report(tmp_path / "none.json")
