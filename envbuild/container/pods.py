@@ -7,8 +7,10 @@ the memory limit. No cluster has run any of this; the tests compare it with the 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
@@ -49,20 +51,6 @@ KINDS = {
     # The operator wants these names of the container and its port.
     "pytorchjob": _Kind("{name}-master-0", "RANK", "pytorch", "pytorchjob-port"),
 }
-_START = """\
-set -eu
-export NNODES={nodes} NODE_RANK="${rank}"
-export MASTER_ADDR={master} MASTER_PORT={port}
-waited=0
-while [ "$NODE_RANK" != 0 ] && ! python -c '
-import socket, sys
-socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()' "$MASTER_ADDR" "$MASTER_PORT" 2>/dev/null; do
-  [ "$waited" -lt 600 ] || {{ echo "$MASTER_ADDR:$MASTER_PORT does not answer" >&2; exit 1; }}
-  sleep 2
-  waited=$((waited + 2))
-done
-exec "$@"
-"""
 
 
 class PodRequest(StrictModel):
@@ -150,124 +138,39 @@ def launch_words(made: Launch, output: str) -> tuple[str, ...]:
 
 def manifests(recipe: ImageRecipe, request: PodRequest, command: Sequence[str]) -> list[dict[str, Any]]:
     """What is applied, in this order: claims that do not exist yet, the service of a Job, the run."""
-    name = request.name
-    labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "envbuild"}
-    about = {
-        "envbuild.dev/stack": recipe.stack,
-        "envbuild.dev/profile": recipe.profile,
-        "envbuild.dev/lock": f"sha256:{recipe.variant.digest}",
-    }
-    space = {"namespace": request.namespace} if request.namespace else {}
+    import jinja2
+    import yaml
 
-    def document(version: str, kind: str, spec: dict[str, Any], own: str = name) -> dict[str, Any]:
-        meta = {"name": own, **space, "labels": labels, "annotations": about}
-        return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec}
-
-    def claim(own: str) -> dict[str, Any]:
-        size = {"requests": {"storage": request.disk or "100Gi"}}
-        return document("v1", "PersistentVolumeClaim", {"accessModes": ["ReadWriteMany"], "resources": size}, own)
-
-    new = [claim(f"{name}-{use}") for use in ("home", "data") if getattr(request, use) is None]
-    template = {"metadata": {"labels": labels, "annotations": about}, "spec": _pod(request, command)}
-    return [*new, *_RUNS[request.kind](request, template, document)]
-
-
-Document = Callable[[str, str, dict[str, Any]], dict[str, Any]]
-
-
-def _indexed(request: PodRequest, template: dict[str, Any]) -> dict[str, Any]:
-    """One pod a node, each with its number; the first that fails ends all, and none is started again."""
-    return {
-        "completionMode": "Indexed",
-        "completions": request.nodes,
-        "parallelism": request.nodes,
-        "backoffLimit": 0,
-        "template": template,
-    }
-
-
-def _job(request: PodRequest, template: dict[str, Any], document: Document) -> list[dict[str, Any]]:
-    service = {
-        "clusterIP": "None",
-        # Ranks look for each other before any of them is ready.
-        "publishNotReadyAddresses": True,
-        "selector": {"app.kubernetes.io/name": request.name},
-        "ports": [{"name": "master", "port": request.port}],
-    }
-    template["spec"]["subdomain"] = request.name
-    return [document("v1", "Service", service), document("batch/v1", "Job", _indexed(request, template))]
-
-
-def _jobset(request: PodRequest, template: dict[str, Any], document: Document) -> list[dict[str, Any]]:
-    job = {"name": "node", "replicas": 1, "template": {"spec": _indexed(request, template)}}
-    spec = {
-        "failurePolicy": {"maxRestarts": 0},
-        "network": {"enableDNSHostnames": True, "subdomain": request.name, "publishNotReadyAddresses": True},
-        "replicatedJobs": [job],
-    }
-    return [document("jobset.x-k8s.io/v1alpha2", "JobSet", spec)]
-
-
-def _pytorchjob(request: PodRequest, template: dict[str, Any], document: Document) -> list[dict[str, Any]]:
-    counts = {"Master": 1, "Worker": request.nodes - 1}
-    replicas = {
-        role: {"replicas": count, "restartPolicy": "Never", "template": template}
-        for role, count in counts.items()
-        if count
-    }
-    spec = {"runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "Running"}, "pytorchReplicaSpecs": replicas}
-    return [document("kubeflow.org/v1", "PyTorchJob", spec)]
-
-
-_RUNS = {"job": _job, "jobset": _jobset, "pytorchjob": _pytorchjob}
-
-
-def _pod(request: PodRequest, command: Sequence[str]) -> dict[str, Any]:
-    kind, name = KINDS[request.kind], request.name
-    limits: dict[str, Any] = {
-        "cpu": str(request.cpus) if request.cpus else None,
+    limits = {
+        "cpu": str(request.cpus or ""),
         "memory": request.memory,
         "ephemeral-storage": request.disk,
-        "nvidia.com/gpu": str(request.gpus) if request.gpus else None,
+        "nvidia.com/gpu": str(request.gpus or ""),
+        **({request.rdma: "1"} if request.rdma else {}),
     }
-    limits = {key: value for key, value in limits.items() if value}
-    script = _START.format(nodes=request.nodes, port=request.port, master=request.master, rank=kind.rank)
-    security: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    user: dict[str, Any] = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
-    if request.rdma:
-        limits[request.rdma] = "1"
-        # RDMA pins memory, and Kubernetes has no limit of that to raise: pods have the limit of the node's container
-        # runtime, by systemd's default 8 MiB. This goes past it, and programs have it as root alone.
-        security["capabilities"]["add"] = ["IPC_LOCK"]
-        user = {"runAsUser": 0, "runAsGroup": 0, "fsGroup": USER}
-    container = {
-        "name": kind.container,
-        "image": request.image,
-        "command": _literal(["/bin/sh", "-c", script, name]),
-        "args": _literal(command),
-        "env": [{"name": key, "value": value} for key, value in _variables(request).items()],
-        "ports": [{"name": kind.port, "containerPort": request.port}],
-        "resources": {"limits": limits, "requests": limits},
-        "securityContext": security,
-        "volumeMounts": [
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
-            {"name": "home", "mountPath": HOME},
-            {"name": "data", "mountPath": DATA},
-        ],
-    }
-    claims = {"home": request.home or f"{name}-home", "data": request.data or f"{name}-data"}
-    return {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 30,
-        **_where(request),
-        "securityContext": user,
-        **({"imagePullSecrets": [{"name": request.pull_secret}]} if request.pull_secret else {}),
-        "containers": [container],
-        "volumes": [
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": request.shm}},
-            *({"name": use, "persistentVolumeClaim": {"claimName": own}} for use, own in claims.items()),
-        ],
-    }
+    selector, products = _where(request)
+    tolerations = [*(["nvidia.com/gpu:NoSchedule"] if request.gpus else []), *request.tolerations]
+    templates = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)  # noqa: S701
+    templates.filters["quoted"] = lambda value: yaml.safe_dump(
+        value, default_style='"', default_flow_style=True, width=math.inf, sort_keys=False
+    ).strip()
+    text = (resources.files("envbuild.container") / "pods.yaml.j2").read_text(encoding="utf-8")
+    rendered = templates.from_string(text).render(
+        recipe=recipe,
+        request=request,
+        kind=KINDS[request.kind],
+        user=USER,
+        home=HOME,
+        data=DATA,
+        arguments=_literal(command),
+        variables=[{"name": key, "value": value} for key, value in _variables(request).items()],
+        limits={key: value for key, value in limits.items() if value},
+        selector=selector,
+        products=products,
+        tolerations=[_toleration(text) for text in tolerations],
+        claims={use: getattr(request, use) or f"{request.name}-{use}" for use in ("home", "data")},
+    )
+    return list(yaml.safe_load_all(rendered))
 
 
 def _variables(request: PodRequest) -> dict[str, str]:
@@ -282,34 +185,15 @@ def _variables(request: PodRequest) -> dict[str, str]:
     return {**own, **(network if request.gpus else {}), **given}
 
 
-def _where(request: PodRequest) -> dict[str, Any]:
-    """Each pod on a host of its own, with the GPUs that are wanted by NVIDIA's label; taints of GPU nodes are borne."""
+def _where(request: PodRequest) -> tuple[dict[str, str], list[str]]:
+    """The labels of the nodes, and NVIDIA's label of their GPUs where several are wanted that fit one name."""
     product = "nvidia.com/gpu.product"
     selector = dict(pair.split("=", 1) for pair in request.node_selector)
     # The label has the name that nvidia-smi prints, with `-` for each space.
     labels = [request.gpu_product] if request.gpu_product else [text.replace(" ", "-") for text in request.gpu_names]
-    affinity: dict[str, Any] = {
-        "podAntiAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": [
-                {
-                    "labelSelector": {"matchLabels": {"app.kubernetes.io/name": request.name}},
-                    "topologyKey": "kubernetes.io/hostname",
-                }
-            ]
-        }
-    }
     if request.gpus and len(labels) == 1:
         selector.setdefault(product, labels[0])
-    elif request.gpus and labels and product not in selector:
-        terms = [{"matchExpressions": [{"key": product, "operator": "In", "values": labels}]}]
-        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    tolerations = [_toleration("nvidia.com/gpu:NoSchedule")] if request.gpus else []
-    tolerations += map(_toleration, request.tolerations)
-    return {
-        **({"nodeSelector": selector} if selector else {}),
-        **({"tolerations": tolerations} if tolerations else {}),
-        "affinity": affinity,
-    }
+    return selector, labels if request.gpus and product not in selector else []
 
 
 def _toleration(text: str) -> dict[str, str]:

@@ -184,7 +184,8 @@ def _claim(node: NodeEvidence, check: Check, it: Comparison) -> Claim:
     hours = f"{it.gpus * check.seconds / 3600:.3g}" if check.seconds and it.gpus and gpu != NO_GPU else "–"
     return Claim(
         name=check.name, unit=it.unit, claimed="–" if it.claim is None else number(it.claim, it.measured),
-        measured=number(it.measured, it.claim), floor="–", percent="–" if it.percent is None else f"{number(it.percent, 100 * SAME)} %",
+        measured=number(it.measured, it.claim), floor="–",
+        percent="–" if it.percent is None else f"{number(it.percent, 100 * SAME)} %",
         gpu_hours=hours, where=where or "the document claims nothing", nodes=node.node,
         verdict=verdict, says=f"{why}; {on}", tone=tone, compared=True,
     )  # fmt: skip
