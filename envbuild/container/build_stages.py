@@ -47,48 +47,38 @@ def requirements(inside: Inside) -> dict[str, tuple[LockedPackage, ...]]:
 
 def for_building(place: Place) -> Iterator[str]:
     """What the build image lacks of its distribution."""
+    system = place.system
     lacks = "".join(f"The image lacks {name}: {why}. " for name, why in place.lacks.items())
-    if place.system is not None:
-        names = (*place.system.packages, *place.lacks)
-        return _system(place.system.model_copy(update={"packages": names}), f"Packages to compile against. {lacks}")
-    return _of_today(tuple(place.lacks), f"{lacks}The version is not pinned: apt installs what the archive has today.")
+    why = f"Packages to compile against. {lacks}" if system else lacks
+    packages = (*(system.packages if system else ()), *place.lacks)
+    return _apt(packages, why, system, "The version is not pinned: apt installs what the archive has today.")
 
 
 def for_running(place: Place) -> Iterator[str]:
     """What the runtime image lacks of its distribution."""
     network, system = place.network, place.system
-    if network is None:
-        return _system(system, "Packages needed at run time. ") if system is not None else iter(())
-    why = f"The image lacks {' and '.join(network.packages)}: {network.why}. "
-    if system is not None:
-        names = (*system.packages, *network.packages)
-        return _system(system.model_copy(update={"packages": names}), f"Packages needed at run time. {why}")
+    why = "Packages needed at run time. " if system else ""
+    if network is not None:
+        why += f"The image lacks {' and '.join(network.packages)}: {network.why}. "
+    packages = (*(system.packages if system else ()), *(network.packages if network else ()))
+    today = "The versions are not pinned: apt installs what the archive has today."
     devices = "A container also needs the host's devices: `--device /dev/infiniband --ulimit memlock=-1`."
-    return _of_today(
-        network.packages, f"{why}The versions are not pinned: apt installs what the archive has today. {devices}"
-    )
+    return _apt(packages, why, system, f"{today} {devices}")
 
 
-def _of_today(packages: Sequence[str], why: str) -> Iterator[str]:
-    yield from comment(f"{why} {_KEY}")
-    yield from _apt("", "", packages)
-
-
-def _system(system: SystemPackages, why: str) -> Iterator[str]:
-    yield from comment(f"{why}The versions are those of the archive's snapshot of that day. {_KEY}")
-    marked = "sed -i 's/^deb /deb [snapshot=yes] /' /etc/apt/sources.list"
-    yield from _apt(marked, f" --snapshot {system.snapshot}", system.packages)
-
-
-def _apt(marked: str, snapshot: str, packages: Sequence[str]) -> list[str]:
+def _apt(packages: Sequence[str], why: str, system: SystemPackages | None, unpinned: str) -> Iterator[str]:
+    """Packages as the archive had them at the snapshot; without one, as it has them today, and that is said."""
+    pinned = "The versions are those of the archive's snapshot of that day."
+    yield from comment(f"{why}{pinned if system else unpinned} {_KEY}")
+    snapshot = f" --snapshot {system.snapshot}" if system else ""
     commands = (
         "rm -f /etc/apt/sources.list.d/cuda*.list",
-        *([marked] if marked else []),
+        *(["sed -i 's/^deb /deb [snapshot=yes] /' /etc/apt/sources.list"] if system else []),
         f"apt-get update{snapshot}",
         f"apt-get install -y --no-install-recommends{snapshot} {' '.join(packages)}",
         "rm -rf /var/lib/apt/lists/*",
     )
-    return run(commands, ignore=("DL3008",))
+    yield from run(commands, ignore=("DL3008",))
 
 
 def packages(inside: Inside) -> Iterator[str]:
