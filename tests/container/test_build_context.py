@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.catalog.loader import load_target
 from envbuild.container import build
-from envbuild.container.base_images import Place
-from envbuild.container.inside import ImageInputs
 from envbuild.container.instructions import Stage
-from envbuild.container.recipe import ImageRecipe, make_recipe
-from envbuild.container.select import Choice, locked_stack, recipe_for
+from envbuild.container.recipe import ImageRecipe
+from envbuild.container.select import Choice, recipe_for
 from envbuild.lock.readers.git import git_reader
 from envbuild.lock.sources import with_patched_trees
 from envbuild.model.lock import LockedSource, Variant
-from envbuild.resolve.compat_read import load_compat
-from tests.container.test_dockerfile import commands_of
+from tests.container.test_dockerfile import commands_of, recipe_of
 from tests.node.env_support import make_repository, redirect_git
 from tests.node.forge import FILES, PATCH
 from tests.support.fails import fails
@@ -80,12 +76,8 @@ def variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Variant:
 
 
 def _sources(variant: Variant) -> tuple[ImageRecipe, Stage]:
-    made = recipe_for(Choice("torch-smoke"))
-    lock = locked_stack("torch-smoke").lock
-    place = Place("localhost/f", "localhost/b", "localhost/r", "/usr/bin/python3.11", (2, 36))
-    given = ImageInputs(lock, variant, load_target("local").target, place, made.prefix, load_compat())
-    recipe = make_recipe(given, {})
-    return recipe, recipe.stage("sources")
+    made = recipe_of(variant)
+    return made, made.stage("sources")
 
 
 def test_a_build_refuses_an_edit_that_gives_another_tree(variant: Variant, tmp_path: Path) -> None:

@@ -17,15 +17,18 @@ import pytest
 
 from envbuild import resources
 from envbuild.catalog.indexes import load_indexes
+from envbuild.catalog.loader import load_target
 from envbuild.catalog.patches import load_patch
 from envbuild.container import build, select
-from envbuild.container.base_images import Given, load_containers
+from envbuild.container.base_images import Given, Place, load_containers
+from envbuild.container.inside import ImageInputs
 from envbuild.container.instructions import Stage, comment, copy, env, labels, prepend_path, quoted, run, workdir
-from envbuild.container.recipe import _EMPTY, ImageRecipe, render
+from envbuild.container.recipe import _EMPTY, ImageRecipe, make_recipe, render
 from envbuild.container.runtime_stage import USER, owned
-from envbuild.container.select import Choice, recipe_for, shipped
+from envbuild.container.select import Choice, locked_stack, recipe_for, shipped
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock, Variant
+from envbuild.resolve.compat_read import load_compat
 from tests.support.fails import fails
 from tests.support.programs import completed, executable
 
@@ -81,6 +84,13 @@ def test_it_has_the_packages_sources_and_edits_of_the_lock_and_nothing_of_envbui
     commands = [line for line in text.splitlines() if not line.startswith(("#", "LABEL", "    dev.envbuild."))]
     assert not [line for line in commands if re.search(r"(?<![/.\w-])envbuild(?![:/'-]|-source)", line)]
     assert ".pyz" not in text and "ENTRYPOINT" not in text
+
+
+def recipe_of(variant: Variant) -> ImageRecipe:
+    """The recipe of a variant of `torch-smoke` on images of this machine."""
+    lock, prefix = locked_stack("torch-smoke").lock, load_containers().prefix
+    place = Place("localhost/f", "localhost/b", "localhost/r", "/usr/bin/python3.11", (2, 36))
+    return make_recipe(ImageInputs(lock, variant, load_target("local").target, place, prefix, load_compat()), {})
 
 
 def commands_of(lines: Iterable[str]) -> list[str]:

@@ -11,19 +11,16 @@ import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
-from envbuild.catalog.loader import load_target
 from envbuild.cli.verbs import cli
-from envbuild.container.base_images import Place
-from envbuild.container.inside import ImageInputs
 from envbuild.container.instructions import Stage, run
-from envbuild.container.recipe import ImageRecipe, make_recipe
+from envbuild.container.recipe import ImageRecipe
 from envbuild.container.recipe import render as dockerfile
-from envbuild.container.select import Choice, locked_stack, recipe_for
+from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.export.bash_sources import sources as bash
 from envbuild.model.lock import Variant
 from envbuild.model.target import ContainerSettings
-from envbuild.resolve.compat_read import load_compat
+from tests.container.test_dockerfile import recipe_of
 
 # What a shell, a Dockerfile or both would take for more than a value.
 HOSTILE = (
@@ -79,18 +76,9 @@ def stands_alone(text: str) -> bool:
     return any("touch" in words for words in commands(text))
 
 
-def recipe(plain: ImageRecipe, data: dict[str, Any]) -> ImageRecipe:
-    """The recipe of that variant. Raises ValidationError, EnvbuildError."""
-    variant = Variant.from_plain(data)
-    lock = locked_stack("torch-smoke").lock
-    place = Place("localhost/f", "localhost/b", "localhost/r", "/usr/bin/python3.11", (2, 36))
-    given = ImageInputs(lock, variant, load_target("local").target, place, plain.prefix, load_compat())
-    return make_recipe(given, {})
-
-
 def test_every_field_of_a_source_stays_a_value_or_is_refused(plain: ImageRecipe) -> None:
     base = {**plain.variant.to_json_dict(), "sources": [SOURCE], "environment": {"TINY": "a"}, "imports": ["torch"]}
-    assert "touch" not in dockerfile(recipe(plain, base))
+    assert "touch" not in dockerfile(recipe_of(Variant.from_plain(base)))
     tried = [("sources", 0, *path) for path in fields(SOURCE)] + [("environment", "TINY"), ("imports", 0)]
     tried += [("packages", 0, *path) for path in fields(base["packages"][0])]
     rendered = set()
@@ -98,7 +86,7 @@ def test_every_field_of_a_source_stays_a_value_or_is_refused(plain: ImageRecipe)
         for value in HOSTILE:
             data = changed(base, path, value)
             try:
-                made = recipe(plain, data)
+                made = recipe_of(Variant.from_plain(data))
                 texts = {
                     "dockerfile": dockerfile(made),
                     "bash": "\n".join(bash("tiny", made.variant, {})),

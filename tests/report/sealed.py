@@ -108,6 +108,11 @@ class Sealed:
         row = {"kind": kind, "path": path, "sha256": _sha(data), "bytes": len(data)} | ({"of": of} if of else {})
         self.attachments[:] = [*kept, row]
 
+    def reattach(self, kind: str, path: str, data: bytes, of: str | None = None) -> None:
+        """The same, with evidence and pages that name it."""
+        self.attach(kind, path, data, of)
+        self.write()
+
     def forge(self, change: Callable[[dict[str, Any]], object]) -> None:
         """Change the evidence, and make everything else that is made from it anew: a careful forger."""
         change(self.data)
@@ -124,5 +129,4 @@ class Sealed:
     def reforge_files(self, change: Callable[[dict[str, list[Any]]], object]) -> None:
         """Change the list of files, with a digest that holds."""
         change(self.files)
-        self.attach("files", "attachments/files.json.gz", gzip.compress(json.dumps(self.files).encode()), self.root)
-        self.write()
+        self.reattach("files", "attachments/files.json.gz", gzip.compress(json.dumps(self.files).encode()), self.root)

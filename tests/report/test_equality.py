@@ -134,6 +134,12 @@ def _files(**of: Mapping[str, str]) -> Any:
     return ask
 
 
+def compared(nodes: Sequence[NodeEvidence], ask: Any) -> Equality:
+    made = equality_of(nodes, ask)
+    assert made is not None
+    return made
+
+
 def test_equal_nodes_have_one_root_and_nobody_is_asked() -> None:
     found = equality_of([_node("n1"), _node("n2"), _node("n3", None)], _never)
     assert found == Equality(root=A, python="3.11.7", nodes=("n1", "n2"))
@@ -148,8 +154,7 @@ def test_who_deviates_has_its_packages_and_files_named_and_one_of_each_kind_is_a
     del changed["lib/m7.py"]
     odd = {"packages": {"numpy": "1.26.3", "torch": "2.1"}}
     ask = _files(n3=changed)
-    found = equality_of([_node("n1"), _node("n2"), _node("n3", B, **odd), _node("n4", B, **odd)], ask)
-    assert found is not None
+    found = compared([_node("n1"), _node("n2"), _node("n3", B, **odd), _node("n4", B, **odd)], ask)
     assert (found.root, found.nodes) == (A, ("n1", "n2"))
     (deviation,) = found.deviating
     assert (deviation.nodes, deviation.root) == (("n3", "n4"), B)
@@ -162,8 +167,7 @@ def test_who_deviates_has_its_packages_and_files_named_and_one_of_each_kind_is_a
 
 def test_the_interpreter_is_named_and_many_files_are_counted() -> None:
     files = dict.fromkeys(FILES, "file-other")
-    found = equality_of([_node("n1"), _node("n2"), _node("n3", B, python="3.11.2")], _files(n3=files))
-    assert found is not None
+    found = compared([_node("n1"), _node("n2"), _node("n3", B, python="3.11.2")], _files(n3=files))
     assert found.deviating[0].differs == (
         "Python 3.11.2, not 3.11.7",
         "10 of 10 files differ: changed lib/m0.py; changed lib/m1.py; changed lib/m2.py and 7 more",
@@ -171,28 +175,24 @@ def test_the_interpreter_is_named_and_many_files_are_counted() -> None:
 
 
 def test_another_variant_is_told_as_such_also_where_files_cannot_be_compared() -> None:
-    found = equality_of([_node("n1"), _node("n2"), _node("n3", B, variant_digest="e" * 64)], lambda _: {})
-    assert found is not None
+    found = compared([_node("n1"), _node("n2"), _node("n3", B, variant_digest="e" * 64)], lambda _: {})
     assert found.deviating[0].differs == ("variant eeeeeeeeeeee, not dddddddddddd", "its files could not be compared")
 
 
 def test_what_drifted_since_its_stamp_deviates_although_its_root_is_the_usual_one() -> None:
     drift = [{"kind": "changed", "path": "lib/m1.py"}]
-    found = equality_of([_node("n1"), _node("n2", drift=drift, drift_count=5, exit=1, status="failed")], _never)
-    assert found is not None
+    found = compared([_node("n1"), _node("n2", drift=drift, drift_count=5, exit=1, status="failed")], _never)
     assert found.nodes == ("n1",)
     assert found.deviating[0].differs == ("drifted since it was stamped: changed lib/m1.py and 4 more",)
 
 
 def test_of_two_roots_on_equally_many_nodes_the_first_is_the_usual_one() -> None:
-    found = equality_of([_node("n1", C), _node("n2", A)], _files())
-    assert found is not None
+    found = compared([_node("n1", C), _node("n2", A)], _files())
     assert (found.root, found.deviating[0].nodes) == (C, ("n2",))
 
 
 def test_where_nobody_is_to_be_asked_files_are_not_spoken_of() -> None:
-    found = equality_of([_node("n1"), _node("n2"), _node("n3", B, python="3.11.2")], None)
-    assert found is not None
+    found = compared([_node("n1"), _node("n2"), _node("n3", B, python="3.11.2")], None)
     assert found.deviating[0].differs == ("Python 3.11.2, not 3.11.7",)
 
 

@@ -199,34 +199,29 @@ def test_a_root_that_the_list_of_files_does_not_give_is_rejected(sealed: Sealed)
 def test_a_lock_changed_by_hand_and_one_of_another_profile_are_rejected(sealed: Sealed) -> None:
     path = sealed.folder / "attachments" / "lock.toml"
     before = path.read_bytes()
-    sealed.attach(
+    sealed.reattach(
         "lock", "attachments/lock.toml", before.replace(sealed.variant.packages[0].version.encode(), b"0.0.1")
     )
-    sealed.write()
     assert problems(sealed.folder) >= {"report-lock-invalid", "report-lock-differs"}
     sealed.attach("lock", "attachments/lock.toml", before)
     profile = json.loads((sealed.folder / "attachments" / "profile.json").read_text())
     profile["contents"]["deviations"] = ["torch from another source"]
-    sealed.attach("profile", "attachments/profile.json", canonical_json(profile))
-    sealed.write()
+    sealed.reattach("profile", "attachments/profile.json", canonical_json(profile))
     assert problems(sealed.folder) == {"report-profile-differs"}
 
 
 def test_a_list_of_files_that_unpacks_to_100_megabytes_is_rejected(sealed: Sealed) -> None:
-    sealed.attach("files", "attachments/files.json.gz", gzip.compress(b" " * 100_000_000, 1), sealed.root)
-    sealed.write()
+    sealed.reattach("files", "attachments/files.json.gz", gzip.compress(b" " * 100_000_000, 1), sealed.root)
     assert problems(sealed.folder) == {"report-file-invalid"}
 
 
 def test_a_variant_that_is_not_of_the_lock_is_rejected(sealed: Sealed) -> None:
     other = sealed.variant.model_copy(update={"packages": sealed.variant.packages[1:]})
-    sealed.attach("variant", "attachments/variant.json", canonical_json(other.to_json_dict()), sealed.variant.digest)
-    sealed.write()
+    sealed.reattach("variant", "attachments/variant.json", canonical_json(other.to_json_dict()), sealed.variant.digest)
     assert "report-variant-differs" in problems(sealed.folder)
     digest = other.compute_digest("torch-smoke", "exact")
     other = other.model_copy(update={"digest": digest})
-    sealed.attach("variant", "attachments/variant.json", canonical_json(other.to_json_dict()), digest)
-    sealed.write()
+    sealed.reattach("variant", "attachments/variant.json", canonical_json(other.to_json_dict()), digest)
     assert "report-variant-not-of-lock" in problems(sealed.folder)
 
 
