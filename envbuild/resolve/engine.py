@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from envbuild.model.facts import NodeFacts, PythonFacts
@@ -206,7 +206,7 @@ class Resolver:
             ruled = tuple(item for item in ruled if item.rule not in _TOOLS or item.verdict != "refuse")
         decisions = fitting.decisions + ruled
         if not built:
-            decisions += recorded_rule(bound, facts, record_command(self.reference, self.lock.profile))
+            decisions += tuple(recorded_rule(bound, facts, record_command(self.reference, self.lock.profile)))
             # Room is asked only for what could be built; a refused variant is refused for better reasons.
             if not refused(decisions):
                 beside = cost.beside_bytes(delivered=found_at.choice.by == "controller") + self._tools(variant, facts)
@@ -286,7 +286,7 @@ class Resolver:
             if inside:
                 known = tuple(item for item in known if item.rule not in OUTSIDE)
             else:
-                known += library_rule(variant, self.target, libstdcxx, self.compat)
+                known += tuple(library_rule(variant, self.target, libstdcxx, self.compat))
             if variant.conda is not None:
                 from envbuild.resolve.rules.conda import conda_rules
 
@@ -307,37 +307,36 @@ def _flavour_rank(variant: Variant, *, usable: bool) -> int:
 
 def _gpu_use(
     variant: Variant, facts: NodeFacts, state: Health, cost: Estimate, unasked: str | None, *, expected: bool
-) -> Decisions:
+) -> Iterator[Decision]:
     """`gpu-health`, `gpu-broken`, `gpu-unused`, `cuda-without-gpu`: what the node's GPUs are good for, and the flavour.
 
     A node with GPUs is built for the CPU only where somebody says so, or where its GPUs work and nothing else fits.
     `unasked` is what to say then, None where the variant was asked for; `expected`: the target is said to have GPUs.
     """
     if variant.flavour is None:
-        return NOTHING
-    broken, is_cpu, decisions = state.broken, variant.flavour == "cpu", list[Decision]()
+        return
+    broken, is_cpu = state.broken, variant.flavour == "cpu"
     for fault in state.faults:
         if fault != broken:
             compared = (fault.what, "a node in good health")
-            decisions += Ruling("gpu-health", compared, OURS)("warn", fault.what, fault.helps)
+            yield from Ruling("gpu-health", compared, OURS)("warn", fault.what, fault.helps)
     compared = (f"{len(facts.gpus)} GPUs" if facts.gpus else "no usable GPU", f"flavour {variant.flavour}")
     if broken is not None and unasked is not None:
         what = f"the node's GPUs cannot be used: {broken.what}"
-        decisions += Ruling("gpu-broken", compared, OURS)("refuse", what, f"{broken.helps}{unasked}")
+        yield from Ruling("gpu-broken", compared, OURS)("refuse", what, f"{broken.helps}{unasked}")
     elif is_cpu and (facts.gpus or facts.driver.problem or expected):
         what = "the CPU build does not use the node's GPUs"
         if not state.usable:
             what = f"{what}: {broken.what if broken else facts.driver.problem or 'no GPU can be seen'}"
         refuses = expected and unasked is not None
         instead = "a CUDA variant" if state.usable else health.what_shows_gpus(facts)
-        decisions += Ruling("gpu-unused", compared, OURS)("refuse" if refuses else "warn", what, instead)
+        yield from Ruling("gpu-unused", compared, OURS)("refuse" if refuses else "warn", what, instead)
     elif not is_cpu and not state.usable:
         why = broken.what if broken else facts.driver.problem
         node = f"a node without a usable GPU{f' ({why})' if why else ''}"
         what = f"{fetch_words(cost.fetch_bytes, cost.unsized)} for a CUDA build on {node}; it runs on the CPU"
         instead = "a CPU variant (`flavours: [cpu]` in the stack file), if its files can be fetched"
-        decisions += Ruling("cuda-without-gpu", compared, OURS)("warn", what, instead)
-    return tuple(decisions)
+        yield from Ruling("cuda-without-gpu", compared, OURS)("warn", what, instead)
 
 
 def _reach_rule(supplied: Supplied) -> Decisions:
@@ -350,16 +349,14 @@ def _reach_rule(supplied: Supplied) -> Decisions:
     return Ruling("files-out-of-reach", (shown, places), OURS)("warn", what, instead)
 
 
-def _tree_rule(variant: Variant, facts: NodeFacts) -> Decisions:
+def _tree_rule(variant: Variant, facts: NodeFacts) -> Iterator[Decision]:
     """`source-unreachable`: a working tree is used where it lies, so the node must have it there."""
-    out: list[Decision] = []
     for tree in variant.trees:
         state = facts.trees.get(tree.name)
         if state and state.problem:
             what = f"the working tree of source {tree.name}, {state.path}, {state.problem} on this node"
             instead = "a file system that the node mounts too, or `git:` and `commit:` for the source"
-            out += Ruling("source-unreachable", (state.path, state.problem), OURS)("refuse", what, instead)
-    return tuple(out)
+            yield from Ruling("source-unreachable", (state.path, state.problem), OURS)("refuse", what, instead)
 
 
 def _name_rule(variant: Variant, facts: NodeFacts, stack: str) -> Decisions:

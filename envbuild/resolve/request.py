@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -129,7 +129,7 @@ def physical_gpus(facts: NodeFacts) -> int:
 
 
 Decisions = tuple[Decision, ...]
-Check = Callable[[NodeFacts, Request, Compat], Decisions]
+Check = Callable[[NodeFacts, Request, Compat], Iterable[Decision]]
 NOTHING: Decisions = ()
 OURS = Note("envbuild: what a node must have to build on", "2026-11-20")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -189,14 +189,12 @@ def record_command(reference: str, profile: str) -> str:
     return f"envbuild lock record {reference}" + ("" if profile == "exact" else f" --profile {profile}")
 
 
-def recorded_rule(variant: Variant, facts: NodeFacts, command: str) -> Decisions:
+def recorded_rule(variant: Variant, facts: NodeFacts, command: str) -> Iterator[Decision]:
     """`hash-unrecorded`: a file without a hash can be planned; `provision` refuses it until `command` records it."""
-    out: list[Decision] = []
     for file in unrecorded_files(variant, facts):
         what = f"the lock lacks the hash of {file.file}: {file.reason or 'it was not recorded'}"
         instead = f"`{command}` records it; until then `provision` refuses this lock"
-        out += Ruling("hash-unrecorded", (file.file, "sha256 unrecorded"), LOCKED)("warn", what, instead)
-    return tuple(out)
+        yield from Ruling("hash-unrecorded", (file.file, "sha256 unrecorded"), LOCKED)("warn", what, instead)
 
 
 def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: str | None) -> Interpreter:

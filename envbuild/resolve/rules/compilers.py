@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from packaging.version import InvalidVersion, Version
@@ -109,9 +110,9 @@ def apex_cuda_check(facts: NodeFacts, request: Request, compat: Compat) -> Decis
     return tuple(out)
 
 
-def own_cuda_list(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+def own_cuda_list(facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`own-cuda-list`: DeepSpeed keeps its own list of tolerated minor versions."""
-    pair, out = _minor_pair(facts, request, compat), list[Decision]()
+    pair = _minor_pair(facts, request, compat)
     for name in request.compiled if pair else ():
         own = compat.cuda.own_list.get(name.lower())
         if own is None or pair is None:
@@ -119,15 +120,14 @@ def own_cuda_list(facts: NodeFacts, request: Request, compat: Compat) -> Decisio
         says, nvcc = Ruling("own-cuda-list", _as_text(pair), own.note), f"nvcc {dotted(pair[1])}"
         accepts = f"{name} accepts this pair of CUDA versions"
         if pair[0] == pair[1]:
-            out += says("allow", "the versions are equal")
+            yield from says("allow", "the versions are equal")
         elif {**request.variables, **request.build_variables.get(name, {})}.get(own.variable) == "1":
-            out += says("patch", f"{accepts} because the stack sets {own.variable}=1", nvcc)
+            yield from says("patch", f"{accepts} because the stack sets {own.variable}=1", nvcc)
         elif set(pair) <= set(own.accepts.get(pair[0][0], ())):
-            out += says("allow", f"{accepts} (its own list)")
+            yield from says("allow", f"{accepts} (its own list)")
         else:
             instead = f'`build: {{environment: {{{own.variable}: "1"}}}}` for this source, or {nvcc}'
-            out += says("refuse", f"{name} refuses this pair of CUDA versions (its own list)", instead)
-    return tuple(out)
+            yield from says("refuse", f"{name} refuses this pair of CUDA versions (its own list)", instead)
 
 
 def setuptools_minor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -244,15 +244,14 @@ def gcc_range(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     return says("refuse", what, f"install gcc and g++ {most} beside it")
 
 
-def cxx11_abi(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+def cxx11_abi(_facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`cxx11-abi`: a prebuilt package, and a source that sets a C++ ABI, has the C++ ABI of torch."""
-    build, out = request.build(compat), list[Decision]()
+    build = request.build(compat)
     for name, abi in request.abis.items() if build else ():
         torch = f"torch {request.torch}+{build.flavour} has {build.abi}" if build else ""
         says = Ruling("cxx11-abi", (f"{name} has C++ ABI {abi}", torch), compat.abi_note)
         if build and abi == build.abi:
-            out += says("allow", f"{name} and torch have the same C++ ABI")
+            yield from says("allow", f"{name} and torch have the same C++ ABI")
         else:
             instead = "a build for this torch, or a source that leaves the ABI to torch"
-            out += says("refuse", f"{name} has the other C++ ABI, so loading it would fail", instead)
-    return tuple(out)
+            yield from says("refuse", f"{name} has the other C++ ABI, so loading it would fail", instead)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
 from envbuild.model.facts import NodeFacts
@@ -89,22 +89,21 @@ def nearest_build(request: Request, capability: Numbers, compat: Compat) -> str 
     return f"torch {label}" + (", with another Python" if other_python else "")
 
 
-def bf16_tensor_cores(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+def bf16_tensor_cores(facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`bf16-tensor-cores`: training in bf16 on a GPU without bf16 tensor cores works, slowly; never refuses."""
-    least, out = compat.limits.bf16_min_capability, list[Decision]()
+    least = compat.limits.bf16_min_capability
     for name, capability in capabilities(facts) if request.precision == "bf16" else ():
         compared = (f"{name} ({dotted(capability)})", f"bf16 from {dotted(least)}")
         says = Ruling("bf16-tensor-cores", compared, compat.limits.bf16_note)
         if capability >= least:
-            out += says("allow", f"{name} has bf16")
+            yield from says("allow", f"{name} has bf16")
         else:
-            out += says("warn", f"{name} has no bf16 tensor cores: bf16 training will be slow", "fp16")
-    return tuple(out)
+            yield from says("warn", f"{name} has no bf16 tensor cores: bf16 training will be slow", "fp16")
 
 
-def image_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+def image_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`image-gpu`: the CUDA of an NVIDIA image knows the GPUs."""
-    image, out = compat.images.get(request.image or ""), list[Decision]()
+    image = compat.images.get(request.image or "")
     for name, capability in capabilities(facts) if image else ():
         first = compat.cuda.first_cuda.get(capability)
         if image is None or first is None:
@@ -112,13 +111,12 @@ def image_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
         compared = (f"{name} ({dotted(capability)}) needs CUDA {dotted(first)}", f"CUDA {dotted(image.cuda)}")
         says = Ruling("image-gpu", compared, image.cuda_note)
         if image.cuda[:2] >= first:
-            out += says("allow", f"the image {image.tag} knows {dotted(capability)}")
+            yield from says("allow", f"the image {image.tag} knows {dotted(capability)}")
             continue
         newer = min((i.tag for i in compat.images.values() if i.cuda[:2] >= first), key=numbers, default=None)
         instead = f"the image {newer} or later" if newer else "an image with a newer CUDA"
         what = f"the image {image.tag} was built before {dotted(capability)} was known"
-        out += says._replace(note=_cuda_note(image, first, compat))("refuse", what, instead)
-    return tuple(out)
+        yield from says._replace(note=_cuda_note(image, first, compat))("refuse", what, instead)
 
 
 def _cuda_note(image: Image, first: Numbers, compat: Compat) -> Note:
@@ -145,9 +143,9 @@ def image_driver(facts: NodeFacts, request: Request, compat: Compat) -> Decision
     return says("refuse", f"the image {image.tag} needs driver {image.min_driver}", instead)
 
 
-def peak_is_dense(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+def peak_is_dense(facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`peak-is-dense`: a peak (TFLOP/s) for MFU is the dense figure, without sparsity, and no floor is above it."""
-    peak, floor, out = request.peak_tflops, request.floor_tflops, list[Decision]()
+    peak, floor = request.peak_tflops, request.floor_tflops
     for name in dict.fromkeys(gpu.device_name for gpu in facts.gpus):
         gpu = compat.gpu_of(name)
         if gpu is None or gpu.dense_tflops is None:
@@ -157,19 +155,18 @@ def peak_is_dense(facts: NodeFacts, request: Request, compat: Compat) -> Decisio
             says = Ruling("peak-is-dense", (f"{peak:g} TFLOPS", f"{dense:g} dense"), gpu.note)
             if sparse is not None and abs(peak - sparse) <= 1:
                 what = f"{peak:g} is the figure with sparsity; it would halve MFU"
-                out += says._replace(note=compat.limits.sparse_note)("refuse", what, f"{dense:g}")
+                yield from says._replace(note=compat.limits.sparse_note)("refuse", what, f"{dense:g}")
             elif abs(peak - dense) <= 1:
-                out += says("allow", "it is the dense figure")
+                yield from says("allow", "it is the dense figure")
             else:
-                out += says("warn", f"{gpu.model} has another peak in envbuild's table", f"{dense:g}")
+                yield from says("warn", f"{gpu.model} has another peak in envbuild's table", f"{dense:g}")
         if floor is not None:
             says = Ruling("peak-is-dense", (f"a floor of {floor:g} TFLOP/s", f"{dense:g} dense"), gpu.note)
             if floor <= dense:
-                out += says("allow", "the floor is below the dense peak")
+                yield from says("allow", "the floor is below the dense peak")
             else:
                 what = f"no {gpu.model} reaches {floor:g} TFLOP/s without sparsity"
-                out += says("refuse", what, f"a floor below {dense:g}")
-    return tuple(out)
+                yield from says("refuse", what, f"a floor below {dense:g}")
 
 
 UPDATE = "a driver update"
@@ -287,17 +284,16 @@ def driver_minor_compat(facts: NodeFacts, request: Request, compat: Compat) -> D
     return says("warn", what)
 
 
-def driver_knows_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+def driver_knows_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`driver-knows-gpu`: the driver's branch is one that knows the GPU model at all."""
-    driver, out = numbers(facts.driver.version), list[Decision]()
+    driver = numbers(facts.driver.version)
     for name, capability in capabilities(facts) if driver and _asked(facts, request, compat)[0] else ():
         first = compat.cuda.gpu_first_branch.get(capability)
         if first is not None:
             compared = (f"driver {facts.driver.version}", f"R{first} for {dotted(capability)}")
             says = Ruling("driver-knows-gpu", compared, compat.cuda.gpu_driver_note)
             known = driver[0] >= first
-            out += says("allow" if known else "refuse", f"the driver {'knows' if known else 'may not know'} {name}")
-    return tuple(out)
+            yield from says("allow" if known else "refuse", f"the driver {'knows' if known else 'may not know'} {name}")
 
 
 def cuda_ceiling(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:

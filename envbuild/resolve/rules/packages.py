@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from packaging.requirements import Requirement
@@ -46,15 +46,14 @@ def finds_libstdcxx(variant: Variant, python: PythonFacts | None, facts: NodeFac
     return known.pop() if len(known) == 1 else None
 
 
-def library_rule(variant: Variant, target: Target, present: bool | None, compat: Compat) -> Decisions:
+def library_rule(variant: Variant, target: Target, present: bool | None, compat: Compat) -> Iterator[Decision]:
     """`libstdcxx-absent`: a package loads libstdc++.so.6, and `present` says that the node's loader has none.
 
     Refused where the wheel was read; a run that sets LD_LIBRARY_PATH itself may know better.
     """
     if present is not False:
-        return NOTHING
+        return
     own_path = "LD_LIBRARY_PATH" in {**variant.environment, **target.environment}
-    out: list[Decision] = []
     for row in compat.libstdcxx:
         package = next((package for package in variant.packages if package.name == row.has.name), None)
         if package is None or not meets(package.version, row.has):
@@ -62,8 +61,9 @@ def library_rule(variant: Variant, target: Target, present: bool | None, compat:
         name = f"{package.name} {package.version}"
         note = row.note.but("the run sets LD_LIBRARY_PATH" if own_path else None)
         says = Ruling("libstdcxx-absent", (f"no {_CXX}", f"{name} needs it and does not bring it"), note)
-        out += says("refuse", f"{name} loads {_CXX} when it is imported, and this node has none", install_words(_CXX))
-    return tuple(out)
+        yield from says(
+            "refuse", f"{name} loads {_CXX} when it is imported, and this node has none", install_words(_CXX)
+        )
 
 
 # What this file does stops the build; what a module does stops who imports it.
@@ -151,33 +151,30 @@ def package_rules(_facts: NodeFacts, request: Request, compat: Compat) -> Decisi
     return tuple(item for row in rows for item in package_rule(row, request, compat.patched_traits))
 
 
-def two_owners(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+def two_owners(_facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`two-owners`: of packages that hold the same files, the environment has one; never refuses."""
-    out: list[Decision] = []
     for group in compat.twins:
         names = [name for name in group if name in request.packages]
         compared = (" and ".join(f"{name} {request.packages[name]}" for name in names), "one of them")
         says = Ruling("two-owners", compared, compat.twins_note)
         if len(names) == 1:
-            out += says("allow", "its files have one owner")
+            yield from says("allow", "its files have one owner")
         elif names:
             what = "they hold the same files, and what runs is the one that is installed last"
-            out += says("warn", what, f"{names[0]} alone")
-    return tuple(out)
+            yield from says("warn", what, f"{names[0]} alone")
 
 
-def package_homonym(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+def package_homonym(_facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`package-homonym`: a package of the default index is the project that recipes mean by its name."""
-    out: list[Decision] = []
-    for name in sorted(request.from_pypi & set(compat.homonyms)):
+    names = sorted(request.from_pypi & set(compat.homonyms))
+    for name in names:
         other, meant = compat.homonyms[name]
         says = Ruling("package-homonym", (f"{name} on the default index", f"{name} of recipes"), compat.homonym_note)
-        out += says("refuse", f"{name} on the default index is {other}", f"{meant}, if that was meant")
-    if request.from_pypi and not out:
+        yield from says("refuse", f"{name} on the default index is {other}", f"{meant}, if that was meant")
+    if request.from_pypi and not names:
         compared = (f"{len(request.from_pypi)} packages of the default index", f"not {', '.join(compat.homonyms)}")
         says = Ruling("package-homonym", compared, compat.homonym_note)
-        out += says("allow", "no package only shares its name with the one that recipes mean")
-    return tuple(out)
+        yield from says("allow", "no package only shares its name with the one that recipes mean")
 
 
 def system_packages(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -221,9 +218,8 @@ def build_isolation(_facts: NodeFacts, request: Request, compat: Compat) -> Deci
     return says("refuse", what, "`torch:` in the profile, or a base with it")
 
 
-def apex_flags(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+def apex_flags(_facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`apex-flags`: the setup.py of an Apex takes the flags that it is built with, which differ by commit."""
-    out: list[Decision] = []
     for name, flags in request.flags.items():
         commit = request.commits.get(name, "")
         if not flags or not compat.apex.knows(commit):
@@ -233,11 +229,10 @@ def apex_flags(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions
         compared = (f"{here}: {', '.join(flags)}", f"it takes {', '.join(taken)}")
         says = Ruling("apex-flags", compared, compat.apex_note)
         if not unknown:
-            out += says("allow", f"{name} takes its flags")
+            yield from says("allow", f"{name} takes its flags")
         else:
             what = f"{here} has no flag {' and no flag '.join(unknown)}, so its build would fail"
-            out += says("refuse", what, f"`flags` without {', '.join(unknown)}, or a commit that has it")
-    return tuple(out)
+            yield from says("refuse", what, f"`flags` without {', '.join(unknown)}, or a commit that has it")
 
 
 def traits_of(
