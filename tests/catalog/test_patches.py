@@ -40,11 +40,6 @@ def test_a_patch_was_really_tried_and_says_what_it_expects(name: str) -> None:
     assert len({tried.commit for tried in patch.tried}) == len(patch.tried)
 
 
-def test_names_and_aliases_are_unique() -> None:
-    names = [*PATCHES, *(alias for patch in PATCHES.values() for alias in patch.aliases)]
-    assert len(set(names)) == len(names)
-
-
 def _used() -> list[tuple[str, str, str]]:
     out = []
     for name in list_stacks():
@@ -66,13 +61,12 @@ def test_a_spec_is_exact_at_a_commit_that_was_tried_and_a_range_at_others() -> N
     assert patch.expected() == patch.expected("0" * 40) == (1, 40)
     assert patch.expected("c28bbd208d16ffea61fa3c545e66b3a9d87f9d84") == (3, 3)
     assert json.loads(json.dumps(patch.spec((3, 3)))) == patch.spec((3, 3))
+    assert load_patch("megatronapp-addresses").expected() == (21, 21), "the sum of the edits"
 
 
-def test_the_sum_of_the_edits_bounds_the_whole() -> None:
-    assert load_patch("megatronapp-addresses").expected() == (21, 21)
-
-
-def test_an_alias_is_the_same_patch() -> None:
+def test_an_alias_is_the_same_patch_and_no_name_is_there_twice() -> None:
+    names = [*PATCHES, *(alias for patch in PATCHES.values() for alias in patch.aliases)]
+    assert len(set(names)) == len(names)
     assert load_patch("alpa-untie-embedding-gradients") is load_patch("megatron-no-tie")
     assert digest_of("alpa-untie-embedding-gradients") == digest_of("megatron-no-tie")
     assert re.fullmatch("[0-9a-f]{64}", digest_of("megatron-no-tie"))

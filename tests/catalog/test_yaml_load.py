@@ -139,24 +139,12 @@ def test_a_hundred_megabytes_are_refused_without_being_read(tmp_path: Path) -> N
     assert time.process_time() - started < 0.5
 
 
-def test_a_fifo_is_refused_and_never_waited_for(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo.yaml"
-    os.mkfifo(fifo)
-    with fails("file-unreadable"):
-        load_yaml(fifo)
-
-
-@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/"])
-def test_devices_and_folders_are_refused(path: str) -> None:
-    with fails("file-unreadable", ExitCode.USAGE):
-        load_yaml(Path(path))
-
-
-def test_a_missing_file_and_an_impossible_name_are_coded_errors(tmp_path: Path) -> None:
-    with fails("file-unreadable"):
-        load_yaml(tmp_path / "none.yaml")
-    with fails("file-unreadable"):
-        load_yaml(tmp_path / "a\0b.yaml")
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.yaml")
+    named = (tmp_path / name for name in ("fifo.yaml", "none.yaml", "a\0b.yaml"))
+    for path in (*named, Path("/dev/zero"), Path("/dev/null"), Path("/")):
+        with fails("file-unreadable", ExitCode.USAGE):
+            load_yaml(path)
 
 
 def test_a_place_can_be_asked_for_afterwards(tmp_path: Path) -> None:

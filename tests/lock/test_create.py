@@ -85,14 +85,6 @@ def test_constraints_hold_and_an_impossible_set_is_refused_with_uv_s_reason(tmp_
     assert "alpha" in caught.value.why
 
 
-def test_standalone_pythons_alone_keep_the_variants_on_a_base(tmp_path: Path, supply: MakeSupply) -> None:
-    make_wheel(tmp_path / "house", "torch", "1.0.0")
-    wanted = stack(interpreters=["standalone"], bases=[{"kind": "system", "provides": ["torch>=1"]}])
-    pinned = LockedInterpreter(kind="standalone", name="cpython-3", sha256="0" * 64)
-    lock = create_lock(wanted, "exact", supply=supply(tmp_path / "house"), standalone={"3.11": pinned})
-    assert [variant.id for variant in lock.variants] == ["cp311-linux_x86_64-system-standalone"]
-
-
 def test_one_variant_for_each_python_flavour_base_and_interpreter(tmp_path: Path, supply: MakeSupply) -> None:
     house = make_wheels(tmp_path / "house", "torch 1.0.0", "torch 1.0.0+cpu")
     wanted = stack(
@@ -121,6 +113,9 @@ def test_one_variant_for_each_python_flavour_base_and_interpreter(tmp_path: Path
     assert len({variant.digest for variant in lock.variants}) == 10
     with fails("interpreter-unknown"):
         create_lock(wanted, "exact", supply=supply(house), standalone={"3.11": pinned})
+    alone = stack(interpreters=["standalone"], bases=[{"kind": "system", "provides": ["torch>=1"]}])
+    lock = create_lock(alone, "exact", supply=supply(house), standalone={"3.11": pinned})
+    assert [variant.id for variant in lock.variants] == ["cp311-linux_x86_64-system-standalone"]
 
 
 TORCH = {"version": "2.7.0", "flavours": ["cpu"]}

@@ -33,11 +33,6 @@ def test_a_stack_with_torch_is_tested_by_computing(said: dict[str, Any], items: 
     assert [item.name for item in profile.smoke_items] == items
 
 
-def test_what_needs_torch_is_refused_without_it() -> None:
-    with pytest.raises(ValidationError, match="need torch"):
-        Profile.from_plain({"python": ["3.11"], "packages": ["numpy"], "smoke": [{"name": "machine"}]})
-
-
 STEP = {"source": "megatron", "script": "pretrain_gpt.py", "log": "megatron", "steps": 6}
 TREE = {"name": "megatron", "git": "https://example.org/m", "commit": "a" * 40, "install": "path"}
 
@@ -48,16 +43,22 @@ def profile_with(step: dict[str, Any], tree: dict[str, Any] = TREE) -> Profile:
 
 
 def test_the_item_step_says_what_it_runs() -> None:
-    item = profile_with({**STEP, "arguments": ["{work}/x"], "files": {"c.json": {"a": {"b": "{batch}"}}}}).smoke_items[
-        0
-    ]
+    step = {**STEP, "arguments": ["{work}/x"], "files": {"c.json": {"a": {"b": "{batch}"}}}}
+    item = profile_with(step).smoke_items[0]
     assert item.step is not None and (item.step.script, item.step.launcher) == ("pretrain_gpt.py", "torchrun")
 
 
-@pytest.mark.parametrize("item", [{"name": "step"}, {"name": "sound", "step": STEP}])
-def test_a_step_without_its_script_and_a_script_elsewhere_are_refused(item: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="`step` belongs to the item step, and only there"):
-        Profile.from_plain({"python": ["3.11"], "torch": TORCH, "smoke": [item]})
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"packages": ["numpy"], "smoke": [{"name": "machine"}]}, "need torch"),
+        ({"torch": TORCH, "smoke": [{"name": "step"}]}, "`step` belongs to the item step, and only there"),
+        ({"torch": TORCH, "smoke": [{"name": "sound", "step": STEP}]}, "`step` belongs to the item step, and only"),
+    ],
+)
+def test_an_item_without_what_it_needs_and_a_script_elsewhere_are_refused(said: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        Profile.from_plain({"python": ["3.11"], **said})
 
 
 @pytest.mark.parametrize(
