@@ -16,6 +16,7 @@ import pytest
 from tests.support.debian import PATH, UnavailableError, unpack_debian
 from tests.support.once import once
 from tests.support.programs import completed
+from tests.support.served import free_port, listening
 
 BASE = "localhost/envbuild/test-base"
 SUITE = "bookworm"
@@ -158,3 +159,17 @@ def _make_base(top: Path, packages: tuple[str, ...]) -> None:
         (top / "driver").write_text(driver)
         return
     raise UnavailableError(f"buildah cannot keep images here: {said[-300:]}")
+
+
+@contextmanager
+def registry(top: Path, host: str = "127.0.0.1") -> Iterator[str]:
+    """A registry of images that keeps them in `top`: `host:port`."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("docker-registry is not here (see tests/system-packages.txt)")
+    config, port = top / "registry.yml", free_port(host)
+    config.write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {top}/registry}}}}\nhttp: {{addr: '{host}:{port}'}}\n"
+    )
+    with listening([program, "serve", config], host, port):
+        yield f"{host}:{port}"

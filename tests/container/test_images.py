@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.container.storage import BASE, PYTHON, Storage, storage_in
+from tests.container.storage import BASE, PYTHON, Storage, registry, storage_in
 from tests.e2e.world import World
 from tests.node.forge import FILES, PATCH
-from tests.support.patience import PATIENCE, answers, until
+from tests.support.served import free_port, listening
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PLACE = ("--base-image", BASE, "--fetch-image", BASE, "--python", f"/usr/bin/python{PYTHON}", "--glibc", "2.36")
@@ -71,19 +69,12 @@ def _without_sources(world: World, house: Path) -> None:
 @contextmanager
 def git_server(world: World) -> Iterator[Path]:
     """The repositories on a port of this machine; a git configuration that leads there."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = ["daemon", "--export-all", f"--base-path={world.hub}", "--listen=127.0.0.1", f"--port={port}"]
-    process = subprocess.Popen(["git", *words], stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: answers("127.0.0.1", port))
+    with listening(["git", *words], "127.0.0.1", port):
         config = world.top / "server.gitconfig"
         config.write_text(f'[url "git://127.0.0.1:{port}/"]\n\tinsteadOf = https://git.example.org/\n')
         yield config
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
 
 
 def _build(world: World, house: Path, *more: str) -> dict[str, object]:
@@ -101,21 +92,12 @@ def test_one_image_twice_by_envbuild_and_from_its_folder_alone(site: World, stor
     # Nothing of envbuild is in it.
     assert _run(storage, "sh", "-c", "find / -xdev -name '*.pyz' -o -xdev -path '*envbuild/node*' | head -1") == ""
 
-    # The second time git fetches the sources from a mirror, by insteadOf of the named configuration.
-    _without_sources(site, house)
-    with git_server(site) as config:
-        second = _build(site, house, "--no-cache", "--tag", "localhost/tiny/two:1", "--gitconfig", str(config))
-        by_hand = _from_its_folder(site, storage, house, config)
-    assert first["id"] == second["id"]
-
     found = site.good(
         "image", "verify", "localhost/tiny/one:1", "-s", "./tiny.yaml", "--smoke", "--json", timeout=LONG
     ).json
     assert found["ok"] and {check["status"] for check in found["checks"]} == {"passed"}
     assert [check["name"] for check in found["checks"]] == ["packages", "files", "bytecode"]
     assert [check["name"] for check in found["smoke"]["checks"]] == ["smoke/sound", "smoke/sound/closure"]
-    words = ("image", "verify", by_hand, "-s", "./tiny.yaml", "--json")
-    assert site.good(*words, timeout=LONG).json["root"] == found["root"]
 
     code = "import os, sys, quick._fast as f; print(f.answer(), os.getuid(), os.environ['TINY'], sys.prefix)"
     inside = _run(storage, "python", "-c", code)
@@ -126,21 +108,34 @@ def test_one_image_twice_by_envbuild_and_from_its_folder_alone(site: World, stor
     _run(storage, "sh", "-c", f"echo new > {environment}/src/tree/data/old.so")  # in place
     _tampered(site, storage, environment)
 
-    # What changes is rebuilt; with the layers that were kept it is the image of a build without.
+    # What changes is rebuilt.
     _stack(site, {**FILES, "fast.c": FILES["fast.c"].replace("42", "43")})
     make_bundle(site, storage)
-    third = _build(site, house, "--tag", "localhost/tiny/one:2", "--verify")
-    assert third["id"] != first["id"]
-    assert _build(site, house, "--tag", "localhost/tiny/again:2")["id"] == third["id"]
-    assert _build(site, house, "--no-cache", "--tag", "localhost/tiny/one:3")["id"] == third["id"]
+    second = _build(site, house, "--tag", "localhost/tiny/one:2", "--verify")
+    assert second["id"] != first["id"]
     other = site.run("image", "verify", "localhost/tiny/one:1", "-s", "./tiny.yaml", timeout=LONG)
     assert (other.rc, other.code) == (7, "image-of-another-lock")
+    root = _root(site, "localhost/tiny/one:2")
+    not_podman = _podman_builds_the_same_environment(site, house, root)
+
+    # With the layers that were kept it is the image of a build without. This time git fetches the sources from a
+    # mirror, by insteadOf of the named configuration.
+    _without_sources(site, house)
+    with git_server(site) as config:
+        again = _build(site, house, "--no-cache", "--tag", "localhost/tiny/two:1", "--gitconfig", str(config))
+        by_hand = _from_its_folder(site, storage, house, config)
+    assert (again["id"], _root(site, by_hand)) == (second["id"], root)
 
     assert storage.buildah("containers", "--quiet") == ""  # no build leaves one behind
-    not_podman = _podman_builds_and_runs_the_same_environment(site, house)
-    _pushed_image_comes_back(site, storage, str(third["id"]))
+    _pushed_image_comes_back(site, storage, str(second["id"]))
     if not_podman:
         pytest.skip(f"the image was built, verified and pushed; podman did not build it: {not_podman}")
+
+
+def _root(world: World, image: str, builder: str = "buildah") -> str:
+    """What `image verify` reads inside."""
+    words = ("image", "verify", image, "-s", "./tiny.yaml", "--builder", builder, "--json")
+    return str(world.good(*words, timeout=LONG).json["root"])
 
 
 def _from_its_folder(world: World, storage: Storage, house: Path, config: Path) -> str:
@@ -182,48 +177,31 @@ def _run(storage: Storage, *argv: str, image: str = "localhost/tiny/one:1") -> s
 
 def _pushed_image_comes_back(world: World, storage: Storage, image: str) -> None:
     """Through a local registry, by the digest that the registry says."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("the image was built and verified; without docker-registry it is not pushed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = world.top / "registry.yml"
-    config.write_text(
-        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {world.top}/registry}}}}\n"
-        f"http: {{addr: '127.0.0.1:{port}'}}\n"
-    )
-    with (world.top / "registry.log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log)
-    try:
-        until(lambda: answers("127.0.0.1", port))
-        name = f"127.0.0.1:{port}/tiny"
+    with registry(world.top) as address:
+        name = f"{address}/tiny"
         storage.buildah("push", "--tls-verify=false", "localhost/tiny/one:2", f"docker://{name}:1")
         from envbuild.container.registry import ask_image
 
         digest = ask_image(f"{name}:1", plain_http=True)[0]
-        _a_digest_that_is_not_there(world, port)
+        _a_digest_that_is_not_there(world, address)
         storage.buildah("rmi", "--force", image)  # by all of its names
         storage.buildah("pull", "--tls-verify=false", f"{name}@sha256:{digest}")
         back = storage.buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", f"{name}@sha256:{digest}")
         assert back == image
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
 
 
-def _a_digest_that_is_not_there(world: World, port: int) -> None:
+def _a_digest_that_is_not_there(world: World, address: str) -> None:
     config = world.top / "registries.conf"
-    config.write_text(f'[[registry]]\nlocation = "127.0.0.1:{port}"\ninsecure = true\n')
-    place = ["--base-image", f"127.0.0.1:{port}/tiny@sha256:{'0' * 64}", *PLACE[2:]]
+    config.write_text(f'[[registry]]\nlocation = "{address}"\ninsecure = true\n')
+    place = ["--base-image", f"{address}/tiny@sha256:{'0' * 64}", *PLACE[2:]]
     done = world.run(
         "image", "build", "./tiny.yaml", *place, env={"CONTAINERS_REGISTRIES_CONF": str(config)}, timeout=LONG
     )
     assert (done.rc, done.code) == (7, "image-base-unknown"), done.err
 
 
-def _podman_builds_and_runs_the_same_environment(site: World, house: Path) -> str | None:
-    """As buildah did under `one:2`; why podman builds nothing here, None where it did."""
+def _podman_builds_the_same_environment(site: World, house: Path, root: str) -> str | None:
+    """Why podman builds nothing here, None where it did."""
     missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
     if missing:
         return f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)"
@@ -240,13 +218,7 @@ def _podman_builds_and_runs_the_same_environment(site: World, house: Path) -> st
     if made.rc and any(word in made.err for word in ("runc", "cgroup", "namespace", "mount")):
         return f"it runs no container here: {made.err[-300:]}"
     assert made.rc == 0, made.err[-2000:]
-    roots = [
-        site.good(
-            "image", "verify", image, "-s", "./tiny.yaml", "--builder", name, "--json", timeout=LONG
-        ).json["root"]
-        for image, name in (("localhost/tiny/podman:1", "podman"), ("localhost/tiny/one:2", "buildah"))
-    ]  # fmt: skip
-    assert roots[0] == roots[1]
+    assert _root(site, "localhost/tiny/podman:1", "podman") == root
     return None
 
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
-import socket
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.container.storage import BASE, PYTHON, Storage
+from tests.container.storage import BASE, PYTHON, Storage, registry
 from tests.e2e.world import Done, World
 from tests.fleet.faults import wait_for, working
 from tests.fleet.fleet_world import by_node, checks
 from tests.fleet.nodes import Fleet, Node, StartNodes
-from tests.support.patience import PATIENCE, answers, until
+from tests.support.patience import PATIENCE
 from tests.support.torch_stack import LIGHT, torch_stack
 from tests.test_snippets import of, run
 
@@ -227,39 +222,15 @@ def _tampered(world: World, node: Node, other: Node, image: str) -> None:
     assert _run(world, "verify").rc == 0
 
 
-@contextmanager
-def _registry(top: Path, address: str) -> Iterator[str]:
-    """A registry on the nodes' network: `host:port`."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("docker-registry is not here (see tests/system-packages.txt)")
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port = probe.getsockname()[1]
-    config = top / "registry.yml"
-    config.write_text(
-        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {top}/registry}}}}\n"
-        f"http: {{addr: '{address}:{port}'}}\n"
-    )
-    with (top / "registry.log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log)
-    try:
-        until(lambda: answers(address, port))
-        yield f"{address}:{port}"
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
-
-
 def test_nodes_pull_by_digest_what_was_pushed_and_a_node_without_a_runtime_is_refused(
     fleet: StartNodes, fleet_network: Fleet, world: World
 ) -> None:
     (node,) = fleet(1, kind="podman")
     (other,) = fleet(1, kind="full")
     _ready([node])
-    with _registry(world.top, fleet_network.gateway) as registry:
+    with registry(world.top, fleet_network.gateway) as address:
         world.env["no_proxy"] = world.env["NO_PROXY"] = fleet_network.gateway
-        _target(world, [node, other], registry=f"{registry}/tiny", insecure=True)
+        _target(world, [node, other], registry=f"{address}/tiny", insecure=True)
         done = _run(world, "provision")
         found = by_node(done)
         assert done.rc == 7, done.err
@@ -271,7 +242,7 @@ def test_nodes_pull_by_digest_what_was_pushed_and_a_node_without_a_runtime_is_re
         assert image["digest"].startswith("sha256:") and image["digest"] != f"sha256:{image['id']}"
 
         # The same image, now named as one that is only pulled: nothing is built, and its labels say what it is.
-        _target(world, [node], image=f"{registry}/tiny@{image['digest']}", insecure=True)
+        _target(world, [node], image=f"{address}/tiny@{image['digest']}", insecure=True)
         pulled = _run(world, "provision")
         assert pulled.rc == 0, pulled.err
         assert by_node(pulled)[node.address]["image"]["id"] == image["id"]

@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.container.storage import BASE, PYTHON, Storage
+from tests.container.storage import BASE, PYTHON, Storage, registry
 from tests.e2e.world import Done, World
-from tests.fleet.test_containers import _registry as one_registry
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.slurm.pyxis_programs import stand_ins, why_no_real
@@ -212,8 +211,8 @@ def _in_a_users_job(world: JobWorld) -> list[str]:
 
 
 def test_pyxis_runs_one_file_on_every_node_of_a_job(with_pyxis: JobWorld) -> None:
-    with one_registry(with_pyxis.top, with_pyxis.cluster.gateway) as registry:
-        _target(with_pyxis, runtime="pyxis", registry=f"{registry}/tiny", insecure=True)
+    with registry(with_pyxis.top, with_pyxis.cluster.gateway) as address:
+        _target(with_pyxis, runtime="pyxis", registry=f"{address}/tiny", insecure=True)
         _pyxis_runs_it(with_pyxis)
 
 
@@ -289,7 +288,7 @@ def _real_enroot_runs_it(world: JobWorld, **container: Any) -> Done:
 
 @pytest.mark.skipif(bool(why_no_real()), reason=why_no_real())
 def test_enroot_itself_runs_a_file_from_a_registry(world: JobWorld) -> None:
-    with one_registry(world.top, world.cluster.gateway) as registry:
-        _real_enroot_runs_it(world, registry=f"{registry}/tiny", insecure=True)
+    with registry(world.top, world.cluster.gateway) as address:
+        _real_enroot_runs_it(world, registry=f"{address}/tiny", insecure=True)
         verified = world.job(verb="verify", timeout=LONG)
         assert (verified.rc, world.submitted()) == (0, []), verified.err

@@ -1,14 +1,18 @@
-"""HTTP servers on this machine that say nothing of what they are asked."""
+"""Servers on this machine that say nothing of what they are asked."""
 
 from __future__ import annotations
 
+import socket
 import ssl
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+
+from tests.support.patience import PATIENCE, answers, until
 
 
 class Silent(BaseHTTPRequestHandler):
@@ -61,3 +65,22 @@ def answering(status: int, body: bytes = b"", **headers: str) -> type[Silent]:
             self.answer(status, body, **headers)
 
     return Handler
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def listening(argv: Sequence[str | Path], host: str, port: int) -> Iterator[None]:
+    """A program that serves there; it is over with the block."""
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: answers(host, port))
+        yield
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
