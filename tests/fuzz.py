@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - seeds are files, and have their lines
 """Hostile input for every parser of what comes from outside: `make fuzz`, or `python -m tests.fuzz [SECONDS] [PARSER]`.
 
 Two minutes at low priority. A parser answers, or refuses with a coded error, within a second of the processor for each
@@ -29,12 +28,12 @@ TOP = Path(__file__).parents[1]
 LARGEST = 64_000
 SLOW, MOST = 1.0, 10.0  # seconds a kilobyte, and for any input here
 HOSTILE = (
-    *"\0\r\n\t\x1b\x7f'\"`$\\{}[]()<>|&;:,=#*!%@~^-+/.?", "\u202e", "\u2028", "\ufeff", "\ud7ff", "\u0663", "\U0001f600",
-    "..", "../", "//", "://", "user:secret@", "git+", "@" + "a" * 40, "${X}", "$(id)", "$((", "<<EOF\n", "\\\n", "- ", "? ",
-    "&a ", "*a ", "<<: *a", "!!python/object/apply:os.system ", "---\n", "...\n", "{{", "}}", "[[", "]]", "=== ", "~=1.*",
-    "; python_version<'3'", "[1-99999999]", "[01-4096]", "9" * 4400, "1e999", "-1", "NaN", "Infinity", "null", "true",
-    "0x1f", "1_0", "--", "-e ", "-r ", ".. include:: /etc/passwd\n", "<!--", "<a ", "![](", "```\n", "| ", "|---", "\n\n",
-    "    ", "::\n\n  ", "ONBUILD ", "ARG A=", "FROM x AS x\n", "\x80", "\xff",
+    *"\0\r\n\t\x1b\x7f'\"`$\\{}[]()<>|&;:,=#*!%@~^-+/.?", "\u202e", "\u2028", "\ufeff", "\ud7ff", "\u0663",
+    "\U0001f600", "..", "../", "//", "://", "user:secret@", "git+", "@" + "a" * 40, "${X}", "$(id)", "$((", "<<EOF\n",
+    "\\\n", "- ", "? ", "&a ", "*a ", "<<: *a", "!!python/object/apply:os.system ", "---\n", "...\n", "{{", "}}", "[[",
+    "]]", "=== ", "~=1.*", "; python_version<'3'", "[1-99999999]", "[01-4096]", "9" * 4400, "1e999", "-1", "NaN",
+    "Infinity", "null", "true", "0x1f", "1_0", "--", "-e ", "-r ", ".. include:: /etc/passwd\n", "<!--", "<a ", "![](",
+    "```\n", "| ", "|---", "\n\n", "    ", "::\n\n  ", "ONBUILD ", "ARG A=", "FROM x AS x\n", "\x80", "\xff",
 )  # fmt: skip
 
 
@@ -66,7 +65,7 @@ def _text(function: Callable[[str], Any]) -> Callable[[bytes], Any]:
 
 def _page(name: str) -> tuple[Callable[[bytes], Any], list[bytes]]:
     """A reader of `init --from`, and the draft that it leads to."""
-    seeds = [line.encode() for line in _PAGES[name]]
+    seeds = [PAGES[name]]
     if name in ("README.md", "environment.yml", "Dockerfile", "setup.sh"):
         return _cli("init", "--from", "FILE", "--offline", "--yes", "out.yaml", name=name), seeds
     from envbuild.init.read import read
@@ -74,49 +73,13 @@ def _page(name: str) -> tuple[Callable[[bytes], Any], list[bytes]]:
     return _text(lambda text: read(text, name)), seeds
 
 
-_SHELL = (
-    "conda create -n x python=3.9 -y && conda activate x\npip install torch==1.12.1+cu113 --extra-index-url "
-    "https://user:secret@download.example.org/whl/cu113\ngit clone -b v1 https://github.com/a/b.git && cd b\n"
-    'pip install -v --no-cache-dir --global-option="--cpp_ext" ./\nexport A=${B:-c} D="e f"\ncat <<EOF > x\ny\nEOF\n'
-    "sed -i 's/a/b/' /usr/lib/python3.8/site-packages/x.py; curl https://x.org/i.sh | sh & (cd c; ls) || true\n"
-)
-_PAGES: dict[str, tuple[str, ...]] = {
-    "README.md": (
-        f"# Install\n\nPython 3.8 or newer, PyTorch >= 1.5 (tested with CUDA 10.1-11.3)\n\n```bash\n{_SHELL}```\n"
-        "| a | b |\n|---|---|\n| `pip install x` | [y](z) |\n\n<details><summary>s</summary>\n\n    pip install q\n</details>\n",
-    ),
-    "install.rst": (f"Install\n=======\n\n::\n\n    {_SHELL}\n.. code-block:: bash\n\n   pip install x\n\n=== ===\na   b\n=== ===\n",),
-    "setup.sh": ("#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gres=gpu:a100:4\n" + _SHELL + "module load cuda/11.4\nsrun python x.py\n",),
-    "Dockerfile": (
-        "# syntax=docker/dockerfile:1\nARG CUDA=11.3\nFROM nvidia/cuda:${CUDA}-devel AS b\nONBUILD RUN pip install x\n"
-        "ENV A=b C=\"d e\"\nWORKDIR /x\nRUN --mount=type=cache,target=/c apt-get install -y git && \\\n  pip install y==1\n"
-        "RUN <<EOF\npip install z\nEOF\nCOPY --from=b /a /b\nRUN [\"pip\", \"install\", \"q\"]\n",
-    ),
-    "x.def": ("Bootstrap: docker\nFrom: nvcr.io/nvidia/pytorch:22.02-py3\n%post\n    pip install x\n%environment\n  export A=b\n",),
-    "requirements.txt": (
-        "-r other.txt\n--index-url https://u:p@x.org/simple\ntorch==1.12.1+cu113 ; python_version < '3.11' # c\n"
-        "git+https://u:tok@github.com/a/b.git@v1#egg=b&subdirectory=c\n-e .\nx[a,b]>=1,<2 \\\n  --hash=sha256:00\n./w-1-py3-none-any.whl\n",
-    ),
-    "environment.yml": (
-        "name: x\nchannels: [pytorch, nvidia]\ndependencies:\n  - python=3.9\n  - pytorch::pytorch=1.12.1=py3.9_cuda11.3\n"
-        "  - pip:\n    - -r requirements.txt\n    - x==1\nvariables: {A: b}\nprefix: /home/x\n",
-    ),
-    "pyproject.toml": (
-        "[build-system]\nrequires = ['setuptools>=40', 'torch']\n[project]\nname='x'\nrequires-python='>=3.8'\n"
-        "dependencies=['torch>=2', 'y @ git+https://x.org/a/b@c']\n[project.optional-dependencies]\ndev=['z']\n"
-        "[tool.poetry.dependencies]\npython='^3.9'\nq={version='1', extras=['a']}\n[tool.uv.sources]\ny={git='https://x.org/a/b', rev='c'}\n"
-        "[tool.pixi.dependencies]\nr='1.*'\n[dependency-groups]\nt=['u', {include-group='dev'}]\n",
-    ),
-    "Pipfile": ("[packages]\na='*'\nb={version='==1'}\n[requires]\npython_version='3.9'\n",),
-    "pixi.toml": ("[dependencies]\na='1'\nb={version='>=2', channel='c'}\n[pypi-dependencies]\nd='*'\n",),
-    "setup.cfg": ("[metadata]\nname = x\n[options]\npython_requires = >=3.6\ninstall_requires =\n  a\n  b>1; python_version<'3'\n[options.extras_require]\nc = d\n",),
-    "setup.py": (
-        "import torch\nfrom setuptools import setup\nR = open('requirements.txt').read()\nsetup(name='x', install_requires=R.split()+['a>1'],"
-        " extras_require={'b': ['c']}, ext_modules=[CUDAExtension('d', ['e.cu'])])\nos.system('pip install f')\n",
-    ),
-    "uv.lock": ("version = 1\n[[package]]\nname='a'\nversion='1'\nsource={registry='https://x.org'}\n",),
-    ".github/workflows/ci.yml": ("on: push\njobs:\n  a:\n    runs-on: x\n    steps:\n      - run: |\n          pip install a\n      - uses: b@v1\n        with: {python-version: '3.9'}\n",),
-}  # fmt: skip
+SEEDS = Path(__file__).parent / "seeds"
+PAGES = {path.stem.replace("%", "/"): path.read_bytes() for path in sorted((SEEDS / "pages").iterdir())}
+
+
+def _seeds(name: str) -> list[bytes]:
+    """What a parser takes."""
+    return [(SEEDS / f"{name.replace(' ', '-')}.seed").read_bytes()]
 
 
 def _kit() -> bytes:
@@ -243,54 +206,33 @@ def parsers() -> dict[str, tuple[Callable[[bytes], Any], list[bytes]]]:
     lock = next(TOP.glob("lockfiles/**/torch-smoke*.toml")).read_bytes()
     stack = (TOP / "envbuild/catalog/stacks/torch-smoke.yaml").read_bytes()
     target = (TOP / "envbuild/catalog/targets/azure-nd96.yaml").read_bytes()
-    index = (
-        b'{"bytes":1,"digest":"","files":[{"bytes":1,"path":"wheels/a-1-py3-none-any.whl","sha256":"'
-        + b"0" * 64
-        + (b'","what":"wheel"}],"machines":["x86_64"],"profile":"exact","stack":"s","variants":["v"],"version":1}\n')
-    )
-    evidence = b'{"schema":"envbuild.evidence/1","stack":"a","nodes":[{"name":"n","facts":{}}],"checks":[]}'
-    html = b'<html><body><p>a</p><script type="application/json" id="evidence">{}</script></body></html>'
-    smi = (
-        b"0, NVIDIA H100 80GB HBM3, GPU-1, 81559, 9.0, 00000000:18:00.0, Disabled, 0, 570.1\n| NVIDIA-SMI 570.1  Driver "
-        b"Version: 570.1  CUDA Version: 12.8 |\nGPU 0: A100 (UUID: GPU-1)\n  MIG 3g.40gb  Device  0: (UUID: MIG-1)\n"
-    )
-    sinfo = b"gpu|4|idle|gpu:a100:8(S:0-1),nic:2|128\nJobState=RUNNING ExitCode=0:0 NodeList=gpu[01-04] Restarts=0\nCANCELLED by 1|0:9|gpu1|None\n"
-    qstat = b"Queue: debug\n    queue_type = Execution\n    resources_max.nodect = 2\nx1\n     state = free\n     resources_available.ngpus = 4\nJob Id: 1.x\n    job_state = F\n    exec_host = a/0*4+b/0*4\n"
-    logs = (
-        b" iteration       2/      10 | elapsed time per iteration (ms): 12.3 | global batch size: 4 | lm loss: 1.0E+01 |\n"
-        b'2026-01-01 | INFO | train_inner | {"epoch": 1, "loss": "10.1", "wps": "100", "num_updates": "2"}\n'
-        b"steps: 2 loss: 10.1 iter time (s): 0.1 samples/sec: 4\n"
-    )
-    trace = b'rank 0 stage 1 forward begin 1.0\n[trace] {"name": "forward", "ts": 1, "rank": 0}\n'
-    ssh = b"user@host: Permission denied (publickey,password).\nHost key verification failed.\nOffending ECDSA key in /x:3\nIdentityFile ~/.ssh/id\n"
-    address = b"git+https://u:tok@github.com/a/b.git@v1#egg=b&subdirectory=c\0git@host:a/b\0torch>=1.2.*\0docker.io/a/b:c@sha256:"
-    own = b"target = 'local'\nwait = '5m'\nmax_fail = '10%'\n"
+    ssh, addresses, evidence = _seeds("ssh"), _seeds("addresses")[0].splitlines(), _seeds("evidence")
     return {
-        "nvidia-smi": (_text(_gpus), [smi]),
-        "host lists": (_text(_hosts), [b"gpu[01-04,7],nid00[1-3]-ib[0-1]", b"a,b,c"]),
-        "slurm": (_text(_slurm), [sinfo]),
-        "pbs": (_text(_pbs), [qstat]),
-        "training logs": (_text(_logs), [logs]),
-        "ssh": (_text(_ssh), [ssh]),
-        "addresses": (_text(_addresses), address.split(b"\0")),
-        "redactor": (_text(_redacted), [ssh, address, _SHELL.encode(), facts[:4000]]),
-        "stamps": (_stamp, [b'{"stamp": 1, "stack": "a", "packages": {"a": "1"}, "root": "x", "files": 3, "python": "3.11.2"}']),
-        "bundle index": (_bundle_index, [index]),
-        "JSON": (_json, [facts[:4000], evidence]),
-        "pylock": (_text(parse_pylock), [b"lock-version = '1.0'\n[[packages]]\nname='a'\nversion='1'\n[[packages.wheels]]\nurl='https://x.org/a-1-py3-none-any.whl'\nsize=1\nhashes={sha256='" + b"0" * 64 + b"'}\n"]),
-        **{name: _page(name) for name in _PAGES},
+        "nvidia-smi": (_text(_gpus), _seeds("nvidia-smi")),
+        "host lists": (_text(_hosts), _seeds("host lists")[0].splitlines()),
+        "slurm": (_text(_slurm), _seeds("slurm")),
+        "pbs": (_text(_pbs), _seeds("pbs")),
+        "training logs": (_text(_logs), _seeds("training logs")),
+        "ssh": (_text(_ssh), ssh),
+        "addresses": (_text(_addresses), addresses),
+        "redactor": (_text(_redacted), [*ssh, *addresses, *_seeds("shell"), facts[:4000]]),
+        "stamps": (_stamp, _seeds("stamps")),
+        "bundle index": (_bundle_index, _seeds("bundle index")),
+        "JSON": (_json, [facts[:4000], *evidence]),
+        "pylock": (_text(parse_pylock), _seeds("pylock")),
+        **{name: _page(name) for name in PAGES},
         "stack file": (_cli("stack", "check", "FILE", name="a.yaml"), [stack]),
         "target file": (_cli("target", "check", "FILE", name="a.yaml"), [target]),
         "inventory": (_cli("lock", "check", "torch-smoke", "--offline", "--lock", "FILE", name="a.toml"), [lock]),
         "facts": (_cli("plan", "torch-smoke", "--facts", "FILE"), [facts]),
-        "evidence": (_cli("report", "verify", "FILE", name="evidence.json"), [evidence]),
-        "page of a report": (_cli("report", "verify", "FILE", name="report.html"), [html]),
+        "evidence": (_cli("report", "verify", "FILE", name="evidence.json"), evidence),
+        "page of a report": (_cli("report", "verify", "FILE", name="report.html"), _seeds("page of a report")),
         "kit": (_cli("report", "verify", "FILE", name="kit.tar"), [_kit()]),
         "bundle": (_cli("bundle", "verify", "FILE", name="a.tar"), [_kit()]),
-        "trace": (_cli("trace", "FILE", name="a.log"), [trace]),
-        "bench log": (_cli("bench", "megatron-alpa", "--log", "FILE"), [logs]),
-        "document": (_cli("explain", "torch-smoke", "--document", "FILE", name="a.md"), [_PAGES["README.md"][0].encode()]),
-        "configuration": (_cli("config", "show", name="envbuild.toml"), [own]),
+        "trace": (_cli("trace", "FILE", name="a.log"), _seeds("trace")),
+        "bench log": (_cli("bench", "megatron-alpa", "--log", "FILE"), _seeds("training logs")),
+        "document": (_cli("explain", "torch-smoke", "--document", "FILE", name="a.md"), [PAGES["README.md"]]),
+        "configuration": (_cli("config", "show", name="envbuild.toml"), _seeds("configuration")),
     }  # fmt: skip
 
 
