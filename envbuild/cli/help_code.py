@@ -6,33 +6,13 @@ import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 from envbuild import resources
 from envbuild.catalog.loader import list_stacks, load_stack
+from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import ExitCode
 from envbuild.regular_file import read_text
-
-# What a code means whose messages are those of the check or program that failed.
-_MEANS = {
-    "below-floor": "a measured figure is below its floor: the environment works, and is slower than it has to be",
-    "build-failed": "a source could not be compiled or installed; the environment in use stays in use",
-    "check-failed": "a check of the environment failed",
-    "drift": "a file, package or commit of the environment differs from its lock or stamp; `envbuild verify STACK` "
-    "names each, and `envbuild provision STACK --repair` builds the environment again",
-    "manifest-differs": "a field of the stack file is not what the lock was made from; `envbuild lock create STACK` "
-    "makes the lock again",
-    "package-yanked": "a locked version was withdrawn by its maker; it stays locked",
-    "plan-unconfirmed": "the plan was shown and not carried out: it was declined, or no terminal could be asked",
-    "python-open": "no file of the page names one Python: the draft takes the one that fits, and says why",
-    "report-claim-differs": "the comparison with a claim does not follow from the values and the claim",
-    "report-figure-differs": "a figure does not follow from the values behind it",
-    "report-lock-invalid": "the lock in the report cannot be read, or its digests do not hold",
-    "smoke-failed": "a smoke test failed",
-    "stale-service": "the page uses a service, repository or file that is gone or was replaced",
-    "step-failed": "a step of the plan failed on a node",
-    "torch-absent": "the code or its packages need torch, and no file names it",
-}
-
 
 # The head of the table of checks; those of other words say of each what it is.
 _COMPARES = "what it compares"
@@ -55,13 +35,20 @@ def meanings(word: str) -> list[str]:
     return [f"{named}: {meaning}" for meaning in _words().get(named, ())]
 
 
+@cache
+def _means() -> dict[str, str]:
+    """What a code means whose messages are those of the check or program that failed."""
+    return dict(load_yaml(Path(__file__).with_name("meanings.yaml")))
+
+
 def _of_errors(code: str) -> Iterator[str]:
     rows = [row for row in _rows() if row[0] == code]
     if not rows:
         return
-    lines = [f"{code}: {_ending({row[1] for row in rows})}", *([f"  {_MEANS[code]}"] if code in _MEANS else ())]
+    means = _means().get(code)
+    lines = [f"{code}: {_ending({row[1] for row in rows})}", *([f"  {means}"] if means else ())]
     for _, number, what, why, hint in rows:
-        if code in _MEANS and not re.search("[a-z]{2}", what):
+        if means and not re.search("[a-z]{2}", what):
             continue
         label = "  draft: " if number == "none" else "  hint: "
         labelled = [

@@ -86,7 +86,7 @@ def test_junit_has_a_case_for_each_check_with_what_it_says() -> None:
 def test_junit_that_cannot_be_written_is_said_and_no_mistake_of_envbuild(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envbuild.container.builders.find_builder", lambda _: None)
+    monkeypatch.setattr("envbuild.cli.image_cmd.find_builder", lambda _: None)
     found = {"ok": True, "stack": "s", "image": "i", "checks": [], "drift": []}
     monkeypatch.setattr("envbuild.container.verify_image.inspect_image", lambda *_: None)
     monkeypatch.setattr("envbuild.container.verify_image.verify_image", lambda *_, **__: found)
