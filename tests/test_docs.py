@@ -73,7 +73,7 @@ def test_d96_every_hint_that_is_a_command_parses() -> None:
     for path in (TOP / "envbuild").rglob("*.py"):
         for text in _hints(ast.parse(path.read_text(encoding="utf-8"))):
             for found in re.finditer(r"(?:`|(?:it|again|one|them|with): )envbuild ([a-z][^`;\n]*)(?=[`;]|$)", text):
-                if "..." in found[1] or found[1] in seen:
+                if "..." in found[1] or found[1] in seen or found[1].startswith("help "):  # it explains a code
                     continue
                 seen.add(found[1])
                 try:

@@ -75,6 +75,8 @@ OF_NODE = {
     "python-not-there": "an interpreter of the variant's Python is on the node, or may be brought there.",
     "conda-virtual": "the node has what the conda packages need of its system.",
     "prefix-usable": "the folder for environments can be written, allows programs, and has room.",
+    "disk-space": "its disk and quota have room for what is installed, and for what a build needs meanwhile.",
+    "disk-inodes": "its disk and quota have inodes for the files of the environment.",
     "files-out-of-reach": "the index or repository can be reached from who fetches; else it warns; never refuses.",
     "stack-name-shared": "the environment in use of this name is of the same project; else it warns; never refuses.",
     "gpu-broken": "the node's GPUs can be used at all; else a build for the CPU must be asked for.",

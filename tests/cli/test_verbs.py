@@ -69,7 +69,7 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
     decisions = {
         name
         for path in Path(envbuild.__file__).parent.rglob("*.py")
-        for name in re.findall(r'[^_]decision\(\s*"([a-z0-9-]+)"', path.read_text())
+        for name in re.findall(r'(?:Ruling|[^_]decision)\(\s*"([a-z0-9-]+)"', path.read_text())
     }
     assert len(decisions) > 30 and decisions <= set(codes()), "a plan refuses by the name of a rule"
     status, verdict = (
