@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from envbuild.container.builders import Build, Builder
 from envbuild.container.fetch_stages import WHEELHOUSE
 from envbuild.container.recipe import ImageRecipe, render
 from envbuild.errors import writing
-from envbuild.node import pip_config
+from envbuild.node import pip_config, proc
 from envbuild.node.bundle.index import NAME
 from envbuild.node.paths import EPOCH
 from envbuild.node.protocol import utc_time
@@ -144,12 +143,9 @@ def _origin() -> dict[str, str]:
     """Where the build comes from, for the labels: the checkout's origin and commit, where this is one."""
     labels = {}
     for name, words in (("SOURCE", ["config", "--get", "remote.origin.url"]), ("REVISION", ["rev-parse", "HEAD"])):
-        try:
-            done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=30, check=True)
-        except (OSError, subprocess.SubprocessError):
-            continue
-        text = done.stdout.strip()
-        if text and not (name == "SOURCE" and not text.startswith("https://")):
+        done = proc.run(["git", *words], timeout=30)
+        text = done.out.strip()
+        if done.ok and text and (name != "SOURCE" or text.startswith("https://")):
             labels[name] = re.sub(r"//[^/@]*@", "//", text)
     return labels
 

@@ -52,31 +52,28 @@ def inspect_image(builder: Builder, image: str, stack: str | None = None) -> Ins
     facts = builder.inspect(image)
     about = _about(image, facts["config"])
     lock = locked_stack(stack or about["stack"], about["profile"]).lock
-    variant = variant_of(lock, facts["config"])
-    if variant is None:
-        raise of_another_lock(image, lock, about)
+    variant = variant_of(image, lock, facts["config"])
     named = {key: about[key] for key in ("stack", "profile", "environment")}
     return Inspected(image, str(facts["id"]).removeprefix("sha256:"), variant=variant, **named)
 
 
-def variant_of(lock: Lock, config: Mapping[str, Any]) -> Variant | None:
-    """The variant of a lock that an image is of, by the digest in its labels and the GPUs that it compiled for."""
+def variant_of(image: str, lock: Lock, config: Mapping[str, Any]) -> Variant:
+    """The variant of a lock that an image is of, by the digest in its labels and the GPUs that it compiled for.
+
+    Raises EnvbuildError `image-of-another-lock` (exit 7) where no variant gives it.
+    """
     environ = dict(str(setting).partition("=")[::2] for setting in config.get("Env") or ())
-    archs = environ.get("TORCH_CUDA_ARCH_LIST")
+    archs, labels = environ.get("TORCH_CUDA_ARCH_LIST"), config.get("Labels") or {}
+    stack, profile, digest = (str(labels.get(LABEL + name) or "") for name in ("stack", "profile", "lock"))
     for locked in lock.variants:
         for bound in (None, tuple(archs.split(";")) if archs else ()):
             variant = locked.with_arch_list(lock.stack, lock.profile, bound)
-            if f"sha256:{variant.digest}" == (config.get("Labels") or {}).get(f"{LABEL}lock"):
+            if f"sha256:{variant.digest}" == digest:
                 return variant
-    return None
-
-
-def of_another_lock(image: str, lock: Lock, about: Mapping[str, str]) -> EnvbuildError:
-    """The error (exit 7) for an image that no variant of `lock` gives."""
-    return EnvbuildError(
+    raise EnvbuildError(
         "image-of-another-lock",
         f"{image} matches no variant of the lock of {lock.stack} ({lock.profile})",
-        why=f"its labels say {about['stack']} ({about['profile']}), {about['lock'][:19] or 'no lock'}",
+        why=f"its labels say {stack} ({profile}), {digest[:19] or 'no lock'}",
         hint="build it again from this lock, or name its own stack with `--stack`",
     )
 
@@ -123,7 +120,7 @@ def as_junit(image: str, answer: dict[str, Any]) -> str:
 def _about(image: str, config: Mapping[str, Any]) -> dict[str, str]:
     """What the labels of an image of ours say."""
     labels = config.get("Labels") or {}
-    about = {name: str(labels.get(LABEL + name, "")) for name in ("stack", "profile", "lock", "environment")}
+    about = {name: str(labels.get(LABEL + name, "")) for name in ("stack", "profile", "environment")}
     if not about["stack"] or not about["environment"].startswith("/"):
         raise EnvbuildError(
             "image-not-ours", f"{image} was not built by envbuild", why="it has no labels that name a stack"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from envbuild.model.evidence import Deviation, Equality, Evidence, Files, NodeEvidence
@@ -25,14 +24,11 @@ def equality_of(
     stamped = [node for node in nodes if node.root]
     if len(stamped) < 2:
         return None
-    counts = Counter(str(node.root) for node in stamped if not node.drift_count)
-    if not counts:
+    groups = list(grouped((node for node in stamped if not node.drift_count), lambda node: str(node.root)).values())
+    if not groups:
         return None
-    # Of equally many the first: Counter keeps the order of the nodes.
-    root = counts.most_common(1)[0][0]
-    equal = [node for node in stamped if node.root == root and not node.drift_count]
-    others = list(grouped((node for node in stamped if node.root != root and not node.drift_count),
-                          lambda node: node.root).values())  # fmt: skip
+    equal = max(groups, key=len)  # of equally many the first
+    root, others = str(equal[0].root), [group for group in groups if group is not equal]
     deviating = [_drifted(node) for node in stamped if node.drift_count]
     if others:
         usual = equal[0]

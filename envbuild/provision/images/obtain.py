@@ -15,7 +15,7 @@ from envbuild.container.base_images import Given
 from envbuild.container.build import Options, build_image
 from envbuild.container.builders import Builder, find_builder
 from envbuild.container.recipe import ImageRecipe
-from envbuild.container.verify_image import LABEL, of_another_lock, variant_of
+from envbuild.container.verify_image import LABEL, variant_of
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import Variant
 from envbuild.model.target import ContainerSettings
@@ -94,8 +94,7 @@ def _pulled(prepared: Prepared, settings: ContainerSettings, reference: str) -> 
     from envbuild.container.registry import ask_config
 
     image, config = ask_config(reference, plain_http=settings.insecure)
-    labels = {key: str(value) for key, value in dict(config.get("Labels") or {}).items()}
-    environment = labels.get(LABEL + "environment", "")
+    environment = str((config.get("Labels") or {}).get(f"{LABEL}environment", ""))
     if not environment.startswith(f"{PREFIX}/envs/"):
         raise EnvbuildError(
             "image-not-ours",
@@ -104,10 +103,7 @@ def _pulled(prepared: Prepared, settings: ContainerSettings, reference: str) -> 
             hint="`envbuild image build STACK --push REF` makes one",
             exit_code=ExitCode.REFUSED,
         )
-    variant = variant_of(prepared.lock, config)
-    if variant is None:
-        about = {name: labels.get(LABEL + name, "") for name in ("stack", "profile", "lock")}
-        raise of_another_lock(reference, prepared.lock, about)
+    variant = variant_of(reference, prepared.lock, config)
     return Wanted(reference, reference, PREFIX, environment, variant, id=image)
 
 
