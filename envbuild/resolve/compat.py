@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
@@ -43,19 +43,6 @@ class ApexHistory(NamedTuple):
     def raises_at(self, commit: str) -> bool:
         """Whether setup.py stops at another CUDA minor version at a known commit."""
         return _within(self.places[commit[:_DIGITS]], self.raises)
-
-
-def apex_history(row: Mapping[str, Any]) -> ApexHistory:
-    """The contents of compat/apex.yaml, with the text of apex_commits.txt under `commits`."""
-    return ApexHistory(
-        places={commit: place for place, commit in enumerate(str(row["commits"]).split())},
-        flags={flag: _ranges(ranges) for flag, ranges in row["flags"].items()},
-        raises=_ranges(row["raises"]),
-    )
-
-
-def _ranges(rows: list[list[int]]) -> Ranges:
-    return tuple((int(first), int(last)) for first, last in rows)
 
 
 def _within(place: int, ranges: Ranges) -> bool:

@@ -14,6 +14,7 @@ from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.resolve.artifacts import Numbers, numbers
 from envbuild.resolve.compat import (
+    ApexHistory,
     Compat,
     Compilers,
     Cuda,
@@ -25,28 +26,23 @@ from envbuild.resolve.compat import (
     OwnList,
     PackageRule,
     PackageTraits,
+    Ranges,
     TorchBuild,
     TorchRelease,
-    apex_history,
     short,
 )
 
 FILES = ("torch", "cuda", "compilers", "gpus", "images", "python", "packages", "limits", "apex")
 
 
+@cache
 def load_compat() -> Compat:
-    """Read the shipped compat files.
+    """Read the shipped compat files, once: one command asks several times, and reading takes 30 ms.
 
     Raises EnvbuildError `installation-broken` when a file lacks a key or holds a value of a wrong type, and what the
     YAML loader raises for unreadable files.
     """
-    return _compat(resources.catalog() / "compat")
-
-
-@cache
-def _compat(directory: Path) -> Compat:
-    """One command asks several times, and reading takes 30 ms."""
-    return compat_from_plain(read_plain(directory))
+    return compat_from_plain(read_plain(resources.catalog() / "compat"))
 
 
 def read_plain(directory: Path) -> dict[str, Any]:
@@ -108,7 +104,11 @@ def _build(data: Mapping[str, Any]) -> Compat:
         system_note=_note(packages["system"], "packages.yaml#system"),
         homonyms={n: (row["is"], row["meant"]) for n, row in packages["homonyms"]["names"].items()},
         homonym_note=_note(packages["homonyms"], "packages.yaml#homonyms"),
-        apex=apex_history(data["apex"]),
+        apex=ApexHistory(
+            places={commit: place for place, commit in enumerate(str(data["apex"]["commits"]).split())},
+            flags={flag: _ranges(rows) for flag, rows in data["apex"]["flags"].items()},
+            raises=_ranges(data["apex"]["raises"]),
+        ),
         apex_note=_note(data["apex"], "apex.yaml#flags"),
     )
 
@@ -148,6 +148,10 @@ def _torch_build(flavour: str, row: Mapping[str, Any], abi: int, note: Note) -> 
         ptx_note=note.but(row.get("ptx_unverified", mark)),
         disputed={numbers(arch): text for arch, text in row.get("disputed", {}).items()},
     )
+
+
+def _ranges(rows: list[list[int]]) -> Ranges:
+    return tuple((int(first), int(last)) for first, last in rows)
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -220,21 +224,18 @@ def _limits(row: Mapping[str, Any]) -> Limits:
 
 
 def _gpu(model: str, row: Mapping[str, Any], note: Note) -> Gpu:
-
-    def figure(*names: str) -> float | None:
-        return next((float(row[name]) for name in names if name in row), None)
-
+    figures = {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
     unverified = ", ".join(row.get("unverified", ())) or None
     return Gpu(
         model=model,
         name=row["name"],
         capability=numbers(row["cc"]),
-        memory_gb=float(row["memory_gb"]),
-        dense_tflops=figure("bf16_dense_tflops", "fp16_dense_tflops"),
-        sparse_tflops=figure("sparse_tflops"),
-        bandwidth=figure("memory_bandwidth_gbs"),
+        memory_gb=figures["memory_gb"],
+        dense_tflops=figures.get("bf16_dense_tflops", figures.get("fp16_dense_tflops")),
+        sparse_tflops=figures.get("sparse_tflops"),
+        bandwidth=figures.get("memory_bandwidth_gbs"),
         # Whether two cards have a bridge, and which two, nothing here says.
-        nvlink=None if "nvlink_note" in row else figure("nvlink_gbs"),
+        nvlink=None if "nvlink_note" in row else figures.get("nvlink_gbs"),
         note=note.but(unverified and f"{unverified} from memory"),
     )
 

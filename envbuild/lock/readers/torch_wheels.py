@@ -22,10 +22,10 @@ from envbuild import resources
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import PYPI, Index
-from envbuild.lock.readers.pylock import ARCHITECTURES, headers_of, platform_of
+from envbuild.lock.readers.pylock import headers_of, platform_of
 from envbuild.model.lock import ArtifactFile, LockedPackage
 from envbuild.node import pip_config
-from envbuild.resolve.artifacts import best_wheel
+from envbuild.resolve.artifacts import Platform, best_wheel, python_tag
 
 # Packages that hold CUDA's libraries, and those that only a CUDA build of torch needs besides; by prefix (wheel
 # metadata of torch 1.13 to 2.13).
@@ -117,7 +117,7 @@ def choose_torch(
         return TorchChoice(full, (f"torch=={full}",), index.name)
     if supply.reachable(index):
         return TorchChoice(full, (f"torch=={full}",), index.name, index)
-    return _from_records(full, python, platform, supply, index, previous)
+    return _from_records(full, fits, supply, index, previous)
 
 
 def _plain(version: str) -> str:
@@ -131,9 +131,9 @@ def _local_wheels(full: str, find_links: tuple[str, ...]) -> list[Path]:
 
 
 def _from_records(
-    full: str, python: str, platform: str, supply: Supply, index: Index, previous: LockedPackage | None
+    full: str, fits: Platform, supply: Supply, index: Index, previous: LockedPackage | None
 ) -> TorchChoice:
-    package = _recorded_package(full, python, platform, supply.records, index, previous)
+    package = _recorded_package(full, fits, supply.records, index, previous)
     siblings = _local_wheels(full, supply.find_links)
     requires = _requires_of(siblings[0]) if siblings else supply.records.requires.get(full, ())
     if requires:
@@ -165,25 +165,22 @@ def _sibling(version: str, pypi_flavours: Mapping[str, str | None]) -> str | Non
 
 
 def _recorded_package(
-    full: str, python: str, platform: str, records: TorchRecords, index: Index, previous: LockedPackage | None
+    full: str, fits: Platform, records: TorchRecords, index: Index, previous: LockedPackage | None
 ) -> LockedPackage:
-    fits = platform_of(python, platform)
     best = best_wheel((file for file in records.files if file.startswith(f"torch-{full}-")), fits)
-    if best:
-        return LockedPackage(name="torch", version=full, index=index.name, files=(records.files[best],))
-    if previous and (previous.version, previous.index) == (full, index.name):
+    if not best and previous and (previous.version, previous.index) == (full, index.name):
         return previous
-    return LockedPackage(name="torch", version=full, index=index.name, files=(_unrecorded(full, python, platform),))
+    file = records.files[best] if best else _unrecorded(full, fits)
+    return LockedPackage(name="torch", version=full, index=index.name, files=(file,))
 
 
-def _unrecorded(full: str, python: str, platform: str) -> ArtifactFile:
-    nodot = "cp" + python.replace(".", "")
-    abi = nodot + ("m" if int(python.split(".")[1]) < 8 else "")
+def _unrecorded(full: str, fits: Platform) -> ArtifactFile:
+    tag = python_tag(fits.python)
+    abi = tag + ("m" if int(fits.python.split(".")[1]) < 8 else "")
     # Platform tag of the PyTorch indexes: plain `linux` up to 2.6, manylinux 2.28 since 2.7.
     modern = Version(full.partition("+")[0]) >= Version("2.7")
-    tag = f"manylinux_2_28_{ARCHITECTURES[platform]}" if modern else platform
     return ArtifactFile(
-        file=f"torch-{full}-{nodot}-{abi}-{tag}.whl",
+        file=f"torch-{full}-{tag}-{abi}-{'manylinux_2_28' if modern else 'linux'}_{fits.machine}.whl",
         sha256="unrecorded",
         reason="its index was out of reach and no public record of this file is known; the name follows the rule",
     )
