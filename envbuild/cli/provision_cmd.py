@@ -181,7 +181,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
 
 def _after(made: Plan, prepared: Prepared) -> str:
     """A line about the job that `provision` will submit, if any, and one on how long the run of a document took."""
-    from envbuild.plan.job import request_text
+    from envbuild.plan.planner import request_text
 
     jobs = prepared.target.connection.kind == "job" and not made.nothing_to_do
     lines = [f"  job: {request_text(made, prepared.target)}\n"] if jobs else []

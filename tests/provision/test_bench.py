@@ -256,6 +256,7 @@ def test_the_last_line_of_a_failed_run_is_its_cause_and_not_that_it_ended(tmp_pa
         ("{node}: ", 2),
         ("[default{rank}]:", 4),
         ("[rank{rank}]: ", 4),
+        ("[{rank}] ", 4),
         ("{node}: [default{rank}]:", 8),
     ],
 )

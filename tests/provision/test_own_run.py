@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,9 +39,26 @@ LONG = "import sys; [print('x' * 999) for _ in range(1000)]; sys.stderr.write('d
 ONE = Launch.model_construct(commands=(Command(argv=("true",), directory="/"),), gpus_per_node=2)
 
 
-def worked(tmp_path: Path) -> Any:
+TOLD: Any = SimpleNamespace(log="alpa", metric="tflops")
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Any:
+    """A run with a folder for its logs."""
+    (tmp_path / "logs").mkdir()
     settings = SimpleNamespace(cancel=lambda: False)
     return SimpleNamespace(run=SimpleNamespace(path=tmp_path), settings=settings, notes=[])
+
+
+@pytest.fixture
+def begin(work: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Log]:
+    """Carry out what the shell is told, here."""
+
+    def run(text: str, name: str = "bench 1", output: str = f"{work.run.path}/out", seconds: float = 60.0) -> Log:
+        monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text=text)])
+        return own_run.carry_out(work, TOLD, OwnRun(ONE, None, output, seconds), name)
+
+    return run
 
 
 def printed(program: str, path: Path) -> tuple[Log, int]:
@@ -64,45 +82,35 @@ def test_a_line_without_an_end_is_written_in_pieces(tmp_path: Path, monkeypatch:
     assert (log.failure, log.path.read_text()) == ("", "x" * 5000)
 
 
-def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "logs").mkdir()
+def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(tmp_path: Path, begin: Callable[..., Log]) -> None:
     (tmp_path / "logs/trial-1.log").symlink_to("/dev/full")
-    work = worked(tmp_path)
-    told: Any = SimpleNamespace(log="alpa", metric="tflops")
-    monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="yes")])
-    log = own_run.carry_out(work, told, OwnRun(ONE, None, str(tmp_path / "out"), 60.0), "trial 1")
+    log = begin("yes", "trial 1")
     assert (log.failure, log.late) == ("its log cannot be written: [Errno 28] No space left on device", False)
 
 
-def test_ranks_that_nothing_ends_are_named_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "logs").mkdir()
-    work = worked(tmp_path)
+def test_ranks_that_nothing_ends_are_named_and_not_waited_for(
+    begin: Callable[..., Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
     started, marks, shell = [], [], own_run._shell
 
-    def begin(argv: list[str], script: str, marker: str) -> subprocess.Popen[bytes]:
+    def kept(argv: list[str], script: str, marker: str) -> subprocess.Popen[bytes]:
         marks.append(marker)
         started.append(shell(argv, script, marker))
         return started[-1]
 
-    monkeypatch.setattr(own_run, "_shell", begin)
-    monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="exec sleep 600 >/dev/null 2>&1")])
+    monkeypatch.setattr(own_run, "_shell", kept)
     monkeypatch.setattr(own_run, "end_marked", lambda *_, **__: None)
     try:
-        log = own_run.carry_out(work, TOLD, OwnRun(ONE, None, str(tmp_path / "out"), 0.3), "bench 1")
+        log = begin("exec sleep 600 >/dev/null 2>&1", seconds=0.3)
     finally:
         end_marked(own_run.MARKER, marks[0], grace=0)
     said = f"processes that nothing ends are left, as where a driver hangs: {started[0].pid}"
     assert (log.failure.partition(", ")[2].startswith(said.partition(", ")[2]), log.late) == (True, False), log.failure
 
 
-def test_a_folder_for_its_output_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = worked(tmp_path)
-    monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="true")])
-    asked = OwnRun(ONE, None, "/dev/null/out", 60.0)
+def test_a_folder_for_its_output_that_cannot_be_made_is_said(begin: Callable[..., Log]) -> None:
     with fails("output-unwritable") as caught:
-        own_run.carry_out(work, TOLD, asked, "bench 1")
+        begin("true", output="/dev/null/out")
     assert caught.value.what == "/dev/null/out cannot be written"
 
 
@@ -150,29 +158,25 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_who_else_uses_the_gpus_of_a_run_is_told_before_it_starts_and_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvidia_smi: Path
+    work: Any, begin: Callable[..., Log], monkeypatch: pytest.MonkeyPatch, nvidia_smi: Path
 ) -> None:
-    (tmp_path / "logs").mkdir()
-    work = worked(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="true")])
     for number in (1, 2):
-        own_run.carry_out(work, TOLD, OwnRun(ONE, None, str(tmp_path / "out"), 60.0), f"bench {number}")
+        begin("true", f"bench {number}")
     assert work.notes == [f"localhost: {TOLD_USED}"]
     assert nvidia_smi.read_text().count("-i 4,5\n") >= 4
 
 
 @pytest.mark.parametrize("hosts", [{}, {"a": ["/bin/sh", "-s"]}])
 def test_a_lock_that_an_ended_run_has_left_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: dict[str, list[str]]
+    tmp_path: Path, work: Any, monkeypatch: pytest.MonkeyPatch, hosts: dict[str, list[str]]
 ) -> None:
     """Every run that compiles waits for it."""
-    (tmp_path / "logs").mkdir()
     lock = tmp_path / "cpu_adam/lock"
     lock.parent.mkdir()
     lock.touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    work, asked = worked(tmp_path), OwnRun(ONE, None, str(tmp_path / "out"), 60.0)
+    asked = OwnRun(ONE, None, str(tmp_path / "out"), 60.0)
     if hosts:
         work, asked, _ = on_hosts(tmp_path, monkeypatch, hosts)
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="true")])
@@ -247,7 +251,6 @@ torch.size = number + 1
 
 
 SHELL = ["/bin/sh", "-s"]
-TOLD: Any = SimpleNamespace(log="alpa", metric="tflops")
 
 
 def test_of_hosts_whose_log_cannot_be_opened_that_is_said_and_who_could_not_be_told_to_end(
@@ -330,24 +333,6 @@ def test_a_hosts_shell_ends_what_starts_itself_again_and_again(tmp_path: Path) -
         with subprocess.Popen([str(again)], env=environment) as started:
             subprocess.run(["bash"], input=own_run._END.format(marker=marker).encode(), check=True, timeout=PATIENCE)
             assert started.wait(PATIENCE) in (-signal.SIGTERM, -signal.SIGKILL)
-
-
-@pytest.mark.parametrize("prefix", ["{}: ", "[default{}]:", "[rank{}]: ", "[{}] "])
-def test_of_a_log_that_names_ranks_the_last_line_of_each_is_told(prefix: str) -> None:
-    said = [prefix.format(rank) + f"rank {rank} at step {step}" for step in range(9) for rank in range(11)]
-    hung = [prefix.format(3) + "waiting", *(f"{prefix.format(7)}step {step}" for step in range(20))]
-    lines = _last_lines("\n".join(said + hung)).splitlines()
-    others = [prefix.format(rank) + f"rank {rank} at step 8" for rank in range(11) if rank not in (3, 7)]
-    assert sorted(lines[:10]) == sorted([*others, hung[0]])
-    assert lines[10:] == hung[-12:]
-
-
-def test_what_slurm_says_of_a_rank_is_not_its_last_line() -> None:
-    killed = [
-        "0: slurmstepd-gpu1: error: *** STEP 5.0 CANCELLED ***",
-        *(f"1: traceback {i}" for i in range(12)),
-    ]
-    assert _last_lines("\n".join(["0: rank 0 sleeps", *killed])).splitlines()[0] == "0: rank 0 sleeps"
 
 
 def test_of_a_log_without_ranks_the_last_lines_are_told() -> None:

@@ -11,7 +11,7 @@ from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
-from envbuild.plan.job import limit_of
+from envbuild.plan.planner import limit_of
 from envbuild.plan.sharing import builder_of, other_steps
 from envbuild.plan.tools import NodeTools
 from envbuild.provision.contact.first_contact import ContactResult, node_request
