@@ -33,9 +33,10 @@ def prepare(
     `not-yet-supported` (exit 7) for a target whose nodes cannot be reached yet, unless `recorded`.
     """
     named = {name: getattr(choice, name) for name in ("prefix", "base", "engine", "interpreter", "cache")}
-    overrides = {
-        key: value for key, value in {**named, "hosts": list(choice.hosts) or None}.items() if value is not None
-    }
+    hosts = list(choice.hosts) or None
+    if hosts and recorded and loader.load_target(choice.target, template=True).target.connection.kind == "job":
+        hosts = None  # they choose among the recorded nodes; the job keeps its partition
+    overrides = {key: value for key, value in {**named, "hosts": hosts}.items() if value is not None}
     given = loader.load_target(choice.target, overrides, template=True)
     target = given.target
     if not recorded:
