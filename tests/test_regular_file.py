@@ -21,7 +21,7 @@ from tests.support import forked
 TOP = Path(envbuild.__file__).parent
 # Modules that open files without it: what ships, what this program wrote itself, and what it writes.
 OWN = """
-    cli.entry container.build container.builders container.fetch_stages explain.source
+    cli.entry container.build container.builders container.fetch_stages container.pods explain.source
     lock.packages lock.readers.wheel_record lock.sources provision.ansible.steps provision.bench
     provision.contact.first_contact provision.contact.payload provision.contact.toolchain provision.contact.wheel_stores
     provision.gpu_use provision.images.obtain provision.jobs.answers provision.jobs.launch provision.run.conclude

@@ -139,7 +139,8 @@ def test_a_block_of_yaml_is_accepted_where_it_is_to_stand(page: str, text: str, 
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(whole))
         assert load_stack(str(tmp_path / "mine.yaml")).stack.profiles
     else:
-        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"name": "mine", "extends": "slurm", **told}))
+        base = "ssh" if "command" in told.get("hosts", ()) else "slurm"
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"name": "mine", "extends": base, **told}))
         assert load_target(str(tmp_path / "mine.yaml"), template=True).target.name == told.get("name", "mine")
 
 
