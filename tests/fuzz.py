@@ -105,10 +105,10 @@ def _hosts(text: str) -> None:
 def _gpus(text: str) -> None:
     from envbuild.node.probe import gpus
 
-    for parse in (gpus.parse_query, gpus.parse_sick, gpus.parse_header, gpus.parse_list, gpus.parse_problem):
+    for parse in (gpus.parse_query, gpus.parse_sick, gpus.parse_list, gpus.parse_problem):
         parse(text)
     gpus.parse_health(text, ("pci.bus_id", "a"))
-    for parse in (gpus.parse_proc_version, gpus.parse_nvcc, gpus.unknown_field):
+    for parse in (gpus.DRIVER.search, gpus.CEILING.search, gpus.MODULE.search, gpus.NVCC.search):
         parse(text)
 
 

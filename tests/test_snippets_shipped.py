@@ -70,7 +70,7 @@ def machine(world: World) -> Machine:
     (block,) = re.findall(r"^```yaml\n(reference:\n.*?)^```", page, re.MULTILINE | re.DOTALL)
     machine.own("nanogpt", yaml.safe_load(block)["reference"])
     (world.work / "data").mkdir()
-    training_data.write("gpt2", str(world.work / "data"))
+    training_data.write_gpt2(str(world.work / "data"))
     return machine
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from envbuild.node import hashing, paths, proc
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
+from envbuild.node.read_text import first
 from envbuild.node.redact import redact_text
 
 DEADLINE = 3600.0
@@ -352,8 +353,7 @@ def state_words(state: Json) -> str:
 
 def lost_object(output: str) -> str:
     """The id of the object that a repository names in its commits and does not have, as git said it; else empty."""
-    match = _LOST.search(output)
-    return match.group(1) if match is not None else ""
+    return first(_LOST, output) or ""
 
 
 def object_missing(origin: str, lost: str, why: str) -> "NodeError":

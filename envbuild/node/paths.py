@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator
 
 from envbuild.node.protocol import Json, NodeError
-from envbuild.node.read_text import opened, read
+from envbuild.node.read_text import first, opened, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -219,9 +219,9 @@ def set_umask(prefix: str) -> None:
 
 def umask() -> int:
     """The umask of this process. /proc is asked first: umask(2) would change it for a moment, for all threads."""
-    match = re.search(r"^Umask:\s*([0-7]+)", read("/proc/self/status"), re.MULTILINE)
-    if match:
-        return int(match.group(1), 8)
+    digits = first(r"(?m)^Umask:\s*([0-7]+)", read("/proc/self/status"))
+    if digits:
+        return int(digits, 8)
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

@@ -63,6 +63,12 @@ def integer(text: "str | None") -> "int | None":
     return int(text) if text is not None and re.match(r"[0-9]{1,15}\Z", text) else None
 
 
+def first(pattern: "re.Pattern[str] | str", text: str) -> "str | None":
+    """What the first group of a pattern finds in a text; None where it finds nothing."""
+    match = re.search(pattern, text)
+    return match.group(1) if match else None
+
+
 def number(text: str) -> "float | None":
     """What a program printed as a number; None where it has none to say."""
     try:

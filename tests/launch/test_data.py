@@ -191,7 +191,7 @@ def test_every_part_of_the_document_s_split_has_a_document(name: str, tmp_path: 
 
 
 def test_the_data_of_the_smoke_item_have_the_same_tokenizer(tmp_path: Path) -> None:
-    training_data.write("gpt2", str(tmp_path))
+    training_data.write_gpt2(str(tmp_path))
     training_data.write_file("vocabulary", str(tmp_path / "v"))
     assert (tmp_path / "gpt2-vocab.json").read_bytes() == (tmp_path / "v").read_bytes()
     # As it was before the tokenizer could be written alone.

@@ -95,11 +95,12 @@ _ERRORS = (
 
 def cause(text: str) -> tuple[str, str]:
     """(the line that says why, what would help) of a failed build's output; "" for what is not known."""
-    finds = ((_HEADER, _thing), (_LIBRARY, _thing), (_STATIC, _library), (_NAMED, _thing), (_CONFIG, _program))
-    for pattern, find in (*finds, (_COMMAND, _program)):
+    finds = ((_HEADER, "%s"), (_LIBRARY, "%s"), (_STATIC, "-l%s"), (_NAMED, "%s"), (_CONFIG, ""), (_COMMAND, ""))
+    for pattern, thing in finds:
         match = pattern.search(text)
         if match is not None:
-            return match.group(0).strip(), find(next(group for group in match.groups() if group))
+            name = next(group for group in match.groups() if group)
+            return match.group(0).strip(), _thing(thing % name) if thing else _program(name)
     for error in _ERRORS:
         match = error.search(text)
         if match is not None:
@@ -165,10 +166,6 @@ def _thing(name: str) -> str:
     if _CUDA.match(name):
         return f"the CUDA toolkit is not whole: it has no {name}"
     return ""
-
-
-def _library(name: str) -> str:
-    return _thing(f"-l{name}")
 
 
 def _program(name: str) -> str:

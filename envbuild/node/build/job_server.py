@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import shutil
 import tempfile
@@ -20,7 +19,7 @@ from envbuild.node.build import build_dir
 from envbuild.node.probe import system
 from envbuild.node.probe.processes import at_work
 from envbuild.node.protocol import Json
-from envbuild.node.read_text import read
+from envbuild.node.read_text import first, integer, read
 
 MEMORY_PER_JOB = 2.5  # GB; what cicc takes for Apex's larger kernels
 _GB = 10**9
@@ -29,25 +28,16 @@ _PREFIX = "envbuild-jobs-"
 
 def free_memory(root: str = "/") -> float | None:
     """GB that new processes may take: MemAvailable, or what the cgroup leaves where that is less."""
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", read(os.path.join(root, "proc/meminfo")), re.MULTILINE)
-    values = [int(match.group(1)) * 1024.0] if match else []
-    base = os.path.join(root, "sys/fs/cgroup")
-    places = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-    for limit, usage in places:
-        texts = [read(os.path.join(base, name)).strip() for name in (limit, usage)]
-        if all(re.match(r"\d{1,18}\Z", text) for text in texts):
-            values.append(float(int(texts[0]) - int(texts[1]) + _reclaimable(base, limit)))
-    total = system.memory_bytes(root)
-    if total is not None:
-        values.append(float(total))
-    return max(0.0, min(values)) / _GB if values else None
-
-
-def _reclaimable(base: str, limit: str) -> int:
-    """Bytes of page cache that the kernel gives up first; they are counted as used."""
-    text = read(os.path.join(base, os.path.dirname(limit), "memory.stat"))
-    match = re.search(r"^(?:total_)?inactive_file (\d+)", text, re.MULTILINE)
-    return int(match.group(1)) if match else 0
+    available = first(r"(?m)^MemAvailable:\s*(\d+) kB", read(os.path.join(root, "proc/meminfo")))
+    values = [int(available) * 1024] if available else []
+    for folder, names in (("", ("max", "current")), ("memory", ("limit_in_bytes", "usage_in_bytes"))):
+        base = os.path.join(root, "sys/fs/cgroup", folder, "memory.")
+        limit, usage = (integer(read(base + name).strip()) for name in names)
+        if limit is not None and usage is not None:
+            # Page cache that the kernel gives up first is counted as used.
+            values.append(limit - usage + int(first(r"(?m)^(?:total_)?inactive_file (\d+)", read(base + "stat")) or 0))
+    values += filter(None, [system.memory_bytes(root)])
+    return max(0, min(values)) / _GB if values else None
 
 
 class Budget:

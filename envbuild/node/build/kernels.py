@@ -66,35 +66,27 @@ def extensions(build: Json) -> list[str]:
     return [f"{PACKAGE}.{module['name']}" for module in build.get("modules") or []]
 
 
-def distribution(source: Json) -> str:
-    """Name of the wheel's distribution."""
-    return f"{source['name']}-kernels"
-
-
 def project(folder: str, source: Json, build: Json, out: str) -> str:
     """Write the project that builds `build["modules"]` of the patched tree at `folder` into the new folder `out`.
 
-    Returns `out`; the tree itself is left alone. Raises NodeError `kernel-sources-missing` (exit 4) and
-    `request-invalid`.
+    Names and paths are what the lock's model lets through. Returns `out`; the tree itself is left alone. Raises
+    NodeError `kernel-sources-missing` (exit 4).
     """
-    modules = [_module(folder, source, module) for module in build.get("modules") or []]
-    if not modules:
-        raise NodeError("request-invalid", f"source {source['name']}: kind kernels without modules")
+    modules = [_module(folder, source, module) for module in build["modules"]]
     os.makedirs(out, 0o700)
     everything = {include for module in modules for include in module["include_dirs"]}
     for name in _wanted(folder, everything):
         place = os.path.join(out, name)
         os.makedirs(os.path.dirname(place), exist_ok=True)
         shutil.copyfile(os.path.join(folder, name), place)
-    for name in everything:
-        # A compiler refuses none of these, but a folder that is there holds no surprise.
+    for name in everything:  # without a file, too
         os.makedirs(os.path.join(out, name), exist_ok=True)
     text = _SETUP.format(
         source=source["name"],
         commit=source["commit"],
         modules=json.dumps(modules, indent=2, sort_keys=True),
         package=PACKAGE,
-        name=distribution(source),
+        name=f"{source['name']}-kernels",
         version="0+g" + source["commit"][:12],
     )
     paths.write_atomic(os.path.join(out, "setup.py"), text.encode("utf-8"))
@@ -102,24 +94,16 @@ def project(folder: str, source: Json, build: Json, out: str) -> str:
 
 
 def _module(folder: str, source: Json, module: Json) -> Json:
-    """A module with every field, once its name is one and its files are in the tree."""
-    name = str(module["name"])
-    if not name.isidentifier():
-        raise NodeError("request-invalid", f"source {source['name']}: a kernel module cannot be named {name[:80]!r}")
-    made: Json = {"name": name, "torch": module.get("torch") is not False}
-    for key in ("sources", "include_dirs", "cxx_flags", "nvcc_flags"):
-        made[key] = [str(item) for item in module.get(key) or []]
-    for path in made["sources"] + made["include_dirs"]:
-        leads_out = not path or path.startswith("/") or ".." in path.split("/")
-        if leads_out or any(mark in path for mark in '"\\'):
-            raise NodeError("request-invalid", f"source {source['name']}: not a path inside it: {path[:100]!r}")
+    """A module with every field, once its files are in the tree."""
+    made: Json = {"name": module["name"], "torch": module.get("torch") is not False}
+    made.update({key: module.get(key) or [] for key in ("sources", "include_dirs", "cxx_flags", "nvcc_flags")})
     missing = [path for path in made["sources"] if not os.path.isfile(os.path.join(folder, path))]
     missing += [path for path in made["include_dirs"] if not os.path.isdir(os.path.join(folder, path))]
-    if missing or not made["sources"]:
+    if missing:
         raise NodeError(
             "kernel-sources-missing",
-            f"source {source['name']} has no files for its kernel {name}",
-            why=f"not in the tree: {', '.join(missing) or '(no sources are named)'}",
+            f"source {source['name']} has no files for its kernel {made['name']}",
+            why=f"not in the tree: {', '.join(missing)}",
             hint="correct `build.modules` of the stack: it names files of another commit",
             changed=True,
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable
@@ -229,21 +228,25 @@ def _judge(result: Json) -> None:
     )
 
 
+def modules(wheel: str, ends: str = r"\.so\Z") -> dict[str, str]:
+    """Import name -> member, for every shared object in a wheel; `ends`: how such a file is named."""
+    result = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            if re.search(ends, member):
+                *folders, file = re.sub(r"\A[^/]+\.data/[^/]+/", "", member).split("/")
+                result[".".join([*folders, file.split(".")[0]])] = member
+    return result
+
+
 def _unpacked(wheel: str, folder: str) -> dict[str, str]:
-    """Import name and place of every shared object of a wheel, unpacked below `folder`."""
+    """Import name and place of every shared object of a wheel, also with a version, unpacked below `folder`."""
     by_module: dict[str, str] = {}
     try:
+        members = modules(wheel, r"\.so(\.[0-9.]+)?\Z")
         with zipfile.ZipFile(wheel) as archive:
-            for member in archive.namelist():
-                if not re.search(r"\.so(\.[0-9.]+)?\Z", member):
-                    continue
-                above, _, name = re.sub(r"\A[^/]+\.data/[^/]+/", "", member).rpartition("/")
-                place = os.path.join(folder, str(len(by_module)))
-                os.mkdir(place)
-                module = ".".join([*filter(None, above.split("/")), name.split(".")[0]])
-                by_module[module] = os.path.join(place, name)
-                with archive.open(member) as source, open(by_module[module], "wb") as file:
-                    shutil.copyfileobj(source, file)
+            for module, member in members.items():
+                by_module[module] = archive.extract(member, os.path.join(folder, str(len(by_module))))
     except (OSError, zipfile.BadZipFile) as error:
         raise NodeError(
             "wheel-unreadable", f"{wheel} is not a wheel", why=str(error), exit_code=Exit.BUILD_FAILED

@@ -34,10 +34,7 @@ _KILLED = re.compile(
     r"|command failed due to signal.*[Kk]illed|fatal error: Killed|\[code=137\]"
     r"|terminated by signal 9|exit (?:code|status) (?:-9|137)\b|Signals\.SIGKILL"
 )
-
-
 _TIME = time.gmtime(paths.EPOCH)[:6]
-_DATA = re.compile(r"\A[^/]+\.data/(?:plat|pure)lib/")
 _STRIP_DEADLINE = 300.0
 
 
@@ -237,7 +234,7 @@ class _Build:
 
     def _prove(self, wheel: str, report: Json) -> list[str]:
         """Import names of the wheel's extensions; raises when one that setup.py or the stack names is not there."""
-        present = modules(wheel)
+        present = proof.modules(wheel)
         wanted = [extension["name"] for extension in report.get("extensions", []) if not extension["optional"]]
         wanted += self.build.get("extensions") or []
         missing = sorted({name for name in wanted if name not in present})
@@ -279,19 +276,6 @@ class _Work:
         return os.path.join(self.path, name + ".py")
 
 
-def modules(wheel: str) -> dict[str, str]:
-    """Import name -> member, for every shared object in a wheel."""
-    result = {}
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    for name in names:
-        if name.endswith(".so"):
-            folder, _, file = _DATA.sub("", name).rpartition("/")
-            module = file.split(".")[0]
-            result[folder.replace("/", ".") + "." + module if folder else module] = name
-    return result
-
-
 def _settle(wheel: str, out: str, strip: str | None, scratch: str) -> str:
     """Write `wheel` into the folder `out` under its own name: stripped, its members sorted and dated 1980.
 
@@ -303,7 +287,7 @@ def _settle(wheel: str, out: str, strip: str | None, scratch: str) -> str:
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         names = sorted({name for name in source.namelist() if not name.endswith("/")}, key=_order)
         record = next(name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD"))
-        objects = set(modules(wheel).values())
+        objects = set(proof.modules(wheel).values())
         rows = []
         for name in names:
             if name == record:

@@ -10,7 +10,7 @@ from functools import partial
 
 from envbuild.node import proc
 from envbuild.node.protocol import Json
-from envbuild.node.read_text import integer, names, read, which
+from envbuild.node.read_text import first, integer, names, read, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,53 +22,34 @@ NVCC_DEADLINE = 10.0
 _MOST_UNKNOWN = 5  # how often the driver may refuse a field; it names one a time
 _FORMAT = "--format=csv,noheader,nounits"
 # In the order asked; a driver older than a field answers for the whole query with an error that names it.
-QUERY_FIELDS: "tuple[str, ...]" = (
-    "index",
-    "name",
-    "uuid",
-    "memory.total",
-    "pci.bus_id",
-    "driver_version",
-    "compute_cap",
-    "mig.mode.current",
-    "ecc.errors.uncorrected.volatile.total",
+QUERY_FIELDS = tuple(
+    "index name uuid memory.total pci.bus_id driver_version compute_cap mig.mode.current"
+    " ecc.errors.uncorrected.volatile.total".split()
 )
 # Asked by themselves, as many drivers do not know all of them.
-HEALTH_FIELDS: "tuple[str, ...]" = (
-    "pci.bus_id",
-    "compute_mode",
-    "persistence_mode",
-    "ecc.mode.current",
-    "power.limit",
-    "clocks.max.sm",
-    "pcie.link.width.current",
-    "pcie.link.width.max",
-    "retired_pages.pending",
-    "clocks_throttle_reasons.hw_slowdown",
-    "remapped_rows.pending",
-    "remapped_rows.failure",
-    "fabric.state",
+HEALTH_FIELDS = tuple(
+    "pci.bus_id compute_mode persistence_mode ecc.mode.current power.limit clocks.max.sm pcie.link.width.current"
+    " pcie.link.width.max retired_pages.pending clocks_throttle_reasons.hw_slowdown remapped_rows.pending"
+    " remapped_rows.failure fabric.state".split()
 )
-REPAIR_FIELDS: "tuple[str, ...]" = (
-    "pci.bus_id",
-    "ecc.mode.pending",
-    "mig.mode.current",
-    "mig.mode.pending",
-    "gpu_recovery_action",
-    "vbios_version",
-    "pcie.link.gen.max",
-    "clocks_throttle_reasons.sw_thermal_slowdown",
+REPAIR_FIELDS = tuple(
+    "pci.bus_id ecc.mode.pending mig.mode.current mig.mode.pending gpu_recovery_action vbios_version"
+    " pcie.link.gen.max clocks_throttle_reasons.sw_thermal_slowdown".split()
 )
 
 _VERSION = r"([0-9]+(?:\.[0-9]+)+)"
-_DRIVER = re.compile(r"(?:Driver|KMD) Version\s*:\s*" + _VERSION)
-_CEILING = re.compile(r"CUDA (?:UMD )?Version\s*:\s*" + _VERSION)
+# The driver, and the newest CUDA that it supports, in plain or `-q` output; the loaded kernel module in
+# /proc/driver/nvidia/version; the patch level of nvcc, which stands in its `V` part.
+DRIVER = re.compile(r"(?:Driver|KMD) Version\s*:\s*" + _VERSION)
+CEILING = re.compile(r"CUDA (?:UMD )?Version\s*:\s*" + _VERSION)
 _LIST_GPU = re.compile(r"GPU ([0-9]{1,6}): (.*) \(UUID: ([^)]*)\)")
 _LIST_MIG = re.compile(r"\s{1,40}MIG (.{1,80}?)\s{1,40}Device\s{1,40}([0-9]{1,6}): \(UUID: ([^)]*)\)")
 _LINK = re.compile(r"\s{1,40}Link [0-9]{1,3}: (.{1,40})")
-_PROC = re.compile(r"NVRM version:.*?\s" + _VERSION + r"\s")
-_NVCC = re.compile(r"release ([0-9]+\.[0-9]+), V([0-9]+(?:\.[0-9]+)+)")
+MODULE = re.compile(r"NVRM version:.*?\s" + _VERSION + r"(?=\s|\Z)")
+NVCC = re.compile(r"release [0-9]+\.[0-9]+, V" + _VERSION)
+# The field that a driver says it does not know.
 _UNKNOWN_FIELD = re.compile(r'Field "([a-z_.]{1,80})" is not a valid field')
+_NO_VALUE = ("[N/A", "N/A", "[Not Supported", "[Unknown", "[GPU ", "ERR", "[Insufficient")
 # What stands in the cells of a GPU that does not answer.
 _SICK = ("[Unknown Error]", "[GPU requires reset]", "[GPU is lost]", "ERR!")
 _PROBLEMS = (
@@ -86,7 +67,7 @@ def gpu_facts(folders: "list[str]", deadline: float = SMI_DEADLINE, root: str = 
 
     `root` is where `proc`, `dev` and `sys` are.
     """
-    module = parse_proc_version(read(os.path.join(root, "proc/driver/nvidia/version")))
+    module = first(MODULE, read(os.path.join(root, "proc/driver/nvidia/version")))
     physical = _physical(root)
     smi = which("nvidia-smi", folders)
     if smi is None:
@@ -110,8 +91,7 @@ def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
     asked += [partial(_query, smi, run, fields) for fields in (QUERY_FIELDS, HEALTH_FIELDS, REPAIR_FIELDS)]
     plain, linked, query, *health = proc.parallel(asked)
     plain, (answer, fields) = plain or proc.Finished(missing=True), query or (proc.Finished(missing=True), QUERY_FIELDS)
-    header = parse_header(plain.out)
-    driver: Json = {"version": header["version"], "cuda_ceiling": header["cuda_ceiling"], "problem": None}
+    driver: Json = {"version": first(DRIVER, plain.out), "cuda_ceiling": first(CEILING, plain.out)}
     gpus = parse_query(answer.out, fields)
     problem = _problem(plain, deadline) or _problem(answer, deadline) or _unread(answer, gpus)
     driver["problem"] = parse_sick(answer.out, fields) or problem
@@ -139,7 +119,7 @@ def _query(
     """The answer of nvidia-smi, and those of the fields that its driver knows."""
     for _ in range(_MOST_UNKNOWN):
         answer = run([smi, "--query-gpu=" + ",".join(fields), _FORMAT])
-        unknown = unknown_field(answer.out + answer.err)
+        unknown = first(_UNKNOWN_FIELD, answer.out + answer.err)
         if unknown not in fields:
             break
         fields = tuple(field for field in fields if field != unknown)
@@ -196,16 +176,13 @@ def nvcc_facts(folders: "list[str]", root: str = "/") -> "list[dict[str, str]]":
         path = os.path.realpath(os.path.join(place, "nvcc"))
         if path not in paths and os.path.isfile(path) and os.access(path, os.X_OK):
             paths.append(path)
-    return versions(paths, parse_nvcc, NVCC_DEADLINE)
+    return versions(paths, partial(first, NVCC), NVCC_DEADLINE)
 
 
 def _value(text: str) -> "str | None":
     """A field, None for what nvidia-smi prints when it has no value."""
     text = text.strip()
-    missing = not text or text.startswith(
-        ("[N/A", "N/A", "[Not Supported", "[Unknown", "[GPU ", "ERR", "[Insufficient")
-    )
-    return None if missing else text
+    return None if not text or text.startswith(_NO_VALUE) else text
 
 
 def parse_query(text: str, fields: "tuple[str, ...]" = QUERY_FIELDS) -> "list[Json]":
@@ -278,19 +255,6 @@ def parse_sick(text: str, fields: "tuple[str, ...]" = QUERY_FIELDS) -> "str | No
     return None
 
 
-def unknown_field(text: str) -> "str | None":
-    """The field that the driver says it does not know."""
-    match = _UNKNOWN_FIELD.search(text)
-    return match.group(1) if match else None
-
-
-def parse_header(text: str) -> "dict[str, str | None]":
-    """Plain or `-q` output -> `version` of the driver and `cuda_ceiling`, the newest CUDA that it supports."""
-    driver = _DRIVER.search(text)
-    ceiling = _CEILING.search(text)
-    return {"version": driver.group(1) if driver else None, "cuda_ceiling": ceiling.group(1) if ceiling else None}
-
-
 def parse_list(text: str) -> "dict[int, list[str]]":
     """`nvidia-smi -L` -> GPU index -> its MIG instances as `3g.40gb MIG-<uuid>`."""
     by_gpu: dict[int, list[str]] = {}
@@ -315,15 +279,3 @@ def parse_problem(text: str) -> "str | None":
             extra = [other for other in lines[number + 1 :] if other.startswith("NVML library version")]
             return "; ".join([line] + extra[:1])[:400]
     return None
-
-
-def parse_proc_version(text: str) -> "str | None":
-    """`/proc/driver/nvidia/version` -> version of the loaded kernel module."""
-    match = _PROC.search(text.replace("\n", " \n"))
-    return match.group(1) if match else None
-
-
-def parse_nvcc(text: str) -> "str | None":
-    """`nvcc --version` -> `11.4.48`; the patch level is in the `V` part."""
-    match = _NVCC.search(text)
-    return match.group(2) if match else None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 
 from envbuild.node.protocol import Json
-from envbuild.node.read_text import names, read
+from envbuild.node.read_text import first, names, read
 
 _COMPILER = re.compile(
     r"(\A|-)(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|nvcc|hipcc|gfortran|rustc|ccache|sccache)(-[\d.]+)?\Z"
@@ -17,7 +16,7 @@ _SOURCE = re.compile(r"\.(c|cc|cpp|cxx|cu|f|f90|s|S|m|rs)\Z")
 
 def at_work() -> Json:
     """`what`: a file that a compiler below this process works on; the one that began first."""
-    for words in _commands():
+    for words in map(_words, _below(os.getpid())):
         sources = [word for word in words[1:] if _SOURCE.search(word)]
         # The second word is that of a script which stands for a compiler.
         if sources and any(_COMPILER.search(os.path.basename(word)) for word in words[:2]):
@@ -30,16 +29,8 @@ def written(program: str) -> int:
     count = 0
     for pid in _below(os.getpid()):
         if _words(pid)[:1] == [program]:
-            match = re.search(r"^wchar: (\d+)", read(f"/proc/{pid}/io", 4096), re.MULTILINE)
-            count += int(match.group(1)) if match else 0
+            count += int(first(r"(?m)^wchar: (\d+)", read(f"/proc/{pid}/io", 4096)) or 0)
     return count
-
-
-def _commands() -> Iterator[list[str]]:
-    for pid in _below(os.getpid()):
-        words = _words(pid)
-        if words:
-            yield words
 
 
 def _words(pid: int) -> list[str]:

@@ -11,7 +11,7 @@ from functools import partial
 
 from envbuild.node import proc, trust
 from envbuild.node.protocol import Json
-from envbuild.node.read_text import names, read, which
+from envbuild.node.read_text import first, names, read, which
 
 DEADLINE = 10.0
 VERSION_DEADLINE = 5.0
@@ -144,9 +144,9 @@ def _ask(path: str, packages: bool) -> "Json | None":
         "implementation": "cpython",
         "virtual": virtual,
     }
-    openssl = re.match(r"OpenSSL ([0-9.]+)", str(data.get("openssl")))
+    openssl = first(r"\AOpenSSL ([0-9.]+)", str(data.get("openssl")))
     if openssl:
-        fact["openssl"] = openssl.group(1)
+        fact["openssl"] = openssl
     if isinstance(data.get("libstdcxx"), bool):
         fact["libstdcxx"] = data["libstdcxx"]
     if packages:
@@ -200,16 +200,16 @@ def parse_compiler(text: str) -> "str | None":
     lines = text.splitlines()[:5]
     for line in [line for line in lines if re.match(r"\S*(gcc|g\+\+)", line)] + lines[:1]:
         bare = re.sub(r"\([^()]*\)", " ", re.sub(r"\([^()]*\)", " ", line))
-        match = re.search(r"(?:^|\s)([0-9]+(?:\.[0-9]+){1,3})", bare)
-        if match:
-            return match.group(1)
+        version = first(r"(?:^|\s)([0-9]+(?:\.[0-9]+){1,3})", bare)
+        if version:
+            return version
     return None
 
 
 def parse_tool(text: str) -> "str | None":
     """The first thing in the first lines of a tool's `--version` that looks like a version."""
     for line in text.splitlines()[:3]:
-        match = _VERSION.search(line)
-        if match:
-            return match.group(1).rstrip(".,;-+")
+        version = first(_VERSION, line)
+        if version:
+            return version.rstrip(".,;-+")
     return None

@@ -10,13 +10,18 @@ import resource
 
 from envbuild.node import proc
 from envbuild.node.protocol import Json
-from envbuild.node.read_text import names, read, which
+from envbuild.node.read_text import first, names, read, which
 
 DEADLINE = 5.0
 CONTAINERS = ("apptainer", "singularity", "podman", "docker", "buildah", "enroot", "nerdctl", "shifter", "ch-run")
 # Interfaces that belong to containers and virtual machines say nothing about the node.
 VIRTUAL_NIC = re.compile(r"(lo|veth|docker|br-|virbr|cni|flannel|cali|tap|tun|dummy|ifb|sit|gre|ip6tnl)")
 _SIOCGIFADDR = 0x8915
+# Kind, variable of a job, client, and what that says as itself: its version.
+_SCHEDULERS = (
+    ("slurm", "SLURM_JOB_ID", "sinfo", r"slurm(?:-wlm)? ([0-9][0-9A-Za-z.\-]*)"),
+    ("pbs", "PBS_JOBID", "qstat", r"pbs_version = (\S+)"),
+)
 
 
 def os_facts() -> "dict[str, str]":
@@ -105,7 +110,8 @@ def cpu_facts(root: str = "/") -> "dict[str, str]":
 
 def memory_bytes(root: str = "/") -> "int | None":
     """Memory in bytes: the machine's, or the cgroup's limit where that is less."""
-    sizes = [parse_meminfo(read(os.path.join(root, "proc/meminfo")))]
+    total = first(r"(?m)^MemTotal:\s+([0-9]{1,15}) kB", read(os.path.join(root, "proc/meminfo")))
+    sizes = [int(total) * 1024] if total else []
     paths = parse_cgroup_paths(read(os.path.join(root, "proc/self/cgroup")))
     base = os.path.join(root, "sys/fs/cgroup")
     places = [os.path.join(folder, "memory.max") for folder in _upwards(base, paths.get(""))]
@@ -115,7 +121,7 @@ def memory_bytes(root: str = "/") -> "int | None":
         text = read(place).strip()
         if re.match(r"[0-9]{1,19}\Z", text):
             sizes.append(int(text))
-    return min([number for number in sizes if number], default=None)
+    return min(filter(None, sizes), default=None)
 
 
 def _upwards(base: str, path: "str | None") -> "list[str]":
@@ -177,22 +183,23 @@ def _infiniband(root: str) -> "list[Json]":
                 "kind": "infiniband" if link == "InfiniBand" else "ethernet",
                 "state": read(os.path.join(place, "state")).strip().partition(": ")[2].lower(),
             }
-            rate = parse_infiniband_rate(read(os.path.join(place, "rate")))
-            if rate is not None:
-                fact["rate_gbps"] = rate
+            # 200 Gb/sec (4X HDR)
+            rate = first(r"\A\s*([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec", read(os.path.join(place, "rate")))
+            if rate:
+                fact["rate_gbps"] = float(rate)
             nics.append(fact)
     return nics
 
 
 def scheduler_facts(folders: "list[str]") -> Json:
     """`SchedulerFacts`: the job we are in, else the scheduler whose client is there and answers as itself."""
-    for kind, job, tool in (("slurm", "SLURM_JOB_ID", "sinfo"), ("pbs", "PBS_JOBID", "qstat")):
+    for kind, job, tool, version_ in _SCHEDULERS:
         path = which(tool, folders)
         inside = os.environ.get(job)
         if not path and not inside:
             continue
         answer = proc.run([path, "--version"], timeout=DEADLINE) if path else proc.Finished()
-        version = parse_scheduler_version(kind, answer.out + answer.err)
+        version = first(version_, answer.out + answer.err)
         # Other batch systems have a `qstat` too.
         if inside or version or kind == "slurm":
             return {"kind": kind, "version": version, "job": inside}
@@ -203,15 +210,12 @@ def modules_system() -> "str | None":
     """`lmod 8.7.3`, `tcl 5.2.0` or None; a non-login shell knows it by its files only."""
     if os.environ.get("LMOD_VERSION"):
         return "lmod " + os.environ["LMOD_VERSION"]
-    if os.environ.get("LMOD_CMD") or os.path.exists("/usr/share/lmod") or os.path.exists("/opt/ohpc/admin/lmod"):
+    files = os.environ.get("MODULESHOME", "")
+    files += read("/etc/profile.d/modules.sh", 65536) + read("/etc/profile.d/lmod.sh", 65536)
+    lmod = os.environ.get("LMOD_CMD") or any(map(os.path.exists, ("/usr/share/lmod", "/opt/ohpc/admin/lmod")))
+    if lmod or "lmod" in files.lower():
         return "lmod"
-    home = os.environ.get("MODULESHOME", "")
-    if home and "lmod" in home.lower():
-        return "lmod"
-    profile = read("/etc/profile.d/modules.sh", 65536) + read("/etc/profile.d/lmod.sh", 65536)
-    if home or profile:
-        return "lmod" if "lmod" in profile.lower() else "tcl"
-    return None
+    return "tcl" if files else None
 
 
 def parse_os_release(text: str) -> "dict[str, str]":
@@ -230,30 +234,11 @@ def parse_os_release(text: str) -> "dict[str, str]":
 
 def parse_ldd(text: str) -> "dict[str, str] | None":
     """`ldd --version` (both streams) -> `kind` and `version`; musl prints it on stderr, in two lines."""
-    musl = re.search(r"musl libc[^\n]*\n\s*Version ([0-9][0-9.]*)", text)
+    musl = first(r"musl libc[^\n]*\n\s*Version ([0-9][0-9.]*)", text)
     if musl:
-        return {"kind": "musl", "version": musl.group(1).rstrip(".")}
-    glibc = re.match(r"ldd \([^\n]*\) ([0-9]+\.[0-9]+)", text)
-    return {"kind": "glibc", "version": glibc.group(1)} if glibc else None
-
-
-def parse_scheduler_version(kind: str, text: str) -> "str | None":
-    """`sinfo --version` (slurm) or `qstat --version` (pbs) -> version; None when it is another program's answer."""
-    patterns = {"slurm": r"slurm(?:-wlm)? ([0-9][0-9A-Za-z.\-]*)", "pbs": r"pbs_version = (\S+)"}
-    match = re.search(patterns[kind], text)
-    return match.group(1) if match else None
-
-
-def parse_meminfo(text: str) -> "int | None":
-    """`/proc/meminfo` -> total memory in bytes."""
-    match = re.search(r"^MemTotal:\s+([0-9]{1,15}) kB", text, re.MULTILINE)
-    return int(match.group(1)) * 1024 if match else None
-
-
-def parse_infiniband_rate(text: str) -> "float | None":
-    """`200 Gb/sec (4X HDR)` -> 200.0."""
-    match = re.match(r"\s*([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec", text)
-    return float(match.group(1)) if match else None
+        return {"kind": "musl", "version": musl.rstrip(".")}
+    version = first(r"\Aldd \([^\n]*\) ([0-9]+\.[0-9]+)", text)
+    return {"kind": "glibc", "version": version} if version else None
 
 
 def parse_cgroup_paths(text: str) -> "dict[str, str]":

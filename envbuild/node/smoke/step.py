@@ -39,7 +39,7 @@ def run(work: Work, step: Json) -> Part:
     folder = work.scratch.fresh("step")
     os.mkdir(folder)
     if step.get("data"):
-        training_data.write(str(step["data"]), folder)
+        training_data.write_gpt2(folder)  # the one kind that there is
     values = values_for(ranks, folder)
     for name, content in (step.get("files") or {}).items():
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:

@@ -32,12 +32,7 @@ def __getattr__(name):
 """
 
 
-def write(kind: str, folder: str) -> None:
-    """Write the data of one kind into a folder. Raises KeyError for an unknown kind."""
-    _KINDS[kind](folder)
-
-
-def _gpt2(folder: str) -> None:
+def write_gpt2(folder: str) -> None:
     """GPT-2's files for Megatron: `gpt2-vocab.json`, `gpt2-merges.txt`, `data_text_document.bin` and `.idx`."""
     write_file("vocabulary", os.path.join(folder, "gpt2-vocab.json"))
     write_file("merges", os.path.join(folder, "gpt2-merges.txt"))
@@ -94,7 +89,6 @@ def _index(lengths: list[int]) -> bytes:
     return b"".join(parts)
 
 
-_KINDS = {"gpt2": _gpt2}
 _FILES: dict[str, Callable[[], str]] = {
     "vocabulary": lambda: json.dumps({symbol: number for number, symbol in enumerate(_vocabulary())}),
     "merges": lambda: "\n".join(("#version: 0.2",) + _MERGES) + "\n",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.build import wheel as build_wheel
+from envbuild.node.build import proof
 from tests.node.build_projects import (
     EXTENSIONS,
     build,
@@ -178,7 +178,7 @@ def test_cuda_code_without_a_gpu_repeats(tmp_path: Path) -> None:
     if "-objtemp" in said:
         assert rebuild(python, tmp_path, project, asked, result["wheel"], **more) == {"equal": True, "different": []}
     with zipfile.ZipFile(result["wheel"]) as archive:
-        data = archive.read(build_wheel.modules(result["wheel"])["quick_cuda"])
+        data = archive.read(proof.modules(result["wheel"])["quick_cuda"])
     assert b"sm_90" in data
     assert b"/envbuild/src/shape" in data
     # With -lineinfo device code names the build folder, which no option changes: so builds have one path everywhere.

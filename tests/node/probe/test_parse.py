@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.node.probe import disks, gpus, programs, system
+from envbuild.node.read_text import first
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -30,8 +31,8 @@ def read(name: str) -> str:
     ],
 )
 def test_header_gives_driver_and_cuda_ceiling(name: str, driver: str, ceiling: str) -> None:
-    assert gpus.parse_header(read(f"{name}/plain.txt")) == {"version": driver, "cuda_ceiling": ceiling}
-    assert gpus.parse_problem(read(f"{name}/plain.txt")) is None
+    text = read(f"{name}/plain.txt")
+    assert (first(gpus.DRIVER, text), first(gpus.CEILING, text), gpus.parse_problem(text)) == (driver, ceiling, None)
 
 
 def test_query_of_a100() -> None:
@@ -50,13 +51,6 @@ def test_query_of_a100() -> None:
     }
 
 
-def test_query_of_h200() -> None:
-    rows = gpus.parse_query(read("h200/query.txt"))
-    assert [(gpu["name"], gpu["memory_mib"], gpu["compute_capability"]) for gpu in rows] == [
-        ("NVIDIA H200", 143771, "9.0")
-    ] * 2
-
-
 def test_lost_gpu_does_not_hide_the_others() -> None:
     text = read("lost/query.txt")
     assert [gpu["index"] for gpu in gpus.parse_query(text)] == [1]
@@ -71,11 +65,11 @@ def test_values_that_nvidia_smi_does_not_have_are_none() -> None:
 
 VERSIONS: list[tuple[Callable[[str], object], dict[str, object]]] = [
     (
-        gpus.parse_proc_version,
+        partial(first, gpus.MODULE),
         {"proc_version": "470.57.02", "proc_version_open": "550.54.15", "h200/proc_version": "580.159.04"},
     ),
     (
-        gpus.parse_nvcc,
+        partial(first, gpus.NVCC),
         {"nvcc/10.2": "10.2.89", "nvcc/11.1": "11.1.105", "nvcc/11.4": "11.4.48", "nvcc/11.6": "11.6.124",
          "nvcc/11.8": "11.8.89", "nvcc/12.1": "12.1.105", "nvcc/12.8": "12.8.93", "nvcc/13.0": "13.0.88"},
     ),
@@ -103,10 +97,9 @@ def test_the_version_of_a_program_is_its_own_and_not_its_vendors(
 
 
 PARSERS: list[Callable[[str], object]] = [
-    gpus.parse_query, gpus.parse_header, gpus.parse_list, gpus.parse_problem, gpus.parse_proc_version, gpus.parse_nvcc,
-    gpus.unknown_field, system.parse_os_release, system.parse_ldd, system.parse_meminfo, system.parse_cgroup_paths,
-    system.parse_infiniband_rate, system.parse_cpu_max, partial(system.parse_scheduler_version, "slurm"),
-    programs.parse_compiler, programs.parse_tool, disks.parse_mountinfo, disks.parse_quota,
+    gpus.parse_query, gpus.parse_list, gpus.parse_problem, system.parse_os_release, system.parse_ldd,
+    system.parse_cgroup_paths, system.parse_cpu_max, programs.parse_compiler, programs.parse_tool,
+    disks.parse_mountinfo, disks.parse_quota,
 ]  # fmt: skip
 PIECES = st.sampled_from(["a", "-", "1 2 3:4 / /x rw - e s o", "[global]", "find-links", "=", ":", "\\040", "\n"])
 
