@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from envbuild.node import facts, pip_config, proc, protocol
+from envbuild.node import facts, paths, pip_config, proc, protocol
 from envbuild.node.probe import disks, prefix
 from envbuild.node.protocol import Json, NodeError
 from envbuild.node.read_text import read, search_path, which
@@ -51,7 +51,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     tmp = answers[0][1].get("tmp")
     # Whether rootless podman and buildah may map more than one user id.
     names = (protocol.user_name(), str(os.getuid()))
-    parent = disks.existing_parent(answers[0][1]["prefix"]["path"])
+    parent = paths.existing_parent(answers[0][1]["prefix"]["path"])
     site: Json = {
         "programs": answers[1] or {},
         "user_namespaces": answers[2] or {"works": False, "why": "not found out"},
@@ -60,7 +60,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         "proxies": _proxies(),
         # A mount has folders of its own; below another folder a mount may be missing.
         "prefix_in": "" if parent != "/" and os.path.ismount(parent) else parent,
-        "tmp_in": disks.existing_parent(tmp["path"]) if tmp else None,
+        "tmp_in": paths.existing_parent(tmp["path"]) if tmp else None,
         "temporary": [disks.disk_facts(path, {}) for path in _temporary()],
         "docker_socket": os.access("/var/run/docker.sock", os.R_OK | os.W_OK),
         "subordinate_ids": any(line.split(":")[0] in names for line in read("/etc/subuid").splitlines()),
@@ -151,7 +151,7 @@ def _proxies() -> "dict[str, str]":
 def _temporary() -> "list[str]":
     own = os.environ.get("TMPDIR", "")
     named = ([os.path.abspath(own)] if own.startswith("/") else []) + list(TEMPORARY)
-    return [path for index, path in enumerate(named) if path not in named[:index] and os.path.isdir(path)]
+    return [path for path in dict.fromkeys(named) if os.path.isdir(path)]
 
 
 def _conda(folders: "list[str]") -> "list[dict[str, str]]":
@@ -163,15 +163,5 @@ def _conda(folders: "list[str]") -> "list[dict[str, str]]":
     for program in ("conda", "mamba", "micromamba"):
         path = which(program, folders + [folder for folder in named if folder] + homes)
         if path is not None:
-            programs.append({"program": program, "path": path, "owner": _owner(path)})
+            programs.append({"program": program, "path": path, "owner": protocol.user_name(os.stat(path).st_uid)})
     return programs
-
-
-def _owner(path: str) -> str:
-    import pwd
-
-    number = os.stat(path).st_uid
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)

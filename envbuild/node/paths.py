@@ -189,7 +189,7 @@ def check_room(folder: str, prefix: str, size: int, inodes: int) -> None:
 def full_disk(where: str, why: str) -> NodeError:
     """`disk-full` (exit 75): of bytes or, where those are left at `where`, of inodes."""
     try:
-        facts = os.statvfs(nearest(where))
+        facts = os.statvfs(existing_parent(where))
         # Who failed has often cleaned up by now, so there may be a few again: the scarcer of the two is the reason.
         scarce = facts.f_favail < 1000 and facts.f_favail * facts.f_blocks < facts.f_bavail * facts.f_files
         inodes = facts.f_files > 0 and (facts.f_favail == 0 or scarce)
@@ -204,9 +204,9 @@ def full_disk(where: str, why: str) -> NodeError:
     )
 
 
-def nearest(path: str) -> str:
-    """The nearest folder above `path` that exists."""
-    while not os.path.isdir(path) and path != os.path.dirname(path):
+def existing_parent(path: str) -> str:
+    """The nearest path upwards that exists; a dangling link counts as existing, because it is in the way."""
+    while path != os.path.dirname(path) and not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
 

@@ -206,7 +206,6 @@ def run(
     finally:
         if process is not None:
             _wind_down(process, grace)
-            _end_group(process)
 
 
 def _collect(
@@ -244,7 +243,10 @@ def _collect(
 
 
 def _wind_down(process: "subprocess.Popen[bytes]", grace: float) -> None:
-    """SIGTERM, more than once, for what is just starting may miss the first; at most `grace` seconds."""
+    """Nothing that the program started stays behind.
+
+    SIGTERM first, more than once, for what is just starting may miss the first; at most `grace` seconds.
+    """
     import subprocess
 
     end = time.monotonic() + grace
@@ -252,6 +254,13 @@ def _wind_down(process: "subprocess.Popen[bytes]", grace: float) -> None:
         _LIVE.kill(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(2.0)
+    _LIVE.kill(process.pid, signal.SIGKILL)
+    _LIVE.groups.discard(process.pid)
+    _LIVE.gentle.discard(process.pid)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):  # the program is gone
+                stream.close()
 
 
 def _ends(
@@ -274,17 +283,6 @@ def _ends(
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(left)
     return True
-
-
-def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """Nothing that the program started stays behind."""
-    _LIVE.kill(process.pid, signal.SIGKILL)
-    _LIVE.groups.discard(process.pid)
-    _LIVE.gentle.discard(process.pid)
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError):  # the program is gone
-                stream.close()
 
 
 def parallel(calls: "Sequence[Callable[[], T]]", timeout: "float | None" = None) -> "list[T | None]":

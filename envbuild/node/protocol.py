@@ -286,14 +286,15 @@ def utc_time(seconds: "float | None" = None) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def user_name() -> str:
-    """The login name; the user id as text where no name is known."""
-    try:
-        import pwd
+def user_name(number: "int | None" = None) -> str:
+    """The login name of a user, else of ours; the user id as text where no name is known."""
+    import pwd
 
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except (ImportError, KeyError):
-        return str(os.geteuid())
+    number = os.geteuid() if number is None else number
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 class Log:

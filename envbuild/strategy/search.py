@@ -183,17 +183,13 @@ class Search:
             known = next((ranked for ranked in self.ranked if ranked.case == case), None)
             if known and case not in tried:
                 return known
-        room = self._room()
+        # What needs as much as a case that ran out of memory is not tried.
+        out = (trial.ranked.reserved for trial in self.trials if trial.answer == "out-of-memory")
+        room = min(out, default=float("inf"))
         least = _WORTH * (self.best.tflops or 0.0) if self.best else 0.0
         open_ = [ranked for ranked in self.ranked if ranked.case not in tried and ranked.reserved < room]
         worth = [ranked for ranked in open_ if self._promise(ranked) >= least]
         return max(worth, key=lambda ranked: (ranked.fits(self.machine), self._promise(ranked)), default=None)
-
-    def _room(self) -> float:
-        """What needs as much as a case that ran out of memory is not tried."""
-        return min(
-            (trial.ranked.reserved for trial in self.trials if trial.answer == "out-of-memory"), default=float("inf")
-        )
 
     def _promise(self, ranked: Ranked) -> float:
         """The estimate, corrected by what the estimates of like cases were worth: of the same degrees, else of all."""

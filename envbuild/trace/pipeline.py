@@ -125,19 +125,14 @@ def shown(trace: Trace, iterations: list[Iteration], number: int | None) -> tupl
     Raises EnvbuildError `trace-unusable` (exit 2).
     """
     most = max(iteration.spans for iteration in iterations)
-    wanted = (
-        number
-        if number is not None
-        else next(iteration.number for iteration in reversed(iterations) if iteration.spans == most)
-    )
-    chosen = next((iteration for iteration in iterations if iteration.number == wanted), None)
-    if chosen is None:
+    fitting = [each for each in iterations if (each.spans == most if number is None else each.number == number)]
+    if not fitting:
         raise EnvbuildError(
             "trace-unusable",
-            f"there is no iteration {wanted}",
+            f"there is no iteration {number}",
             hint=f"--iteration {iterations[0].number} to {iterations[-1].number}",
         )
-    return chosen, sorted(trace.spans(wanted), key=lambda span: (span.rank, span.start, span.end))
+    return fitting[-1], sorted(trace.spans(fitting[-1].number), key=lambda span: (span.rank, span.start, span.end))
 
 
 def chrome(trace: Trace, pipeline: Pipeline) -> Iterator[str]:

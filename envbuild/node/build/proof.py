@@ -99,22 +99,17 @@ def imports(python: str, source: str, names: list[str], env: dict[str, str]) -> 
         how = "it did not end in time" if done.timed_out else f"the process ended with {done.rc}"
         broken[at or names[0]] = f"{how}; {uv.tail(done.err, 10)}"
     if broken:
-        raise _broken(source, broken)
+        raise NodeError(
+            "extension-broken",
+            f"source {source}: the extension {min(broken)} was built and cannot be imported",
+            why="; ".join(f"{name}: {broken[name]}" for name in sorted(broken)),
+            hint="it was built against other libraries than those of the environment; look at LD_LIBRARY_PATH, and at "
+            "the stored wheel: `envbuild store list`",
+            details={"extensions": sorted(broken)},
+            changed=True,
+        )
     log(f"{source}: imported {', '.join(result['imported']) or 'nothing'}")
     return result
-
-
-def _broken(source: str, broken: dict[str, str]) -> NodeError:
-    first = sorted(broken)[0]
-    return NodeError(
-        "extension-broken",
-        f"source {source}: the extension {first} was built and cannot be imported",
-        why="; ".join(f"{name}: {broken[name]}" for name in sorted(broken)),
-        hint="it was built against other libraries than those of the environment; look at LD_LIBRARY_PATH, and at the "
-        "stored wheel: `envbuild store list`",
-        details={"extensions": sorted(broken)},
-        changed=True,
-    )
 
 
 def architectures(wheel: str, wanted: Iterable[str], cuda_home: str | None, sites: Iterable[str] = ()) -> Json:

@@ -15,7 +15,6 @@ import shutil
 import time
 import zipfile
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from envbuild.node import git_source, hashing, paths, proc, program_files
@@ -74,25 +73,19 @@ def build_all(calls: Mapping[str, Callable[[job_server.Budget], object]], jobs: 
     """Run one call for each source at once, under one budget that each gets.
 
     A call builds with `Options(budget=...)`, or takes a wheel from the store. All end before this returns; raises what
-    the first one (in order) that failed raised.
+    the first one that failed raised.
     """
-    failures: dict[str, BaseException] = {}
-
-    def run(name: str, call: Callable[[job_server.Budget], object], budget: job_server.Budget) -> None:
-        try:
-            call(budget)
-        except BaseException as error:  # noqa: BLE001 - it is raised again, in the caller's thread
-            failures[name] = error
-        finally:
-            budget.forget(name)
-
     with job_server.Budget(jobs) as budget:
+
+        def run(name: str) -> None:
+            try:
+                calls[name](budget)
+            finally:
+                budget.forget(name)
+
         budget.expect(calls)
         progress(f"compiling {', '.join(calls)}", ask=budget.progress)
-        proc.parallel([partial(run, name, call, budget) for name, call in calls.items()])
-    for name in calls:
-        if name in failures:
-            raise failures[name]
+        proc.pool_map(run, list(calls), len(calls))
 
 
 def route(project: str) -> str:
@@ -220,7 +213,8 @@ class _Build:
         flags = report.get("unread")
         if flags:
             flag = "flag" if len(flags) == 1 else "flags"
-            return self._missing(f"its setup.py at this commit does not know the {flag} {' '.join(flags)}")
+            why = f"its setup.py at this commit does not know the {flag} {' '.join(flags)}"
+            return diagnose.missing(f"the wheel of {self.what}", why)
         if paths.says_full(text):
             return paths.full_disk(self.options.tool.tmp, uv.tail(text))
         if done.timed_out:
@@ -228,9 +222,6 @@ class _Build:
         what = f"extension {report['failed']}:\n" if report.get("failed") else ""
         log(uv.tail(text, 400))
         return diagnose.of_output(self.what, text, what)
-
-    def _missing(self, why: str, names: list[str] | None = None) -> NodeError:
-        return diagnose.missing(f"the wheel of source {self.name}", why, names)
 
     def _prove(self, wheel: str, report: Json) -> list[str]:
         """Import names of the wheel's extensions; raises when one that setup.py or the stack names is not there."""
@@ -241,7 +232,8 @@ class _Build:
         if missing:
             os.unlink(wheel)
             has = ", ".join(sorted(present)) or "no extension at all"
-            raise self._missing(f"it holds no {', '.join(missing)}; it holds {has}", missing)
+            why = f"it holds no {', '.join(missing)}; it holds {has}"
+            raise diagnose.missing(f"the wheel of {self.what}", why, missing)
         return sorted(present)
 
 

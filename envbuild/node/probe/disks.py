@@ -4,7 +4,7 @@ import os
 import re
 import stat
 
-from envbuild.node import proc, trust
+from envbuild.node import paths, proc, trust
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import read, which
 
@@ -24,19 +24,12 @@ def quotas(folders: "list[str]") -> "Quotas":
     return parse_quota(proc.run([tool, "-w", "-p"], timeout=QUOTA_DEADLINE).out)
 
 
-def existing_parent(path: str) -> str:
-    """The nearest path upwards that exists; a dangling link counts as existing, because it is in the way."""
-    while path != "/" and not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return path
-
-
 def disk_facts(path: str, quota: "Quotas", mountinfo: "str | None" = None) -> Json:
     """`DiskFacts` of absolute `path`: bytes and inodes free for this user, with `quota` (see `quotas`) counted in.
 
     `quota_bytes` and `quota_inodes` are the limits themselves. `reason` says why it cannot be written to.
     """
-    parent = existing_parent(path)
+    parent = paths.existing_parent(path)
     real = os.path.realpath(parent)
     mounts = parse_mountinfo(read("/proc/self/mountinfo") if mountinfo is None else mountinfo)
     mount = mount_of(real, mounts) or {"filesystem": "", "source": "", "options": set(), "point": "/"}

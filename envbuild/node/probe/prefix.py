@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from envbuild.node import hashing, proc
+from envbuild.node import hashing, pip_config, proc
 from envbuild.node.read_text import names, read
 
 REACH_DEADLINE = 3.0
@@ -28,10 +28,6 @@ def toolchain_names(prefix: str) -> "list[str]":
 
 def files_found(wanted: "list[str]") -> "dict[str, str]":
     """Wanted file name -> its path in a local find-links folder of pip's (or uv's) configuration on this node."""
-    if not wanted:
-        return {}
-    from envbuild.node import pip_config
-
     folders = pip_config.folders(pip_config.read(os.environ).find_links)
     by_name = {}
     for name in wanted:
@@ -63,8 +59,6 @@ def configured_index(default: str) -> str:
     """The address of the index that uv asks when a lock names none: that of its or of pip's configuration, else
     `default`; empty where the configuration says that there is none.
     """
-    from envbuild.node import pip_config
-
     named = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
     named = named or pip_config.read(os.environ).index_url
     if named:

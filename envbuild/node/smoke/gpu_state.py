@@ -94,11 +94,17 @@ def watching(path: str, fields: str, interval: int, devices: Sequence[str] | Non
     if smi is None or not words:
         yield
         return
-    child = _start([smi] + words, path)
+    with proc.starting(), open(path, "wb") as out:
+        child = subprocess.Popen(
+            [smi] + words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
+        )
     try:
         yield
     finally:
-        _end(child)
+        with contextlib.suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver: nothing more can be done from here
+            child.wait(_END)
 
 
 def watch(fields: str, interval: int, devices: Sequence[str] | None) -> list[str]:
@@ -180,20 +186,6 @@ def _others(named: list[str], used: float, busy: float) -> str:
 def in_words(rows: list[Json]) -> list[str]:
     """One sentence for each GPU that `occupied` found."""
     return [f"GPU {row['index']} is {row['how']}; figures may be lower than what it can do" for row in rows]
-
-
-def _start(argv: list[str], path: str) -> subprocess.Popen[bytes]:
-    with proc.starting(), open(path, "wb") as out:
-        return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver: nothing more can be done from here
-        child.wait(_END)
 
 
 def busiest(text: str) -> list[Json]:

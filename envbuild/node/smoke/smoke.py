@@ -66,7 +66,15 @@ def run(request: Json) -> tuple[bool, Json]:
         own = [address for nic in system.nic_facts() for address in nic.get("addresses", ())]
         return False, dict(work(), addresses=own)
     environment = paths.checked_environment(prefix, environment)
-    return False, _under_lease(lease.acquire(prefix, str(name), None, 0), work)
+    # The heartbeat of the run's lease goes on; where the test fails, no step follows and the run ends here.
+    held, result = lease.acquire(prefix, str(name), None, 0), {"ok": False}
+    try:
+        with held:
+            result = work()
+    finally:
+        if not result["ok"]:
+            held.release()
+    return False, result
 
 
 def _note(prefix: str, environment: str, code: Json, checks: list[Json], repeated: list[str]) -> None:
@@ -99,19 +107,6 @@ def check_there(environment: str) -> None:
             why="it has no bin/python",
             hint="run `envbuild provision`",
         )
-
-
-def _under_lease(held: lease.Lease, work: Callable[[], Json]) -> Json:
-    """Keep the heartbeat of the run's lease going; where the test fails, no step follows and the run ends here."""
-    good = False
-    try:
-        with held:
-            result = work()
-        good = bool(result["ok"])
-        return result
-    finally:
-        if not good:
-            held.release()
 
 
 def summary(checks: list[Json]) -> Json:
@@ -156,10 +151,7 @@ def _item(spec: Spec, scratch: Scratch, item: Json) -> list[Json]:
         return []  # said by `gaps`
     work = Work(spec, scratch, Clock(float(item.get("deadline", 600.0))))
     floors = {str(name): float(value) for name, value in (item.get("floors") or {}).items()}
-    if item["name"] == "step":
-        parts = [step.run(work, dict(item["step"]))]
-    else:
-        parts = _RUNS[item["name"]](work)
+    parts = [step.run(work, item["step"])] if item["name"] == "step" else _RUNS[item["name"]](work)
     for part in parts:
         if spec.in_use and part.metrics:
             part.details["gpus_in_use"] = gpu_state.in_words(spec.in_use)

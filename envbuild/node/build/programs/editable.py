@@ -89,12 +89,6 @@ def _root(dist: "Any") -> str:
     return os.path.normpath(os.path.join(os.getcwd(), root))
 
 
-def _compile(dist: "Any") -> None:
-    if dist.has_ext_modules():
-        dist.reinitialize_command("build_ext").inplace = 1
-        dist.run_command("build_ext")
-
-
 def _scripts(dist: "Any", folder: str) -> "dict[str, bytes]":
     """The files of `scripts=`, which are no entry points, by name; `#!python` is the installer's to replace."""
     if not dist.scripts:
@@ -132,7 +126,9 @@ def main(out: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         metadata, dist = _metadata(made, folder)
         root = _root(dist)
-        _compile(dist)
+        if dist.has_ext_modules():
+            dist.reinitialize_command("build_ext").inplace = 1
+            dist.run_command("build_ext")
         stem = _stem(metadata["METADATA"])
         info = stem + ".dist-info"
         files = {"%s/%s" % (info, name): data for name, data in metadata.items() if name not in ("RECORD", "WHEEL")}

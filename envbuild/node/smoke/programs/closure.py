@@ -74,12 +74,13 @@ def imports_of(
         named = {name for name in named if not is_known(name) and not own.has(name, path, whole)}
         for name in named:
             counts[name] = counts.get(name, 0) + 1
-        open_ = {name for name in named if name not in firmest or _is_firmer(path, firmest[name])}
-        own_names = () if _is_aside(path) else (name for name in whole if "." in name)
+        aside = _is_aside(path)
+        open_ = {n for n in named if n not in firmest or (firmest[n].firmness != "required" and not aside)}
+        own_names = () if aside else (name for name in whole if "." in name)
         sought = ((name, own.lacks(name, path)) for name in own_names)
         lacking = {name: lost for name, lost in sought if lost is not None and not is_known(lost[0])}
         for name, line, guarded in _of_syntax(text) if open_ or lacking else ():
-            firmness = "aside" if _is_aside(path) else "guarded" if guarded else "required"
+            firmness = "aside" if aside else "guarded" if guarded else "required"
             if name in lacking and not guarded:
                 module, near = lacking[name]
                 counts[module] = counts.get(module, 0) + 1
@@ -94,10 +95,6 @@ def imports_of(
 
 def _is_aside(path: str) -> bool:
     return bool(_ASIDE.search(path))
-
-
-def _is_firmer(path: str, before: Import) -> bool:
-    return before.firmness != "required" and not _is_aside(path)
 
 
 def _named(text: str) -> Iterator[str]:

@@ -121,18 +121,14 @@ def peers(channel: Channel, devices: List[Any], size: int) -> None:
                 continue
             channel.stage("copies from %s to %s" % (device, devices[target]))
             got[target].zero_()
-            _wait(devices[target])
+            if device.type == "cuda":
+                torch.cuda.synchronize(devices[target])
             pairs.append(_rates(size, seconds([device], copying(got[target], sent[source]), _PAIR_REPEATS)[0]))
             # What every device sends is the same: nothing has to be copied to be compared.
             _same(channel, "copy from %s to %s" % (device, devices[target]), sent[target], got[target])
             matrix[source][target] = _middle(pairs[-1])
     channel.facts({"peer_gbps": matrix, "peer_access": [[_access(a, b) for b in devices] for a in devices]})
     _slowest(channel, "copy_peer_gbps", pairs)
-
-
-def _wait(device: Any) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _access(one: Any, other: Any) -> Optional[bool]:

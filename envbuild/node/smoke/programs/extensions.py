@@ -9,6 +9,7 @@ import importlib.util
 import sys
 import time
 import traceback
+from functools import partial
 from typing import Any, List, Tuple
 
 import torch
@@ -17,6 +18,7 @@ from . import apex, host_extensions, megatron_kernels
 from .common import NO_GPU, Channel, begin, other_machine
 from .compare import BrokenContextError, Case, MissingApiError, on_device, words
 
+_PLAIN, _GENERIC = "scaled_softmax_cuda", "generic_scaled_masked_softmax_cuda"
 # Name of the check, the extension it needs, whether that needs a GPU, and the function.
 CHECKS = (
     ("apex-flatten", "apex_C", False, host_extensions.flatten),
@@ -27,15 +29,10 @@ CHECKS = (
     ("cross-entropy", "xentropy_cuda", True, apex.xentropy),
     ("mlp", "mlp_cuda", True, apex.mlp),
     ("fused-dense", "fused_dense_cuda", True, apex.fused_dense),
-    (
-        "triangular-softmax",
-        "scaled_upper_triang_masked_softmax_cuda",
-        True,
-        megatron_kernels.triangular_softmax,
-    ),
+    ("triangular-softmax", "scaled_upper_triang_masked_softmax_cuda", True, megatron_kernels.triangular_softmax),
     ("masked-softmax", "scaled_masked_softmax_cuda", True, megatron_kernels.masked_softmax),
-    ("softmax", "scaled_softmax_cuda", True, megatron_kernels.plain_softmax),
-    ("generic-softmax", "generic_scaled_masked_softmax_cuda", True, megatron_kernels.generic_softmax),
+    ("softmax", _PLAIN, True, partial(megatron_kernels.masked_softmax, name=_PLAIN, masked=False)),
+    ("generic-softmax", _GENERIC, True, partial(megatron_kernels.masked_softmax, name=_GENERIC)),
     ("megatron-layer-norm", "fused_mix_prec_layer_norm_cuda", True, megatron_kernels.megatron_layer_norm),
     ("flash-attention", "flash_attn_2_cuda", True, megatron_kernels.flash_attention),
     ("megatron-data", "envbuild_kernels.helpers", False, host_extensions.megatron_data),

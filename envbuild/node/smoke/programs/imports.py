@@ -127,13 +127,6 @@ def _check_versions(channel: Channel, wanted: Dict[str, str], where: str) -> Non
             channel.failure("%s is %s, the %s says %s" % (name, version, where, locked))
 
 
-def _location(module: Any) -> List[str]:
-    file = getattr(module, "__file__", None)
-    if file:
-        return [file]
-    return [str(path) for path in getattr(module, "__path__", [])]  # a namespace package, or built in: none
-
-
 def _import(channel: Channel, places: Places, name: str) -> Any:
     channel.emit("importing", {"module": name})
     channel.stage("import %s" % name)
@@ -146,7 +139,9 @@ def _import(channel: Channel, places: Places, name: str) -> Any:
         channel.emit("imported", {"module": name, "ok": False})
         return None
     seconds = time.perf_counter() - started
-    paths = _location(module)
+    file = getattr(module, "__file__", None)
+    # A namespace package has its folders alone, what is built in has none.
+    paths = [file] if file else [str(path) for path in getattr(module, "__path__", [])]
     problems = [text for text in (places.problem(name, path) for path in paths) if text]
     for text in problems:
         channel.failure(text)

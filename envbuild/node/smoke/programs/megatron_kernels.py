@@ -51,7 +51,10 @@ def triangular_softmax(case: Case) -> None:
 
 
 def masked_softmax(case: Case, name: str = "scaled_masked_softmax_cuda", masked: bool = True) -> None:
-    """`scaled_masked_softmax_cuda` and its relatives; a mask of its own for each sequence, shared by its heads."""
+    """`scaled_masked_softmax_cuda`, with a mask of its own for each sequence, shared by its heads; and its relatives.
+
+    `scaled_softmax_cuda` is not `masked`, `generic_scaled_masked_softmax_cuda` is of any length.
+    """
     kernel = importlib.import_module(name)
     case.api = "forward(input, %sscale), backward(gradient, result, scale)" % ("mask, " if masked else "")
 
@@ -68,16 +71,6 @@ def masked_softmax(case: Case, name: str = "scaled_masked_softmax_cuda", masked:
             _softmax(case, what, kernel, arguments, expected, dtype)
 
     case.each(_HALVES, ("float16",), work)
-
-
-def plain_softmax(case: Case) -> None:
-    """`scaled_softmax_cuda`: scaled, not masked."""
-    masked_softmax(case, "scaled_softmax_cuda", masked=False)
-
-
-def generic_softmax(case: Case) -> None:
-    """`generic_scaled_masked_softmax_cuda`: masked, of any length."""
-    masked_softmax(case, "generic_scaled_masked_softmax_cuda")
 
 
 class _MegatronNorm:
