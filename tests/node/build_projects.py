@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import functools
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,9 @@ from envbuild.node.build import build_dir, job_server
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.packages import uv
 from tests.node.env_support import MINOR, uv_path
+from tests.node.forge import need_compiler
 from tests.support.files import write_files
+from tests.support.once import kept
 from tests.support.programs import completed
 
 SETUPTOOLS = "setuptools==80.9.0"
@@ -116,25 +114,10 @@ def _index_run(words: list[str]) -> str:
     return done.stderr[-300:] if done.returncode else ""
 
 
-@functools.cache
-def _tools() -> tuple[Path, str]:
-    """A folder with setuptools, made once and kept, and why there is none (empty when there is)."""
-    root = Path(tempfile.gettempdir()) / f"envbuild-tests-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    folder = root / f"{SETUPTOOLS}-{MINOR}"
-    if shutil.which("cc") is None:
-        return folder, "no C compiler here (cc)"
-    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        return folder, f"no headers for {sys.executable}"
-    with (root / "build.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=root) as new:
-                why = _index_run(["--python", sys.executable, "--target", f"{new}/tools", SETUPTOOLS])
-                if why:
-                    return folder, f"{SETUPTOOLS} not available here: {why}"
-                os.rename(f"{new}/tools", folder)
-    return folder, ""
+def _tools(folder: Path) -> str:
+    """Make a folder with setuptools; why it cannot be made, empty when it is."""
+    why = _index_run(["--python", sys.executable, "--target", str(folder), SETUPTOOLS])
+    return f"{SETUPTOOLS} not available here: {why}" if why else ""
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +134,8 @@ def python(tmp_path: Path) -> str:
 
 def environment(folder: Path) -> str:
     """A virtual environment on this interpreter, with setuptools; returns its `bin/python`, or skips."""
-    tools, why = _tools()
+    need_compiler()
+    tools, why = kept(f"{SETUPTOOLS}-{MINOR}", _tools)
     if why:
         pytest.skip(why)
     done = subprocess.run([uv_path(), "venv", "-q", "--python", sys.executable, str(folder)], capture_output=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import functools
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,3 +21,19 @@ def once(path: Path, make: Callable[[Path], object]) -> Path:
                 make(half)
                 half.rename(path)
     return path
+
+
+@functools.cache
+def kept(name: str, make: Callable[[Path], str]) -> tuple[Path, str]:
+    """What is made once on this machine and stays, and why it is not there, as `make` says it; empty where it is."""
+    root = Path(tempfile.gettempdir()) / f"envbuild-tests-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+
+    def whole(path: Path) -> None:
+        if why := make(path):
+            raise LookupError(why)
+
+    try:
+        return once(root / name, whole), ""
+    except LookupError as error:
+        return root / name, str(error)
