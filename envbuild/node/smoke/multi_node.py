@@ -16,6 +16,7 @@ from envbuild.node.protocol import Json, plural
 from envbuild.node.read_text import read
 from envbuild.node.smoke import rendezvous, smoke
 from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth
+from envbuild.node.smoke.programs.common import SHARED
 from envbuild.node.smoke.runner import Outcome, Scratch, child_environment, read_events, run_processes
 from envbuild.node.variables import VISIBLE, visible_devices
 
@@ -124,7 +125,7 @@ class JointTest:
     def _variables(self, scratch: Scratch, request: str) -> dict[str, str]:
         """Those of the stack and the target; the interface is that of the way to the first node where none is said."""
         child = scratch.child()
-        child["ENVBUILD_SMOKE_REQUEST"] = request
+        child[SHARED] = request
         interface = self.meeting.interface
         for name, form in _INTERFACES:
             if interface:
@@ -138,7 +139,7 @@ class JointTest:
         words = [f"--nnodes={self.nodes}", f"--node_rank={self.rank}", f"--nproc_per_node={self.ranks}"]
         words += [f"--master_addr={self.meeting.address}", f"--master_port={self.meeting.port}", "--max_restarts=0"]
         run = [python] + scratch.flags() + ["-m", "torch.distributed.run"] + words + ["--no_python"]
-        return run + scratch.program("allreduce_nodes", _TIED)
+        return run + scratch.program("allreduce", _TIED)
 
     def _judge(self, part: Part, outcome: Outcome, ranks: list[Outcome], clock: Clock) -> None:
         for local, one in enumerate(ranks):

@@ -17,7 +17,7 @@ from envbuild.node import paths
 from envbuild.node.protocol import Json
 from envbuild.node.smoke import training_data, training_log
 from envbuild.node.smoke.check import Clock, Part, Spec, Work, plural
-from envbuild.node.smoke.programs.common import OPEN_MPI_AS_ROOT, OPEN_MPI_OVERSUBSCRIBED
+from envbuild.node.smoke.programs.common import OPEN_MPI_AS_ROOT, OPEN_MPI_OVERSUBSCRIBED, SHARED
 from envbuild.node.smoke.runner import Outcome, causes_first, how_it_ended, last_words, run_processes
 
 _KEPT = 1024 * 1024  # bytes of each rank's output: a script prints its arguments before its losses
@@ -101,7 +101,7 @@ def _start(work: Work, step: Json, values: Json) -> list[Outcome]:
     events, path = scratch.fresh("events"), scratch.fresh("request")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(dict(request, variables={}, events=events, deadline=left), file)
-    child.update({**OPEN_MPI_AS_ROOT, **OPEN_MPI_OVERSUBSCRIBED, "ENVBUILD_SMOKE_REQUEST": path})
+    child.update({**OPEN_MPI_AS_ROOT, **OPEN_MPI_OVERSUBSCRIBED, SHARED: path})
     mpiexec = _mpiexec(work.spec)
     launcher = [mpiexec, "-n", str(ranks)] if mpiexec else []
     return run_processes(scratch, launcher + argv, child, [{"events": events}], left, _KEPT)

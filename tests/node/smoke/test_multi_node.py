@@ -236,7 +236,7 @@ def changed(name: str, old: str, new: str) -> dict[str, str]:
     ids=["wrong sums, however fast", "fewer ranks than asked"],
 )
 def test_a_joint_test_that_is_wrong_fails_on_every_node(ports: list[int], old: str, new: str, failure: str) -> None:
-    checks = part_of(changed("allreduce_nodes", old, new), ports, 500)
+    checks = part_of(changed("allreduce", old, new), ports, 500)
     assert [check["status"] for check in checks] == ["failed", "failed"]
     assert all(any(failure in text for text in check["details"]["failures"]) for check in checks), checks
 
@@ -246,14 +246,14 @@ def test_a_joint_test_that_is_wrong_fails_on_every_node(ports: list[int], old: s
 @pytest.mark.usefixtures("torch_imported")
 def test_a_rank_that_hangs_ends_at_the_deadline_with_its_stack(ports: list[int], tmp_path: Path) -> None:
     hung = changed(
-        "allreduce_nodes",
+        "allreduce",
         "    correctness(channel",
         "    rank and __import__('time').sleep(600)\n    correctness(channel",
     )
 
     def late(checks: list[dict[str, Any]], deadline: str = "") -> bool:
         told, details = f"hung past its deadline of {deadline}", checks[1]["details"]
-        return any(told in failure for failure in details["failures"]) and "allreduce_nodes.py" in details["output"]
+        return any(told in failure for failure in details["failures"]) and "allreduce.py" in details["output"]
 
     deadline, checks = with_deadline(lambda deadline: part_of(hung, ports, deadline, tmp_path), 30, late)
     assert [check["status"] for check in checks] == ["failed", "failed"]

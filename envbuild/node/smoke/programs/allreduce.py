@@ -1,7 +1,8 @@
-"""Smoke program `machine`, second half: one rank of an all-reduce whose sums are checked element by element.
+"""Smoke program `machine`, second half, and that of several nodes: one rank of an all-reduce of checked sums.
 
-Runs inside the environment, once per rank; needs torch 1.8 or newer and no numpy. The ranks meet through a file. All
-values are small integers, so the expected sum is exact in every dtype and any difference is an error.
+Runs inside the environment, once per rank; needs torch 1.8 or newer and no numpy. The ranks of one node meet through a
+file; those of several are started by torchrun, whose variables say where they meet. All values are small integers, so
+the expected sum is exact in every dtype and any difference is an error.
 """
 
 import contextlib
@@ -9,12 +10,12 @@ import datetime
 import os
 import re
 import time
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 
-from .common import Channel, begin, torch_version
+from .common import Channel, arm, asked, torch_version
 
 _WARM_UP = 2
 _REPEATS = 10
@@ -160,23 +161,30 @@ def _nvls(log: str) -> Optional[bool]:
     return None
 
 
-def main() -> None:
-    """One rank: meet, check, time."""
-    args, channel = begin()
-    rank, world, backend = int(args["rank"]), int(args["world"]), str(args["backend"])
-    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
-    log = "%s.nccl" % args["store"]
+def together(channel: Channel, rank: int, world: int, device: Any) -> None:
+    """As nodes do it: tell the seconds of each all-reduce of one size, those of its slowest rank."""
+    seconds, size = bandwidth(channel, rank, world, device)
+    channel.stage("comparing times")
+    times = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    channel.facts({"seconds": [float(value) for value in times.tolist()], "bytes": size})
+
+
+def _work(channel: Channel, args: Dict[str, Any], place: Dict[str, int], joint: bool) -> None:
+    rank, world, backend, log = place["rank"], place["world"], str(args["backend"]), "%s.nccl" % args["events"]
+    device = torch.device("cuda", place["local"]) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(device)
-        if rank == 0 and "NCCL_DEBUG" not in os.environ:
+        if rank == 0 and not joint and "NCCL_DEBUG" not in os.environ:
             os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT", NCCL_DEBUG_FILE=log)
     else:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this node
+        if not joint:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this node
     channel.stage("rendezvous of %d ranks (%s)" % (world, backend))
     dist.init_process_group(
         backend,
-        init_method="file://" + args["store"],
+        init_method="env://" if joint else "file://" + args["store"],
         rank=rank,
         world_size=world,
         timeout=datetime.timedelta(seconds=float(args["deadline"])),
@@ -184,12 +192,40 @@ def main() -> None:
     channel.facts({"rank": dist.get_rank(), "world": dist.get_world_size(), "backend": dist.get_backend()})
     if backend == "nccl":
         channel.facts({"gpu": torch.cuda.get_device_name(device)})
+    if joint:
+        channel.stage("counting the ranks")
+        present = torch.zeros(world, dtype=torch.int64, device=device)
+        present[rank] = 1
+        dist.all_reduce(present)
+        channel.facts({"present": [index for index, count in enumerate(present.tolist()) if count == 1]})
     correctness(channel, rank, world, device)
-    by_size(channel, rank, world, device)
+    (together if joint else by_size)(channel, rank, world, device)
     channel.facts({"nvls": _nvls(log)})
     channel.stage("leaving the group")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def main() -> None:
+    """One rank: meet, check, time. Its place is in the request or, where nodes do it together, torchrun's to tell."""
+    args = asked()
+    joint = "store" not in args
+    if not joint:
+        place = {"rank": int(args["rank"]), "local": int(args["rank"]), "world": int(args["world"])}
+        stacks = 2  # type: Any
+    else:  # the ranks of a node have one request: each has files of its own, and what is left of the deadline
+        words = {"rank": "RANK", "local": "LOCAL_RANK", "world": "WORLD_SIZE"}
+        place = {name: int(os.environ[variable]) for name, variable in words.items()}
+        args["events"] = "%s-%d" % (args["events"], place["local"])
+        args["deadline"] = max(0.1, float(args["until"]) - time.monotonic())
+        stacks = open(args["events"] + ".stacks", "w", encoding="utf-8")  # noqa: SIM115 - lives as long as the process
+    _, channel = arm(args, stacks)
+    try:
+        _work(channel, args, place, joint)
+    except Exception as error:
+        if joint:  # torchrun keeps the last words of its ranks to itself
+            channel.failure("%s: %s" % (type(error).__name__, (str(error).splitlines() or [""])[0][:400]))
+        raise
     channel.done()
 
 

@@ -1,12 +1,14 @@
 """What every smoke program does the same way; imported inside the environment, so neither torch nor numpy here.
 
-A program reads one JSON request from stdin and appends one JSON event a line to the file that the request names. Its
-standard output belongs to whatever it imports. Events survive a crash, so the reader knows what was being done.
+A program reads one JSON request, from stdin or from the file that `SHARED` names. It appends one JSON event a line to
+the file that the request names. Its standard output belongs to whatever it imports. Events survive a crash, so the
+reader knows what was being done.
 """
 
 import faulthandler
 import json
 import math
+import os
 import statistics
 import sys
 from typing import Any, Dict, List, Tuple
@@ -22,6 +24,7 @@ _MACHINES: Dict[Tuple[int, ...], str] = {
 }
 
 
+SHARED = "ENVBUILD_SMOKE_REQUEST"  # the variable that names the file of a request which ranks share
 NO_GPU = "torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)"
 
 # With these Open MPI (4, and 5 through PRRTE) starts what it would refuse: as root, as whom containers run, and more
@@ -75,9 +78,18 @@ class Channel:
         self.emit("done", {})
 
 
+def asked() -> Dict[str, Any]:
+    """The request: this process's own, or that of all ranks of a launcher, which hands them nothing."""
+    shared = os.environ.get(SHARED)
+    if shared is None:
+        return dict(json.load(sys.stdin))
+    with open(shared, encoding="utf-8") as file:
+        return dict(json.load(file))
+
+
 def begin() -> Tuple[Dict[str, Any], Channel]:
     """The request and the channel for its answer. At the deadline all stacks go to stderr, then the reader kills."""
-    return arm(json.load(sys.stdin), 2)
+    return arm(asked(), 2)
 
 
 def arm(args: Dict[str, Any], stacks: Any) -> Tuple[Dict[str, Any], Channel]:

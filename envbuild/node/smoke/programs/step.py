@@ -1,27 +1,17 @@
 """Smoke program `step`: one rank of the stack's own training script, with its arguments, as `__main__`.
 
-The ranks of MPI share one request, `ENVBUILD_SMOKE_REQUEST`, and append to one file of events; each takes its number
-from MPI's variables. Every other rank has a request of its own on stdin, with the variables that torchrun would set.
+The ranks of MPI share one request and append to one file of events; each takes its number from MPI's variables. Every
+other rank has a request of its own on stdin, with the variables that torchrun would set.
 """
 
-import json
 import os
 import runpy
 import sys
 import traceback
-from typing import Any, Dict, Tuple
+from typing import Any, Dict
 
 from . import mpi_ranks
-from .common import Channel, arm, begin
-
-
-def _request() -> Tuple[Dict[str, Any], Channel]:
-    shared = os.environ.get("ENVBUILD_SMOKE_REQUEST")
-    if shared is None:
-        return begin()
-    mpi_ranks.tell()
-    with open(shared, encoding="utf-8") as file:
-        return arm(dict(json.load(file)), 2)
+from .common import SHARED, Channel, begin
 
 
 def where(error: BaseException, folder: str) -> str:
@@ -54,7 +44,9 @@ def _run(args: Dict[str, Any], channel: Channel, script: str) -> None:
 
 def main() -> None:
     """Set variables, path and arguments as `python SCRIPT ...` in its work folder has them, then run the script."""
-    args, channel = _request()
+    if SHARED in os.environ:
+        mpi_ranks.tell()
+    args, channel = begin()
     os.environ.update(args["variables"])
     os.chdir(args["work"])
     script = str(args["script"])
