@@ -49,6 +49,13 @@ class Builder:
         self.pins: list[Json] = self.variant.get("sources") or []
         self.working_trees: list[Json] = self.variant.get("trees") or []
         self.options: Json = args.get("build") or {}
+        # Builds see all of an environment of conda packages: compilers and libraries lie among them.
+        self._whole = bool(self.variant.get("engine") == "conda")
+        self._arch_list: list[str] = self.options.get("arch_list") or []
+        # The compilers that the plan chose, and the stack's variables, which stand above them; and those of them that
+        # tools read when they build: a stack says the others for its runs.
+        self._given = dict(self.options.get("variables") or {}, **(self.variant.get("environment") or {}))
+        self._for_builds = {name: value for name, value in self._given.items() if variables.decides_bits(name)}
         self.cuda_home = environment.toolkit(self.options.get("cuda_home"))
         self.bundles = (args.get("artifacts") or {}).get("sources") or {}
         self.bundle = (args.get("artifacts") or {}).get("bundle")
@@ -251,7 +258,7 @@ class Builder:
         if asked not in self._toolchains:
             # Programs of packages count where the packages do: here they are looked for in a folder that has none.
             programs = None if self._whole else os.path.join(self.environment, "src")
-            given = (self._for_builds(), own, self._arch_list, self.cuda_home)
+            given = (self._for_builds, own, self._arch_list, self.cuda_home)
             env = self.tool.environ(environment.variables(self.environment, *given, programs=programs))
             tools = build_key.read_toolchain(self.python, self.cuda_home, env)
             # Compilers of conda lie in the environment, which lies elsewhere in another prefix.
@@ -306,10 +313,6 @@ class Builder:
         self.wheels[name] = entry.wheel
         self.built[name] = facts
 
-    @property
-    def _arch_list(self) -> list[str]:
-        return list(self.options.get("arch_list") or [])
-
     def _build(self, source: Json, out: str, packages: dict[str, str], budget: Budget, anew: bool = False) -> Json:
         """Fetch, patch and build one wheel, seeing `packages`, into the folder `out`; result of `build_wheel`."""
         self._tree(source)
@@ -325,7 +328,7 @@ class Builder:
         options = build_wheel.Options(
             self.tool,
             budget,
-            variables=self._for_builds(),
+            variables=self._for_builds,
             arch_list=self._arch_list,
             cuda_home=self.cuda_home,
             anew=anew,
@@ -340,21 +343,8 @@ class Builder:
             again = self._build(source, out, entry.inputs["packages"], budget, anew=True)
             return build_wheel.compare(entry.wheel, again["wheel"])
 
-    def _given(self) -> Json:
-        """The compilers that the plan chose, and the stack's variables, which stand above them."""
-        return dict(self.options.get("variables") or {}, **(self.variant.get("environment") or {}))
-
-    def _for_builds(self) -> Json:
-        """Those of them that tools read when they build; a stack says the others for its runs."""
-        return {name: value for name, value in self._given().items() if variables.decides_bits(name)}
-
     def _variables(self, own: Json) -> dict[str, str | None]:
-        return environment.variables(self.environment, self._given(), own, self._arch_list, self.cuda_home)
-
-    @property
-    def _whole(self) -> bool:
-        """Builds see all of an environment of conda packages: compilers and libraries lie among them."""
-        return bool(self.variant.get("engine") == "conda")
+        return environment.variables(self.environment, self._given, own, self._arch_list, self.cuda_home)
 
     def _own_env(self, source: Json) -> dict[str, str]:
         alone = environment.no_repository(os.path.join(self.environment, "src"))

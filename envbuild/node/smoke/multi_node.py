@@ -37,10 +37,6 @@ def run(request: Json) -> tuple[bool, Json]:
     if place["nodes"] < 2 or place["rank"] >= place["nodes"]:
         return False, smoke.summary([])
     spec = Spec(environment, {"environment": args.get("variables") or {}}, bool(args.get("cuda")))
-    return False, _meet(spec, place, args)
-
-
-def _meet(spec: Spec, place: Json, args: Json) -> Json:
     part = Part(NAME)
     rank, nodes, token, seconds = place["rank"], place["nodes"], str(args["token"]), float(args.get("wait", 60.0))
     ranks = _startable(spec, int(args["ranks"]))
@@ -49,13 +45,13 @@ def _meet(spec: Spec, place: Json, args: Json) -> Json:
     else:
         meeting = rendezvous.join(place["addresses"], place["ports"], rank, token, seconds, ranks)
     if meeting.missing:
-        return smoke.summary([_not_run(part, meeting.missing, place.get("names") or [], seconds)])
+        return False, smoke.summary([_not_run(part, meeting.missing, place.get("names") or [], seconds)])
     test = JointTest(spec, rank, nodes, meeting)
     with Scratch(spec.environment, spec.variables, args.get("tmp")) as scratch:
         test.run(part, scratch, Clock(float(args.get("deadline", 600.0))))
     floors = {str(name): float(value) for name, value in (args.get("floors") or {}).items()}
     smoke.apply_floors([part], floors)
-    return smoke.summary([part.check()])
+    return False, smoke.summary([part.check()])
 
 
 def _startable(spec: Spec, asked: int) -> int:
@@ -97,7 +93,10 @@ class JointTest:
         left = clock.left()
         with open(request, "w", encoding="utf-8") as file:
             json.dump({"backend": self.backend, "events": events, "until": time.monotonic() + left}, file)
-        child = self._variables(scratch, request)
+        child = dict(scratch.child(), **{SHARED: request})
+        for name, form in _INTERFACES if self.meeting.interface else ():
+            # The way to the first node, where neither the stack nor the target says one.
+            child.setdefault(name, form % self.meeting.interface)
         outcome = run_processes(scratch, self._command(scratch), child, [{}], left)[0]
         ranks = []
         for local in range(self.ranks):
@@ -121,16 +120,6 @@ class JointTest:
         words = (plural(self.world, "rank"), plural(self.nodes, "node"), self.backend)
         part.says = "the sum over %s on %s (torchrun, %s) is exact in every size and dtype" % words
         part.stop()
-
-    def _variables(self, scratch: Scratch, request: str) -> dict[str, str]:
-        """Those of the stack and the target; the interface is that of the way to the first node where none is said."""
-        child = scratch.child()
-        child[SHARED] = request
-        interface = self.meeting.interface
-        for name, form in _INTERFACES:
-            if interface:
-                child.setdefault(name, form % interface)
-        return child
 
     def _command(self, scratch: Scratch) -> list[str]:
         """torchrun, as its module, so that no script of the environment has to name its interpreter."""
