@@ -12,6 +12,7 @@ from typing import Literal
 from tests.e2e.world import Done
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node
 from tests.fleet.nodes import Node
+from tests.support.wheels import PACK
 
 Moment = Literal["build", "import"]
 DEADLINE_S = 240.0
@@ -29,24 +30,13 @@ def wait(moment):
         time.sleep(0.1)
 """
 _BACKEND = (
-    WAIT
+    PACK
+    + WAIT
     + """
-import base64, hashlib, zipfile
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     wait("build")
-    files = {"pause/__init__.py": open("pause/__init__.py", "rb").read()}
-    info = "pause-1.0.dist-info"
-    files[info + "/METADATA"] = b"Metadata-Version: 2.1\\nName: pause\\nVersion: 1.0\\n"
-    files[info + "/WHEEL"] = b"Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
-    rows = []
-    for path, data in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        rows.append("%s,sha256=%s,%d" % (path, digest, len(data)))
-    files[info + "/RECORD"] = ("\\n".join(rows) + "\\n" + info + "/RECORD,,\\n").encode()
-    with zipfile.ZipFile(os.path.join(wheel_directory, "pause-1.0-py3-none-any.whl"), "w") as archive:
-        for path, data in files.items():
-            archive.writestr(path, data)
-    return "pause-1.0-py3-none-any.whl"
+    files = {"pause/__init__.py": open("pause/__init__.py").read()}
+    return write_wheel(Path(wheel_directory), "pause", "1.0", files).name
 """
 )
 PAUSE = {

@@ -14,10 +14,13 @@ from envbuild.catalog.patches import load_patch
 from envbuild.node.build.patch import digest
 from tests.node.env_support import make_repository, redirect_git
 from tests.support.programs import completed, executable
+from tests.support.wheels import PACK
 
-# A PEP 517 backend that compiles `fast.c` into `quick._fast`, so that builds need no package index.
-BACKEND = """
-import base64, glob, hashlib, os, subprocess, sysconfig, zipfile
+# A backend that compiles `fast.c` into `quick._fast`.
+BACKEND = (
+    PACK
+    + """
+import glob, os, subprocess, sysconfig
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     name = "_fast" + sysconfig.get_config_var("EXT_SUFFIX")
@@ -25,21 +28,10 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     words = ["cc", *os.environ.get("CFLAGS", "").split(), "-shared", "-fPIC", "-I", include]
     subprocess.run([*words, "-o", "quick/" + name, "fast.c"], check=True)
     files = {path: open(path, "rb").read() for path in ["quick/" + name, *glob.glob("quick/*.py")]}
-    info = "quick-1.0.dist-info"
     tag = "cp%s-cp%s-linux_x86_64" % ((sysconfig.get_config_var("py_version_nodot"),) * 2)
-    files[info + "/METADATA"] = b"Metadata-Version: 2.1\\nName: quick\\nVersion: 1.0\\n"
-    files[info + "/WHEEL"] = ("Wheel-Version: 1.0\\nRoot-Is-Purelib: false\\nTag: %s\\n" % tag).encode()
-    rows = []
-    for path, data in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        rows.append("%s,sha256=%s,%d" % (path, digest, len(data)))
-    files[info + "/RECORD"] = ("\\n".join(rows) + "\\n" + info + "/RECORD,,\\n").encode()
-    wheel = "quick-1.0-%s.whl" % tag
-    with zipfile.ZipFile(os.path.join(wheel_directory, wheel), "w") as archive:
-        for path, data in files.items():
-            archive.writestr(path, data)
-    return wheel
+    return write_wheel(Path(wheel_directory), "quick", "1.0", files, tag=tag).name
 """
+)
 EXTENSION = """
 #include <Python.h>
 static PyObject *answer(PyObject *self, PyObject *none) { return PyLong_FromLong(42); }

@@ -18,33 +18,21 @@ from tests.support.fails import fails
 from tests.support.files import write_tar
 from tests.support.need import need
 from tests.support.programs import executable
+from tests.support.wheels import PACK
 
-# A PEP 517 backend of a few lines, so that builds need no package index.
-BACKEND = """
-import base64, hashlib, os, zipfile
-def _wheel(folder, files):
-    name = os.path.basename(NAME)
-    info = name + "-1.0.dist-info"
-    files[info + "/METADATA"] = "Metadata-Version: 2.1\\nName: %s\\nVersion: 1.0\\n" % name
-    files[info + "/WHEEL"] = "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
-    rows = []
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        rows.append("%s,sha256=%s,%d" % (path, digest, len(text.encode())))
-    files[info + "/RECORD"] = "\\n".join(rows) + "\\n" + info + "/RECORD,,\\n"
-    wheel = name + "-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(os.path.join(folder, wheel), "w") as archive:
-        for path, text in files.items():
-            archive.writestr(zipfile.ZipInfo(path), text)
-    return wheel
-NAME = "lib"
+BACKEND = (
+    PACK
+    + """
+import os
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     flags = repr((config_settings or {}).get("--build-option"))
     code = open("lib/__init__.py").read()
-    return _wheel(wheel_directory, {"lib/__init__.py": code, "lib/flags.py": "F = " + flags + "\\n"})
+    files = {"lib/__init__.py": code, "lib/flags.py": "F = " + flags + "\\n"}
+    return write_wheel(Path(wheel_directory), "lib", "1.0", files).name
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    return _wheel(wheel_directory, {"lib.pth": os.getcwd() + "\\n"})
+    return write_wheel(Path(wheel_directory), "lib", "1.0", {"lib.pth": os.getcwd() + "\\n"}).name
 """
+)
 PROJECT = {
     "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n[project]\n'
     'name = "lib"\nversion = "1.0"\n',

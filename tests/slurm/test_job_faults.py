@@ -16,6 +16,7 @@ from envbuild.node.lease import STALE_AFTER
 from tests.e2e.world import Done
 from tests.slurm.cluster import NODES
 from tests.slurm.job_world import JobWorld, by_node
+from tests.support.wheels import PACK
 
 pytestmark = pytest.mark.slow
 
@@ -24,31 +25,18 @@ _WAIT = (
     "import os, socket, time\ngate = {gate!r} + socket.gethostname()\nopen(gate + '.seen', 'a').close()\n"
     "while os.path.exists(gate): time.sleep(0.05)\n"
 )
-_BACKEND = """\
+_BACKEND = (
+    PACK
+    + """
 exec(open("wait.py").read())
-import base64, hashlib, os, zipfile
 
 def get_requires_for_build_wheel(settings=None):
     return []
 
 def build_wheel(folder, settings=None, metadata=None):
-    name = "lib-1.0-py3-none-any.whl"
-    files = {
-        "lib.py": b"VALUE = 41\\n",
-        "lib-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\\nName: lib\\nVersion: 1.0\\n",
-        "lib-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
-    }
-    record = "lib-1.0.dist-info/RECORD"
-    lines = []
-    for path, data in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        lines.append("%s,sha256=%s,%d" % (path, digest, len(data)))
-    files[record] = ("\\n".join([*lines, record + ",,"]) + "\\n").encode()
-    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
-        for path, data in files.items():
-            wheel.writestr(path, data)
-    return name
+    return write_wheel(Path(folder), "lib", "1.0", {"lib.py": "VALUE = 41\\n"}).name
 """
+)
 
 
 class Gates:

@@ -19,34 +19,24 @@ from tests.support.files import write_file, write_tar
 from tests.support.private_channel import guarded
 from tests.support.programs import executable
 from tests.support.served import served
+from tests.support.wheels import PACK
 
 PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 # `seen()` runs while the wheel is built and gives the text of its module.
-BACKEND = """
-import os, zipfile
-
-{code}
-
+BACKEND = (
+    PACK
+    + """
 def build_wheel(folder, config_settings=None, metadata_directory=None):
-    info = "old-1.0.dist-info/"
-    files = {{
-        "old.py": "SEEN = %r\\n" % (seen(),),
-        info + "METADATA": "Metadata-Version: 2.1\\nName: old\\nVersion: 1.0\\n",
-        info + "WHEEL": "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
-    }}
-    files[info + "RECORD"] = "".join("%s,,\\n" % name for name in files) + info + "RECORD,,\\n"
-    with zipfile.ZipFile(os.path.join(folder, "old-1.0-py3-none-any.whl"), "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return "old-1.0-py3-none-any.whl"
+    return write_wheel(Path(folder), "old", "1.0", {"old.py": "SEEN = %r\\n" % (seen(),)}).name
 """
+)
 
 
 def make_sdist(folder: Path, code: str) -> dict[str, Any]:
     """old-1.0.tar.gz as a locked package; `code` defines `seen()`, whose answer the built module has as SEEN."""
     files = {
         "pyproject.toml": PYPROJECT,
-        "backend.py": BACKEND.format(code=code),
+        "backend.py": f"{BACKEND}\n{code}",
         "PKG-INFO": "Metadata-Version: 2.1\nName: old\nVersion: 1.0\n",
     }
     members = {f"old-1.0/{name}": text for name, text in files.items()}
