@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import os
 import re
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError
+from envbuild.node import hashing
+from envbuild.node.read_text import opened as opened
 
 LARGEST = 64 * 1024 * 1024
-
-
-@contextmanager
-def opened(path: Path, *, follow: bool = True) -> Iterator[BufferedReader]:
-    """A regular file, to be read; `follow`: also through a link. Raises OSError, for a FIFO or device as well."""
-    try:
-        # Non-blocking, because opening a FIFO would wait for its writer for ever.
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-        descriptor = os.open(path, flags)
-    except ValueError as error:  # NUL in its name
-        raise OSError(errno.EINVAL, str(error), str(path)) from error
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        yield file
 
 
 def read_file(path: Path, limit: int = LARGEST, *, follow: bool = True) -> bytes:
@@ -80,8 +61,7 @@ def sha256_of(path: Path) -> str:
     Raises EnvbuildError `file-unreadable` (exit 2).
     """
     try:
-        with opened(path) as source:
-            return hashlib.file_digest(source, "sha256").hexdigest()
+        return hashing.digest_of(path)
     except OSError as error:
         raise unreadable(path, error) from error
 

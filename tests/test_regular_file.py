@@ -26,7 +26,7 @@ OWN = """
     provision.contact.first_contact provision.contact.payload provision.contact.toolchain provision.contact.wheel_stores
     provision.gpu_use provision.images.obtain provision.jobs.answers provision.jobs.launch provision.run.conclude
     provision.run.journal provision.run.progress provision.run.run_dir
-    regular_file report.recheck.contents report.render resolve.compat_read
+    report.recheck.contents report.render resolve.compat_read
     resources transport.processes transport.ssh_errors
 """
 

@@ -8,6 +8,7 @@ from envbuild.node.read_text import opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from typing import IO
 
 BLOCK = 1024 * 1024
@@ -18,7 +19,7 @@ def blocks(stream: "IO[bytes]") -> "Iterator[bytes]":
     return iter(lambda: stream.read(BLOCK), b"")
 
 
-def digest_of(path: str) -> str:
+def digest_of(path: "str | os.PathLike[str]") -> str:
     """Of a file; raises OSError."""
     with opened(path) as stream:
         return digest_of_stream(stream)

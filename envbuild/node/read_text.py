@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 READ_LIMIT = 16 * 1024 * 1024
 
 
-def opened(path: str) -> "IO[bytes]":
-    """A regular file, to be read: a FIFO that lies in its place is never waited for. Raises OSError, ValueError."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def opened(path: "str | os.PathLike[str]", follow: bool = True) -> "IO[bytes]":
+    """A regular file, to be read; `follow`: also through a link. Raises OSError, for a FIFO or device as well.
+
+    Opening a FIFO would wait for its writer for ever.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    except ValueError as error:  # NUL in its name
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", path)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(handle, "rb")
 
 
@@ -30,7 +36,7 @@ def read(path: str, limit: int = READ_LIMIT) -> str:
     try:
         with opened(path) as handle:
             return handle.read(limit).decode("utf-8", "replace")
-    except (OSError, ValueError):
+    except OSError:
         return ""
 
 
