@@ -110,28 +110,12 @@ def test_d68_fields_and_packages_that_are_named_by_ordinary_words_are_told() -> 
     assert PLAIN.data(data) == data
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "I_MPI_PIN",
-        "KMP_SPIN",
-        "OLDPWD",
-        "NVLINK_BYPASS",
-        "AUTHOR",
-        "COMPASS",
-        "GIT_AUTHOR_NAME",
-        "PATH",
-        "PWD",
-        "TOKENIZERS_PARALLELISM",
-        "TIKTOKEN_CACHE_DIR",
-        "MODEL_SIZE_KEY",
-        "tokens_per_second",
-        "HOME",
-        "KEYBOARD",
-    ],
-)
-def test_names_that_are_not_secret(name: str) -> None:
-    assert not looks_secret(name)
+ORDINARY = """I_MPI_PIN KMP_SPIN OLDPWD NVLINK_BYPASS AUTHOR COMPASS GIT_AUTHOR_NAME PATH PWD TOKENIZERS_PARALLELISM
+    TIKTOKEN_CACHE_DIR MODEL_SIZE_KEY tokens_per_second HOME KEYBOARD"""
+
+
+def test_names_that_are_not_secret() -> None:
+    assert list(filter(looks_secret, ORDINARY.split())) == []
 
 
 def test_the_version_of_a_package_whose_name_looks_secret_is_told() -> None:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import re
 
 from envbuild.node import git_source, proc
 from envbuild.node.build import patch
 from envbuild.node.protocol import Json, NodeError, log, plural
+from envbuild.node.read_text import first
 
-# The CUDA that torch was built with, read without importing torch; nothing where torch is not there.
+# What torch says of its version, read without importing it; nothing where it is not there.
 _TORCH = """
-import ast, importlib.util, json, os, sys
-found = importlib.util.find_spec("torch")
-told = {}
-if found is not None and found.origin:
-    path = os.path.join(os.path.dirname(found.origin), "version.py")
-    try:
-        tree = ast.parse(open(path, encoding="utf-8").read())
-    except (OSError, SyntaxError):
-        tree = ast.parse("")
-    for node in tree.body:
-        targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-        if any(getattr(each, "id", None) == "cuda" for each in targets) and getattr(node, "value", None) is not None:
-            told["torch_cuda"] = ast.literal_eval(node.value)
-json.dump(told, sys.stdout)
+import importlib.util, os
+spec = importlib.util.find_spec("torch")
+path = os.path.join(os.path.dirname(spec.origin), "version.py") if spec and spec.origin else ""
+print(open(path, encoding="utf-8").read() if os.path.exists(path) else "")
 """
+_CUDA = re.compile(r"^cuda\b[^=\n]*= *(None|(?P<quote>['\"])[0-9.]+(?P=quote))", re.MULTILINE)
 
 
 def check(pins: list[Json], given: Json) -> None:
@@ -66,11 +58,11 @@ def specs_of(source: Json, given: Json) -> list[Json]:
 def facts_of(python: str, env: dict[str, str], nvcc: str | None) -> Json:
     """What patches want to know: `torch_cuda` of the torch that is installed (absent without torch), and `nvcc`."""
     done = proc.run([python, "-I", "-c", _TORCH], timeout=120.0, env=env)
-    try:
-        facts = json.loads(done.out) if done.ok else {}
-    except ValueError:
-        facts = {}
-    return dict(facts, nvcc=nvcc)
+    cuda = first(_CUDA, done.out)
+    facts: Json = {"nvcc": nvcc}
+    if cuda:
+        facts["torch_cuda"] = None if cuda == "None" else cuda.strip("'\"")
+    return facts
 
 
 def apply(
