@@ -112,35 +112,47 @@ def changed_env(env: "dict[str, str]", extra: "dict[str, str | None]") -> "dict[
     return {name: value for name, value in changed.items() if value is not None}
 
 
-class _Reader(threading.Thread):
-    """Collects at most `limit` bytes of one stream and throws the rest away, so that the writer can still end."""
+class _Output:
+    """What a program prints: at most `limit` bytes of a stream are kept; what is more is read, so that it can end."""
 
-    def __init__(self, stream: "IO[bytes]", limit: int) -> None:
-        super().__init__(daemon=True)
-        self.stream = stream
-        self.limit = limit
-        self.parts: list[bytes] = []
-        self.size = 0
-        self.start()
+    def __init__(self, process: "subprocess.Popen[bytes]", limit: int) -> None:
+        import selectors
 
-    def run(self) -> None:
-        while True:
-            try:
-                part = os.read(self.stream.fileno(), 65536)
-            except (OSError, ValueError):
-                return
-            if not part:
-                return
-            if self.size < self.limit:
-                self.parts.append(part[: self.limit - self.size])
-            self.size += len(part)
+        self.process, self.limit, self.full = process, limit, False
+        self.streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+        self.kept = [bytearray() for _ in self.streams]
+        self.selector = selectors.DefaultSelector()
+        for number, stream in enumerate(self.streams):
+            self.selector.register(stream, selectors.EVENT_READ, number)
 
-    @property
-    def full(self) -> bool:
-        return self.size > self.limit
+    def read(self, seconds: float) -> bool:
+        """Wait so long for more of it; False once there is none any more."""
+        for key, _ in self.selector.select(seconds) if self.selector.get_map() else ():
+            data, kept = os.read(key.fd, 65536), self.kept[key.data]
+            if not data:
+                self.selector.unregister(key.fileobj)
+            self.full = self.full or len(kept) + len(data) > self.limit
+            kept += data[: self.limit - len(kept)]
+        return bool(self.selector.get_map())
 
-    def text(self) -> str:
-        return b"".join(self.parts).decode("utf-8", "replace")
+    def ends(self, end: "float | None", capped: bool = False) -> bool:
+        """Read until the program ends, at most until `end` on the monotonic clock; `capped`: or until one is full.
+
+        The end of its output tells at once; `Popen.wait` with a timeout would poll, with pauses of up to 50 ms.
+        """
+        import subprocess
+
+        while self.process.poll() is None:
+            left = 3600.0 if end is None else end - time.monotonic()
+            if left <= 0 or (capped and self.full):
+                return False
+            if not self.read(min(0.05, left)):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(left)
+        return True
+
+    def text(self, number: int) -> str:
+        return self.kept[number].decode("utf-8", "replace")
 
 
 def _feed(stream: "IO[bytes]", data: bytes) -> None:
@@ -216,28 +228,28 @@ def _collect(
     begun: float,
     grace: float,
 ) -> "Finished":
-    readers = [_Reader(stream, limit) for stream in (process.stdout, process.stderr) if stream is not None]
-    if stdin is not None and process.stdin is not None:
-        threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
-    ended = _ends(process, readers, None if timeout is None else begun + timeout, capped=True)
-    if not ended:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            _LIVE.kill(process.pid, number)
-            # After SIGKILL it may be in uninterruptible sleep (a sick driver or file system): then leave it behind.
-            if _ends(process, readers, time.monotonic() + grace):
-                break
-    # A grandchild that outlives the program may keep a pipe open: end those of the group, and wait for no other.
-    _LIVE.kill(process.pid, signal.SIGKILL)
-    end = time.monotonic() + _DRAIN
-    for reader in readers:
-        reader.join(max(0.0, end - time.monotonic()))
-    truncated = any(reader.full for reader in readers)
+    output = _Output(process, limit)
+    with contextlib.closing(output.selector):
+        if stdin is not None and process.stdin is not None:
+            threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
+        ended = output.ends(None if timeout is None else begun + timeout, capped=True)
+        if not ended:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                _LIVE.kill(process.pid, number)
+                # After SIGKILL it may be in uninterruptible sleep (a sick driver or file system): then leave it behind.
+                if output.ends(time.monotonic() + grace):
+                    break
+        # A grandchild that outlives the program may keep a pipe open: end those of the group, and wait for no other.
+        _LIVE.kill(process.pid, signal.SIGKILL)
+        end = time.monotonic() + _DRAIN
+        while time.monotonic() < end and output.read(end - time.monotonic()):
+            pass
     return Finished(
-        rc=process.returncode if ended and not truncated else None,
-        out=readers[0].text(),
-        err=readers[1].text() + ("\nended: more than %d bytes of output\n" % limit if truncated else ""),
-        timed_out=not ended and not truncated,
-        truncated=truncated,
+        rc=process.returncode if ended and not output.full else None,
+        out=output.text(0),
+        err=output.text(1) + ("\nended: more than %d bytes of output\n" % limit if output.full else ""),
+        timed_out=not ended and not output.full,
+        truncated=output.full,
         seconds=time.monotonic() - begun,
     )
 
@@ -261,28 +273,6 @@ def _wind_down(process: "subprocess.Popen[bytes]", grace: float) -> None:
         if stream is not None:
             with contextlib.suppress(OSError):  # the program is gone
                 stream.close()
-
-
-def _ends(
-    process: "subprocess.Popen[bytes]", readers: "list[_Reader]", end: "float | None", capped: bool = False
-) -> bool:
-    """Wait until the program ends, at most until `end` on the monotonic clock; `capped`: or until a reader is full.
-
-    The end of its output tells at once; `Popen.wait` with a timeout would poll, with pauses of up to 50 ms.
-    """
-    import subprocess
-
-    while process.poll() is None:
-        left = 3600.0 if end is None else end - time.monotonic()
-        if left <= 0 or (capped and any(reader.full for reader in readers)):
-            return False
-        open_ = [reader for reader in readers if reader.is_alive()]
-        if open_:
-            open_[0].join(min(0.05, left))
-            continue
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(left)
-    return True
 
 
 def parallel(calls: "Sequence[Callable[[], T]]", timeout: "float | None" = None) -> "list[T | None]":

@@ -6,6 +6,7 @@ which. What a version never offered (bfloat16 in 2021) is told apart from what i
 
 import importlib
 import inspect
+from functools import partial
 from typing import Any, List, Tuple
 
 import torch
@@ -234,10 +235,37 @@ def _cross_entropy(case: Case, loss: Any, shape: Tuple[int, int], dtype: str, sm
 # --- mlp_cuda and fused_dense_cuda: cuBLAS with an epilogue
 
 
-def _chain(layers: List[Tuple[Any, Any]], values: Any, activation: Any) -> Any:
-    for weight, bias in layers:
+def _chain(parts: List[Any], values: Any, activation: Any) -> Any:
+    for weight, bias in zip(parts[::2], parts[1::2]):  # noqa: B905 - strict= is of Python 3.10
         values = activation(functional.linear(values, weight, bias))
     return values
+
+
+def _compare_layers(
+    case: Case, what: str, parts: List[Any], module: Any, expect: Any, dtype: str, smooth: bool = True, scale: float = 1
+) -> None:
+    """A module whose parameters are set to known ones: forward and, where what it computes is `smooth`, backward.
+
+    `parts`: its parameters, each weight before its bias; `expect`: what these and an input give in float64. `scale`: of
+    the gradient of the first weight.
+    """
+    case.stage(what)
+    doubles = []
+    for index, part in enumerate(parts):
+        wanted = random(index, *part.shape)
+        value, double = learned(wanted / part.shape[1] ** 0.5 if wanted.dim() == 2 else wanted, dtype)
+        part.data.copy_(value.data)
+        doubles.append(double)
+    values, inputs = learned(random(11, 40, parts[0].shape[1]), dtype)
+    output, expected = module(values), expect(doubles, inputs)
+    # float32 products may run in TF32, whose inputs have 10 bits.
+    tolerance = "tensorfloat32" if dtype == "float32" else dtype
+    case.close(what, output, expected, tolerance, 8.0, scale=1.0)
+    if not smooth:
+        return  # its derivative jumps where rounding moves a value over 0
+    backward(output, expected, random(12, *expected.shape), dtype)
+    case.close(what + ", gradient of the input", values.grad, inputs.grad, tolerance, 16.0, scale=1.0)
+    case.close(what + ", gradient of the first weight", parts[0].grad, doubles[0].grad, tolerance, 16.0, scale=scale)
 
 
 def mlp(case: Case) -> None:
@@ -258,32 +286,15 @@ def mlp(case: Case) -> None:
 
 
 def _compare_mlp(case: Case, layer: Any, sizes: Tuple[int, ...], kind: str, function: Any, dtype: str) -> None:
-    what = "MLP %s with %s, %s" % ("-".join(map(str, sizes)), kind, dtype)
-    case.stage(what)
     module = layer(list(sizes), bias=True, activation=kind).to(DEVICE).to(getattr(torch, dtype))
-    layers = []
-    for index, (weight, bias) in enumerate(zip(module.weights, module.biases)):  # noqa: B905 - strict= is of Python 3.10
+    parts = []
+    for index, pair in enumerate(zip(module.weights, module.biases)):  # noqa: B905 - strict= is of Python 3.10
         # As torch keeps it: `weights` may hold the tensors from before `.to`.
-        target = getattr(module, "weight_%d" % index, weight), getattr(module, "bias_%d" % index, bias)
-        pair = []
-        for part, wanted in zip(  # noqa: B905 - strict= is of Python 3.10
-            target, (random(index, *weight.shape) / weight.shape[1] ** 0.5, random(7, *bias.shape))
-        ):
-            value, double = learned(wanted, dtype)
-            part.data.copy_(value.data)
-            pair.append(double)
-        layers.append((pair[0], pair[1]))
-    values, doubles = learned(random(11, 40, sizes[0]), dtype)
-    output, expected = module(values), _chain(layers, doubles, function)
-    # float32 products may run in TF32, whose inputs have 10 bits.
-    tolerance = "tensorfloat32" if dtype == "float32" else dtype
-    case.close(what, output, expected, tolerance, 8.0, scale=1.0)
-    if kind == "relu":
-        return  # its derivative jumps where rounding moves a value over 0
-    backward(output, expected, random(12, *expected.shape), dtype)
-    case.close(what + ", gradient of the input", values.grad, doubles.grad, tolerance, 16.0, scale=1.0)
-    first = getattr(module, "weight_0", module.weights[0])
-    case.close(what + ", gradient of the first weight", first.grad, layers[0][0].grad, tolerance, 16.0, scale=1.0)
+        names = ("weight_%d" % index, "bias_%d" % index)
+        parts += [getattr(module, name, part) for name, part in zip(names, pair)]  # noqa: B905
+    what = "MLP %s with %s, %s" % ("-".join(map(str, sizes)), kind, dtype)
+    expect = partial(_chain, activation=function)
+    _compare_layers(case, what, parts, module, expect, dtype, smooth=kind != "relu")
 
 
 def fused_dense(case: Case) -> None:
@@ -303,24 +314,12 @@ def fused_dense(case: Case) -> None:
 
 
 def _compare_dense(case: Case, module: Any, names: Tuple[str, ...], sizes: Tuple[int, ...], dtype: str) -> None:
-    what = "%s %s, %s" % (type(module).__name__, "-".join(map(str, sizes)), dtype)
-    case.stage(what)
+    def expect(parts: List[Any], values: Any) -> Any:
+        values = functional.linear(values, parts[0], parts[1])
+        # cuBLASLt's GELU is the tanh form, up to 5e-4 from the exact one.
+        return functional.linear(functional.gelu(values), *parts[2:]) if parts[2:] else values
+
     module = module.to(DEVICE).to(getattr(torch, dtype))
-    doubles = []
-    for index, name in enumerate(names):
-        part = getattr(module, name)
-        wanted = random(index, *part.shape)
-        value, double = learned(wanted / part.shape[1] ** 0.5 if wanted.dim() == 2 else wanted, dtype)
-        part.data.copy_(value.data)
-        doubles.append(double)
-    values, inputs = learned(random(21, 64, sizes[0]), dtype)
-    output = module(values)
-    expected = functional.linear(inputs, doubles[0], doubles[1])
-    if len(names) == 4:
-        expected = functional.linear(functional.gelu(expected), doubles[2], doubles[3])
-    backward(output, expected, random(22, *expected.shape), dtype)
-    # cuBLASLt's GELU is the tanh form, up to 5e-4 from the exact one.
-    case.close(what, output, expected, dtype, 8.0, scale=1.0)
-    case.close(what + ", gradient of the input", values.grad, inputs.grad, dtype, 16.0, scale=1.0)
-    first = getattr(module, names[0]).grad
-    case.close(what + ", gradient of the weight", first, doubles[0].grad, dtype, 16.0, scale=8.0)
+    what = "%s %s, %s" % (type(module).__name__, "-".join(map(str, sizes)), dtype)
+    parts = [getattr(module, name) for name in names]
+    _compare_layers(case, what, parts, module, expect, dtype, scale=8.0)
