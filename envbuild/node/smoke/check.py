@@ -74,7 +74,8 @@ class Part:
     """One check being put together: failures, metrics and details; `name` as in the evidence, `smoke/…`.
 
     `left_out`: metrics that could not be measured here, and why. `stands_for`: other names of metrics in floors, and
-    what is to be told of it where one is used. `whose`: of metrics that are of one GPU, which.
+    what is to be told of it where one is used. `whose`: of metrics that are of one GPU, which. `seconds`: how long it
+    took, once it is stopped.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Part:
     details: Json = field(default_factory=dict)
     says: str = ""
     skipped: str = ""
-    _seconds: float | None = None
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         """Start now."""
@@ -96,12 +97,8 @@ class Part:
 
     def stop(self, seconds: float | None = None) -> Part:
         """Fix the time it took: `seconds` where it is known, else since it was made."""
-        self._seconds = time.monotonic() - self._started if seconds is None else seconds
+        self.seconds = time.monotonic() - self._started if seconds is None else seconds
         return self
-
-    def seconds(self) -> float:
-        """How long it took, once it is stopped."""
-        return self._seconds or 0.0
 
     def take(self, outcome: Outcome, clock: Clock, who: str) -> None:
         """Add the failures that one process reported, and how it ended."""
@@ -147,7 +144,7 @@ class Part:
             "name": self.name,
             "status": status,
             "says": failures[0] + more if failures else self.skipped or self.says,
-            "seconds": round(self.seconds(), 3),
+            "seconds": round(self.seconds, 3),
             "metrics": self.metrics,
             "details": details,
         }

@@ -41,7 +41,7 @@ def run(work: Work) -> list[Part]:
     _say(imports, parts, facts, wanted)
     if only and "imports" not in only and not imports.failures:
         return parts
-    own = clock.spent() - sum(part.seconds() for part in parts)
+    own = clock.spent() - sum(part.seconds for part in parts)
     return [imports.stop(max(0.0, own))] + parts
 
 

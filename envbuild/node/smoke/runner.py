@@ -134,7 +134,7 @@ class Turn:
         self.outcome = Outcome()
         self.events = ""
         self.end = ("\n" + end).encode("ascii") if end else b""
-        self._process = process
+        self.process = process
         self._output = b""
         self._said: int | None = None
         self._started = time.monotonic()
@@ -142,7 +142,7 @@ class Turn:
     def ended(self) -> bool:
         """Whether the program has ended, or the process that it ran in; records when."""
         if self.outcome.returncode is None:
-            status = self._process.status()
+            status = self.process.status()
             self.outcome.returncode = status if self._said is None else self._said
             self.outcome.seconds = time.monotonic() - self._started
         return self.outcome.returncode is not None
@@ -155,18 +155,14 @@ class Turn:
         if status:
             self._said = int(status.group(1))
 
-    def stop(self) -> None:
-        """End the process, and what it has started."""
-        self._process.kill()
-
     def finish(self) -> Outcome:
         """Collect events and the last lines of output; what still runs is ended."""
         if not self.ended():
-            self.stop()
+            self.process.kill()
         self.outcome.stderr = redact.redact_text(self._output.decode("utf-8", "replace"))
         self.outcome.events = redact.redact_data(read_events(self.events))
         if self.outcome.returncode != 0 or self.outcome.of("again"):  # what it has left is for no other program
-            self.stop()
+            self.process.kill()
         return self.outcome
 
 
@@ -271,7 +267,7 @@ class Scratch:
             self._closed = True
         for turn in self._live:
             if not turn.ended():
-                turn.stop()
+                turn.process.kill()
         for worker in self._workers.values():
             worker.kill()
 
