@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.node.smoke.subject import Subject
+
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -14,3 +16,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("env") / "bare"
     venv.create(path, with_pip=False, symlinks=True)
     return path
+
+
+@pytest.fixture
+def subject(environment: Path, tmp_path: Path) -> Subject:
+    """That environment, to be tested."""
+    return Subject(environment, tmp_path)

@@ -12,91 +12,60 @@ from typing import Any
 
 import pytest
 
-from envbuild.model.evidence import Check
 from envbuild.node import protocol
 from envbuild.node.smoke import machine as machine_item
 from envbuild.node.smoke import smoke
 from envbuild.node.smoke.runner import Outcome, causes_first, last_words, read_events
+from tests.node.smoke.subject import (
+    BEGIN,
+    GOOD_GEMM,
+    GOOD_RANK,
+    GOOD_TRAINING,
+    MACHINE,
+    TIMED,
+    Subject,
+)  # fmt: skip
 from tests.support.fails import fails
 from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
 from tests.support.programs import completed
 
-BEGIN = "import os, signal, sys, time\nfrom .common import begin\nargs, c = begin()\n"
-GOOD_TRAINING = (
-    "c.facts({'loss_first': 4.4121, 'loss_last': 0.030663, 'steps_done': 9})\n"
-    "c.metric('training_tokens_per_second', 'token/s', [10.0, 30.0, 20.0])\nc.done()\n"
-)
-GOOD_GEMM = (
-    "c.metric('gemm_cpu_float32_tflops', 'TFLOP/s', [1.0])\nc.metric('gemm_cpu_float64_tflops', 'TFLOP/s', [1.0])\n"
-)
-GOOD_RANK = "c.facts({k: args[k] for k in ('rank', 'world', 'backend')})\n"
-TIMED = "c.facts({'timed': [[1048576, [0.1, 0.1]], [1000000000, [0.5, 0.25]]]})\nc.done()\n"
-MACHINE = {"name": "machine", "deadline": PATIENCE}
-GOOD_COPIES = "c.metric('copy_cpu_gbps', 'GB/s', [1.0])\n"
-GOOD_CUDA_COPIES = "".join(
-    f"c.metric('copy_{name}gbps', 'GB/s', [1.0])\n" for name in ("host_to_device_", "device_to_host_", "device_")
-)
 
-
-def checks_of(where: Path, tmp: Path, item: dict[str, Any], programs: dict[str, str], **more: Any) -> list[Check]:
-    spec = smoke.Spec(str(where), **{"variant": {}, "cuda": False, **more})
-    raw = smoke.smoke_items(spec, [item], str(tmp / "scratch"), programs)
-    assert list((tmp / "scratch").iterdir()) == [], "the scratch folder is removed"
-    return [Check.from_plain(check) for check in raw]
-
-
-def training(environment: Path, tmp: Path, text: str, deadline: float = PATIENCE, **more: Any) -> Check:
-    item = {"name": "training", "deadline": deadline, **more}
-    return checks_of(environment, tmp, item, {"training": BEGIN + text})[0]
-
-
-def machine(environment: Path, tmp: Path, rank: str, gemm: str = GOOD_GEMM + "c.done()\n", **more: Any) -> list[Check]:
-    """The checks of products and of the all-reduce; copies are good."""
-    copies = GOOD_CUDA_COPIES if more.get("cuda") else GOOD_COPIES
-    programs = {"gemm": BEGIN + gemm, "copies": BEGIN + copies + "c.done()\n", "allreduce": BEGIN + rank}
-    found = checks_of(environment, tmp, MACHINE, programs, **more)
-    assert [check.name for check in found if check.status == "passed"].count("smoke/machine/copies") == 1
-    return [check for check in found if check.name != "smoke/machine/copies"]
-
-
-def test_a_good_program_passes_with_its_median_and_spread(environment: Path, tmp_path: Path) -> None:
-    check = training(environment, tmp_path, GOOD_TRAINING)
+def test_a_good_program_passes_with_its_median_and_spread(subject: Subject) -> None:
+    check = subject.training(GOOD_TRAINING)
     assert check.status == "passed"
     assert check.says == "the loss fell from 4.412 to 0.03066 in 9 steps"
     metric = check.metrics[0]
     assert (metric.n, metric.median, metric.least, metric.greatest) == (3, 20.0, 10.0, 30.0)
 
 
-def test_a_hang_is_killed_at_the_deadline_with_a_stack(environment: Path, tmp_path: Path) -> None:
+def test_a_hang_is_killed_at_the_deadline_with_a_stack(subject: Subject) -> None:
     text = "c.stage('step 2')\ntime.sleep(600)\n"
     deadline, check = with_deadline(
-        lambda deadline: training(environment, tmp_path, text, deadline), 1, lambda found: "step 2" in found.says
+        lambda deadline: subject.training(text, deadline), 1, lambda found: "step 2" in found.says
     )
     assert check.says.startswith(f"the training program hung past its deadline of {deadline} s during step 2")
     assert "training.py" in check.details["output"]
 
 
-def test_a_child_of_a_hanging_program_is_killed_with_it(environment: Path, tmp_path: Path) -> None:
+def test_a_child_of_a_hanging_program_is_killed_with_it(subject: Subject, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     text = (
         "import subprocess\np = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         f"open({str(pid_file)!r}, 'w').write(str(p.pid))\ntime.sleep(600)\n"
     )
-    _, check = with_deadline(
-        lambda deadline: training(environment, tmp_path, text, deadline), 2, lambda _: bool(text_of(pid_file))
-    )
+    _, check = with_deadline(lambda deadline: subject.training(text, deadline), 2, lambda _: bool(text_of(pid_file)))
     assert "hung" in check.says
     until(lambda: not alive(pid_file.read_text()))
 
 
 @pytest.mark.parametrize("value", ["float('nan')", "float('inf')"])
-def test_a_metric_that_is_not_finite_is_a_failure(environment: Path, tmp_path: Path, value: str) -> None:
-    check = training(environment, tmp_path, GOOD_TRAINING.replace("30.0", value))
+def test_a_metric_that_is_not_finite_is_a_failure(subject: Subject, value: str) -> None:
+    check = subject.training(GOOD_TRAINING.replace("30.0", value))
     assert "training_tokens_per_second is not a finite number" in check.details["failures"]
     raw = (
         f"c.emit('metric', dict(name='training_tokens_per_second', unit='x', n=1, median={value}, least=1, greatest=1))"
     )
-    check = training(environment, tmp_path, raw + "\nc.done()\n")
+    check = subject.training(raw + "\nc.done()\n")
     assert "the metric training_tokens_per_second is not a finite number" in check.details["failures"]
 
 
@@ -127,8 +96,8 @@ sys.excepthook = hook
         ("os.kill(os.getpid(), signal.SIGKILL)\n", "SIGKILL (the kernel does this when memory runs out)"),
     ],
 )  # fmt: skip
-def test_an_irregular_end_is_a_failure_that_says_how(environment: Path, tmp_path: Path, text: str, says: str) -> None:
-    check = training(environment, tmp_path, text)
+def test_an_irregular_end_is_a_failure_that_says_how(subject: Subject, text: str, says: str) -> None:
+    check = subject.training(text)
     assert check.status == "failed"
     assert says in check.says
     assert "SIGSEGV" not in text or "Segmentation fault" in check.details["output"]
@@ -150,41 +119,39 @@ def test_what_python_ignored_in_a_half_made_object_is_not_what_was_raised() -> N
     assert last_words(done.stderr, raised=True) == "RuntimeError: CUDA error: out of memory"
 
 
-def test_that_numpy_is_not_there_is_not_the_last_word_of_a_program_and_other_warnings_are(
-    environment: Path, tmp_path: Path
-) -> None:
+def test_that_numpy_is_not_there_is_not_the_last_word_of_a_program_and_other_warnings_are(subject: Subject) -> None:
     """As torch says it at its import, in an environment that has no numpy on purpose."""
     warns = "import warnings\nwarnings.warn({!r} + ': No module named (Triggered internally)')\nos._exit(1)\n"
     for message, shown in (("Failed to initialize NumPy", False), ("Failed to initialize CUDA", True)):
         text = BEGIN + warns.format(message)
-        (check,) = checks_of(environment, tmp_path, {"name": "training"}, {"training": text})
+        (check,) = subject.checks({"name": "training"}, programs={"training": text})
         assert check.status == "failed"
         assert ("warnings.warn" in check.says) == shown, check.says
 
 
-def test_much_output_neither_blocks_nor_is_kept(environment: Path, tmp_path: Path) -> None:
-    check = training(environment, tmp_path, "sys.stdout.write('x' * 5_000_000 + '\\n')\nsys.exit('last words')\n")
+def test_much_output_neither_blocks_nor_is_kept(subject: Subject) -> None:
+    check = subject.training("sys.stdout.write('x' * 5_000_000 + '\\n')\nsys.exit('last words')\n")
     assert "exit code 1 during start-up: last words" in check.says
     assert len(check.details["output"]) <= 6000
 
 
-def test_floors_are_compared_by_name_and_end_in_exit_6(environment: Path, tmp_path: Path) -> None:
-    missed = training(environment, tmp_path, GOOD_TRAINING, floors={"training_tokens_per_second": 25})
+def test_floors_are_compared_by_name_and_end_in_exit_6(subject: Subject) -> None:
+    missed = subject.training(GOOD_TRAINING, floors={"training_tokens_per_second": 25})
     assert missed.says == "training_tokens_per_second is 20 token/s, below its floor 25"
     assert missed.metrics[0].floor == 25
-    nearly = training(environment, tmp_path, GOOD_TRAINING, floors={"training_tokens_per_second": 20.0004})
+    nearly = subject.training(GOOD_TRAINING, floors={"training_tokens_per_second": 20.0004})
     assert nearly.says == "training_tokens_per_second is 20 token/s, below its floor 20.0004"
     assert smoke.summary([missed.to_json_dict()])["exit"] == 6
-    met = training(environment, tmp_path, GOOD_TRAINING, floors={"training_tokens_per_second": 20})
+    met = subject.training(GOOD_TRAINING, floors={"training_tokens_per_second": 20})
     assert met.status == "passed"
-    unknown = training(environment, tmp_path, GOOD_TRAINING, floors={"words_per_second": 20})
+    unknown = subject.training(GOOD_TRAINING, floors={"words_per_second": 20})
     assert unknown.says == "the floor words_per_second has no metric of that name"
     assert smoke.summary([missed.to_json_dict(), unknown.to_json_dict()])["exit"] == 1
 
 
-def test_all_reduce_takes_the_slowest_rank(environment: Path, tmp_path: Path) -> None:
+def test_all_reduce_takes_the_slowest_rank(subject: Subject) -> None:
     slow = "args['rank'] and c.facts({'timed': [[1048576, [0.1, 0.2]], [1000000000, [1.0, 0.1]]]})\nc.done()\n"
-    gemm, reduce = machine(environment, tmp_path, GOOD_RANK + TIMED.replace("c.done()\n", "") + slow)
+    gemm, reduce = subject.machine(GOOD_RANK + TIMED.replace("c.done()\n", "") + slow)
     assert (gemm.status, reduce.status) == ("passed", "passed")
     assert [metric.name for metric in reduce.metrics] == [
         "all_reduce_1_mib_busbw_gbps",
@@ -195,28 +162,20 @@ def test_all_reduce_takes_the_slowest_rank(environment: Path, tmp_path: Path) ->
     assert reduce.details["bytes"] == 1000000000
 
 
-def reduced(environment: Path, tmp: Path, floors: dict[str, float], facts: str = "") -> list[Check]:
-    """The checks from that of the all-reduce on, with sums of 1 and 953 MiB and these other facts of its ranks."""
-    item = {"name": "machine", "deadline": PATIENCE, "floors": floors}
-    programs = {"gemm": GOOD_GEMM + "c.done()\n", "copies": GOOD_COPIES + "c.done()\n"}
-    programs["allreduce"] = GOOD_RANK + facts + TIMED
-    return checks_of(environment, tmp, item, {name: BEGIN + text for name, text in programs.items()})[2:]
-
-
 @pytest.mark.parametrize(("gpu", "told"), [("NVIDIA H200", True), ("NVIDIA H200 MIG 1g.18gb", False), ("Acme", False)])
-def test_a_sum_stands_beside_what_the_links_give(gpu: str, told: bool, environment: Path, tmp_path: Path) -> None:
+def test_a_sum_stands_beside_what_the_links_give(gpu: str, told: bool, subject: Subject) -> None:
     programs = {"gpus": BEGIN + "c.facts({'gpus': 2})\nc.done()\n"}
     programs["allreduce"] = BEGIN + GOOD_RANK + f"c.facts({{'gpu': {gpu!r}}})\n" + TIMED
     more: Any = {"cuda": True, "only": ("machine/all-reduce",), "links": {"NVIDIA H200": 4.0}}
-    reduce = checks_of(environment, tmp_path, MACHINE, programs, **more)[0]
+    reduce = subject.checks(MACHINE, programs=programs, **more)[0]
     assert reduce.status == "passed", reduce.says
     assert reduce.says.endswith("; 3 GB/s are 75 % of NVLink's 4 one way") == told
     assert (reduce.details.get("nvlink_gbps") == 4.0) == told
 
 
-def test_facts_that_are_no_numbers_lose_no_check(environment: Path, tmp_path: Path) -> None:
+def test_facts_that_are_no_numbers_lose_no_check(subject: Subject) -> None:
     text = "c.facts({'eager_loss': [9.2, float('nan')], 'peak': float('inf')})\n" + GOOD_TRAINING
-    check = training(environment, tmp_path, text)
+    check = subject.training(text)
     assert (check.details["eager_loss"], check.details["peak"]) == ([9.2, "NaN"], "Infinity")
     protocol.encode({"checks": [check.to_json_dict()]})
 
@@ -229,14 +188,12 @@ def test_facts_that_are_no_numbers_lose_no_check(environment: Path, tmp_path: Pa
         ("Acme", 1e9, "matrix products equal their float64 reference on CPU and GPUs"),
     ],
 )
-def test_more_than_a_gpu_can_compute_is_a_failure(
-    name: str, rate: float, says: str, environment: Path, tmp_path: Path
-) -> None:
+def test_more_than_a_gpu_can_compute_is_a_failure(name: str, rate: float, says: str, subject: Subject) -> None:
     facts = {"gpus": 2, "gpu_names": [name, name], "gpu0_bf16_tflops": 900.0, "gpu1_bf16_tflops": rate}
     rates = "".join(f"c.metric('gemm_cuda_{kind}_tflops', 'TFLOP/s', [50.0])\n" for kind in ("float32", "bf16"))
     programs = {"gemm": BEGIN + GOOD_GEMM + rates + f"c.facts({facts})\nc.done()\n"}
     more: Any = {"cuda": True, "only": ("machine/gemm",), "peaks": {"NVIDIA H200": 989.0}}
-    check = checks_of(environment, tmp_path, MACHINE, programs, **more)[0]
+    check = subject.checks(MACHINE, programs=programs, **more)[0]
     assert check.says == says
     assert ("slow_gpus" in check.details) == (name == "Acme")
 
@@ -245,20 +202,18 @@ NO_MEMORY = "c.facts({'left_out': [[8 << 30, 'a GPU has memory for 2048 MiB at m
 NO_TIME = "c.facts({'too_slow': [[2 << 30, 12.5], [8 << 30, 50.0]]})\n"
 
 
-def test_a_floor_of_a_size_that_does_not_fit_is_not_checked_and_one_of_another_size_is(
-    environment: Path, tmp_path: Path
-) -> None:
+def test_a_floor_of_a_size_that_does_not_fit_is_not_checked_and_one_of_another_size_is(subject: Subject) -> None:
     largest = {"all_reduce_8192_mib_busbw_gbps": 100.0}
-    reduce, gap = reduced(environment, tmp_path, largest, NO_MEMORY)
+    reduce, gap = subject.reduced(largest, NO_MEMORY)
     assert (reduce.status, gap.name, gap.status, gap.level) == ("passed", "smoke/floors", "skipped", "not-checked")
     assert gap.says.endswith("all_reduce_8192_mib_busbw_gbps was not measured: a GPU has memory for 2048 MiB at most")
     assert smoke.summary([check.to_json_dict() for check in (reduce, gap)])["exit"] == 0
     assert all(metric.floor is None for metric in reduce.metrics), "no other size is compared with it"
 
-    reduce, gap = reduced(environment, tmp_path, {**largest, "all_reduce_1_mib_busbw_gbps": 100.0}, NO_MEMORY)
+    reduce, gap = subject.reduced({**largest, "all_reduce_1_mib_busbw_gbps": 100.0}, NO_MEMORY)
     assert "all_reduce_1_mib_busbw_gbps is 0.01049 GB/s, below its floor 100" in reduce.says
     assert gap.name == "smoke/floors"
-    (reduce,) = reduced(environment, tmp_path, {"all_reduce_3_mib_busbw_gbps": 1.0}, NO_MEMORY)
+    (reduce,) = subject.reduced({"all_reduce_3_mib_busbw_gbps": 1.0}, NO_MEMORY)
     assert reduce.says == "the floor all_reduce_3_mib_busbw_gbps has no metric of that name"
 
 
@@ -270,29 +225,27 @@ def test_a_floor_of_a_size_that_does_not_fit_is_not_checked_and_one_of_another_s
     ],
 )
 def test_a_floor_of_a_size_that_would_take_too_long_is_judged_by_the_largest_measured(
-    environment: Path, tmp_path: Path, floor: str, would: str
+    subject: Subject, floor: str, would: str
 ) -> None:
     """That it would is what a broken link looks like."""
-    checks = reduced(environment, tmp_path, {floor: 228.0}, NO_TIME)
+    checks = subject.reduced({floor: 228.0}, NO_TIME)
     told = f"all_reduce_953_mib_busbw_gbps is 3 GB/s, below its floor 228; measured at 953 MiB, {would}"
     assert [(check.status, check.says) for check in checks] == [("failed", told)]
     assert smoke.summary([checks[0].to_json_dict()])["exit"] == 6
-    (held,) = reduced(environment, tmp_path, {floor: 2.0}, NO_TIME)
+    (held,) = subject.reduced({floor: 2.0}, NO_TIME)
     assert (held.status, held.metrics[-1].floor) == ("passed", 2.0)
     assert held.says.endswith(f"floor 2 of {floor}: measured at 953 MiB, {would}")
 
 
-def test_of_two_floors_that_one_size_judges_the_higher_one_is_beside_it(environment: Path, tmp_path: Path) -> None:
+def test_of_two_floors_that_one_size_judges_the_higher_one_is_beside_it(subject: Subject) -> None:
     floors = {"all_reduce_953_mib_busbw_gbps": 300.0, "all_reduce_8192_mib_busbw_gbps": 2.0}
-    (reduce,) = reduced(environment, tmp_path, floors, NO_TIME)
+    (reduce,) = subject.reduced(floors, NO_TIME)
     assert (reduce.status, reduce.metrics[-1].floor) == ("failed", 300.0)
 
 
 @pytest.mark.parametrize("facts", ["", NO_MEMORY])
-def test_a_floor_without_a_size_is_about_the_largest_one_that_is_measured(
-    environment: Path, tmp_path: Path, facts: str
-) -> None:
-    checks = reduced(environment, tmp_path, {"all_reduce_busbw_gbps": 5.0}, facts)
+def test_a_floor_without_a_size_is_about_the_largest_one_that_is_measured(subject: Subject, facts: str) -> None:
+    checks = subject.reduced({"all_reduce_busbw_gbps": 5.0}, facts)
     assert [check.says for check in checks] == ["all_reduce_953_mib_busbw_gbps is 3 GB/s, below its floor 5"]
     assert smoke.summary([check.to_json_dict() for check in checks])["exit"] == 6
 
@@ -313,16 +266,16 @@ def test_a_floor_without_a_size_is_about_the_largest_one_that_is_measured(
     ],
     ids=["a wrong sum, however fast", "a rank that is not there", "a rank of another world", "a rank without times"],
 )
-def test_a_rank_that_is_wrong_fails_the_all_reduce(environment: Path, tmp_path: Path, rank: str, failure: str) -> None:
-    reduce = machine(environment, tmp_path, rank)[1]
+def test_a_rank_that_is_wrong_fails_the_all_reduce(subject: Subject, rank: str, failure: str) -> None:
+    reduce = subject.machine(rank)[1]
     assert reduce.status == "failed"
     assert failure in reduce.details["failures"]
 
 
-def test_a_rank_that_dies_stops_the_others_before_the_deadline(environment: Path, tmp_path: Path) -> None:
+def test_a_rank_that_dies_stops_the_others_before_the_deadline(subject: Subject) -> None:
     started = time.monotonic()
     text = "c.stage('rendezvous')\nif args['rank']: os.kill(os.getpid(), signal.SIGBUS)\ntime.sleep(600)\n"
-    failures = machine(environment, tmp_path, text)[1].details["failures"]
+    failures = subject.machine(text)[1].details["failures"]
     assert time.monotonic() - started < PATIENCE
     assert failures[0] == "rank 1 of 2 crashed with SIGBUS during rendezvous"  # a cause before what it did to others
     assert failures[1].startswith("rank 0 of 2 was stopped")
@@ -337,10 +290,10 @@ def test_a_rank_that_hangs_is_told_before_the_one_that_waited_for_it_in_vain() -
 
 @pytest.mark.parametrize(("count", "backend", "ranks"), [(1, "gloo", 2), (4, "nccl", 4)])
 def test_cuda_demands_its_metrics_and_each_of_several_gpus_is_a_rank(
-    environment: Path, tmp_path: Path, count: int, backend: str, ranks: int
+    subject: Subject, count: int, backend: str, ranks: int
 ) -> None:
     products = GOOD_GEMM + f"c.facts({{'gpus': {count}}})\nc.done()\n"
-    gemm, reduce = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=products, cuda=True)
+    gemm, reduce = subject.machine(GOOD_RANK + TIMED, gemm=products, cuda=True)
     missing = "the metric gemm_cuda_bf16_tflops or gemm_cuda_fp16_tflops was not reported"
     assert missing in gemm.details["failures"]
     assert (reduce.status, reduce.details["backend"], reduce.details["ranks"]) == ("passed", backend, ranks)
@@ -348,14 +301,14 @@ def test_cuda_demands_its_metrics_and_each_of_several_gpus_is_a_rank(
     assert math.isclose(reduce.metrics[-1].greatest, 2 * (ranks - 1) / ranks * 1.0 / 0.25)
 
 
-def test_a_gemm_that_crashes_before_counting_gpus_fails_the_all_reduce(environment: Path, tmp_path: Path) -> None:
-    gemm, reduce = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm="sys.exit(1)\n", cuda=True)
+def test_a_gemm_that_crashes_before_counting_gpus_fails_the_all_reduce(subject: Subject) -> None:
+    gemm, reduce = subject.machine(GOOD_RANK + TIMED, gemm="sys.exit(1)\n", cuda=True)
     assert gemm.status == reduce.status == "failed"
     assert reduce.says.startswith("the number of GPUs is not known")
 
 
 def test_the_stack_variables_arrive_and_those_of_python_and_tf32_do_not(
-    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")  # as NVIDIA's images have it
@@ -371,7 +324,7 @@ def test_the_stack_variables_arrive_and_those_of_python_and_tf32_do_not(
         "THERE": {"path": "/", "if": "exists"},
     }
     programs = {"training": BEGIN + text + GOOD_TRAINING}
-    check = checks_of(environment, tmp_path, {"name": "training"}, programs, variant={"environment": variables})[0]
+    check = subject.checks({"name": "training"}, programs=programs, variant={"environment": variables})[0]
     assert check.status == "passed", check.details
 
 
@@ -406,28 +359,26 @@ def gpus(rates: dict[int, float], names: list[str] | None = None) -> str:
     )
 
 
-def test_one_slow_gpu_of_four_is_told_with_its_number_and_refuses_nothing_alone(
-    environment: Path, tmp_path: Path
-) -> None:
+def test_one_slow_gpu_of_four_is_told_with_its_number_and_refuses_nothing_alone(subject: Subject) -> None:
     slow = gpus({**RATES, 2: 412.0})
-    check = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=slow, cuda=True)[0]
+    check = subject.machine(GOOD_RANK + TIMED, gemm=slow, cuda=True)[0]
     told = "GPU 2 is slow: 412 TFLOP/s, 56 % of the others' 742"
     assert (check.status, check.details["slow_gpus"]) == ("passed", [told])
     assert check.says == "matrix products equal their float64 reference on CPU and GPUs"
-    good = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=gpus(RATES), cuda=True)[0]
+    good = subject.machine(GOOD_RANK + TIMED, gemm=gpus(RATES), cuda=True)[0]
     assert (good.status, good.details["gpu_state"]) == ("passed", [])
 
 
 def test_products_that_fail_on_a_full_gpu_say_that_it_was_full_before_what_cublas_says(
-    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"index": 0, "memory_used_mib": 81012.0, "memory_total_mib": 81559.0}
     monkeypatch.setattr(machine_item.gpu_state, "sampled", lambda *_: contextlib.nullcontext([row]))
     fails = "raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED')\n"
-    check = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=fails, cuda=True)[0]
+    check = subject.machine(GOOD_RANK + TIMED, gemm=fails, cuda=True)[0]
     assert check.details["failures"][0] == "GPU 0 was full: nvidia-smi saw 81,012 of 81,559 MiB in use"
     assert "CUBLAS_STATUS_ALLOC_FAILED" in check.details["failures"][1]
-    good = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=gpus(RATES), cuda=True)[0]
+    good = subject.machine(GOOD_RANK + TIMED, gemm=gpus(RATES), cuda=True)[0]
     assert good.status == "passed"
 
 
@@ -453,12 +404,12 @@ ROWS: list[dict[str, Any]] = [{"index": index, "uuid": f"GPU-{index}", "how": HO
 
 
 def test_that_others_use_the_gpus_stands_beside_every_figure_and_is_the_reason_of_a_missed_floor(
-    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used_by_others(monkeypatch, ROWS)
     item = {"name": "machine", "deadline": PATIENCE, "floors": {"gemm_cuda_bf16_tflops": 605.0}}
     programs = {"gemm": BEGIN + gpus(RATES)}
-    gemm, copies, _ = checks_of(environment, tmp_path, item, programs, cuda=True)
+    gemm, copies, _ = subject.checks(item, programs=programs, cuda=True)
     told = [f"GPU {index} is {HOW}; figures may be lower than what it can do" for index in (0, 1)]
     assert gemm.details["gpus_in_use"] == told and "gpus_in_use" not in copies.details, "it has no figure"
     assert gemm.says == (
@@ -467,12 +418,12 @@ def test_that_others_use_the_gpus_stands_beside_every_figure_and_is_the_reason_o
 
 
 def test_others_that_came_after_the_first_look_are_told_of_a_slow_gpu(
-    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used_by_others(monkeypatch, [], ROWS[:1])
     uuids = "c.facts({'gpu_uuids': {'2': 'GPU-0'}})\n"
     slow = gpus({**RATES, 2: 412.0}).replace("c.done()", f"{uuids}c.done()")
-    check = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=slow, cuda=True)[0]
+    check = subject.machine(GOOD_RANK + TIMED, gemm=slow, cuda=True)[0]
     assert check.details["slow_gpus"] == [f"GPU 2 is slow: 412 TFLOP/s, 56 % of the others' 742, it is {HOW}"]
     assert len(check.details["gpus_in_use"]) == 1
 
@@ -482,10 +433,10 @@ def test_others_that_came_after_the_first_look_are_told_of_a_slow_gpu(
     ("seen", "says"), [(3, "torch sees 3 of 4 GPUs that the target is to have"), (0, "torch sees no GPU")]
 )
 def test_gpus_that_the_target_is_to_have_and_torch_does_not_see_are_told(
-    environment: Path, tmp_path: Path, only: str, seen: int, says: str
+    subject: Subject, only: str, seen: int, says: str
 ) -> None:
     programs = {"gpus": BEGIN + f"c.facts({{'gpus': {seen}}})\nc.done()\n", "allreduce": BEGIN + GOOD_RANK + TIMED}
     none = "" if seen else "c.failure('torch sees no GPU')\n"
     programs["gemm"] = BEGIN + none + gpus({index: RATES[index] for index in range(seen)})
-    check = checks_of(environment, tmp_path, MACHINE, programs, cuda=True, gpus=4, only=(f"machine/{only}",))[0]
+    check = subject.checks(MACHINE, programs=programs, cuda=True, gpus=4, only=(f"machine/{only}",))[0]
     assert (check.status, check.details["failures"][0]) == ("failed", says)

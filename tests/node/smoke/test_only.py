@@ -9,19 +9,20 @@ import pytest
 
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke import only, smoke
-from tests.node.smoke.test_faults import (
+from tests.node.smoke.subject import (
     BEGIN,
     GOOD_COPIES,
     GOOD_CUDA_COPIES,
     GOOD_GEMM,
     GOOD_RANK,
     GOOD_TRAINING,
+    MACHINE,
     TIMED,
+    Subject,
 )  # fmt: skip
 from tests.support.fails import fails
 from tests.support.patience import PATIENCE
 
-ITEMS: list[dict[str, Any]] = [{"name": name, "deadline": PATIENCE} for name in ("machine", "training")]
 PROGRAMS = {
     "gemm": BEGIN + GOOD_GEMM + "c.done()\n",
     "copies": BEGIN + GOOD_COPIES + GOOD_CUDA_COPIES + "c.done()\n",
@@ -42,11 +43,9 @@ def _step(channel, step, cuda):
 """
 
 
-def run(where: Path, tmp: Path, *asked: str, cuda: bool = False, floors: dict[str, float] | None = None) -> list[Any]:
-    spec = smoke.Spec(str(where), {}, cuda)
-    spec.only = asked
-    items = [{**ITEMS[0], "floors": floors or {}}, ITEMS[1]]
-    return smoke.smoke_items(spec, items, str(tmp / "scratch"), PROGRAMS)
+def run(subject: Subject, *asked: str, cuda: bool = False, floors: dict[str, float] | None = None) -> list[Any]:
+    items = ({**MACHINE, "floors": floors or {}}, {"name": "training", "deadline": PATIENCE})
+    return subject.raw(*items, programs=PROGRAMS, cuda=cuda, only=asked)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +58,9 @@ def run(where: Path, tmp: Path, *asked: str, cuda: bool = False, floors: dict[st
     ],
 )
 def test_only_what_was_asked_for_runs_and_the_evidence_says_so(
-    environment: Path, tmp_path: Path, asked: tuple[str, ...], ran: list[str]
+    subject: Subject, asked: tuple[str, ...], ran: list[str]
 ) -> None:
-    *checks, rest = run(environment, tmp_path, *asked)
+    *checks, rest = run(subject, *asked)
     assert [check["name"] for check in checks] == ran
     assert {check["status"] for check in checks} <= {"passed"}
     assert (rest["name"], rest["status"], rest["level"]) == ("smoke/only", "skipped", "not-checked")
@@ -69,38 +68,34 @@ def test_only_what_was_asked_for_runs_and_the_evidence_says_so(
     assert rest["details"] == {"only": list(asked)}
 
 
-def test_an_all_reduce_alone_asks_for_the_number_of_gpus(environment: Path, tmp_path: Path) -> None:
-    check = run(environment, tmp_path, "machine/all-reduce", cuda=True)[0]
+def test_an_all_reduce_alone_asks_for_the_number_of_gpus(subject: Subject) -> None:
+    check = run(subject, "machine/all-reduce", cuda=True)[0]
     assert (check["status"], check["details"]["backend"], check["details"]["ranks"]) == ("passed", "nccl", 2)
 
 
-def test_a_floor_of_a_check_that_was_not_asked_for_is_not_missed(environment: Path, tmp_path: Path) -> None:
+def test_a_floor_of_a_check_that_was_not_asked_for_is_not_missed(subject: Subject) -> None:
     floors = {"all_reduce_busbw_gbps": 100.0, "gemm_cpu_float32_tflops": 0.5}
-    check = run(environment, tmp_path, "machine/gemm", floors=floors)[0]
+    check = run(subject, "machine/gemm", floors=floors)[0]
     assert check["status"] == "passed"
     assert [metric["floor"] for metric in check["metrics"] if "floor" in metric] == [0.5]
-    assert run(environment, tmp_path, "machine", floors=floors)[2]["status"] == "failed"
+    assert run(subject, "machine", floors=floors)[2]["status"] == "failed"
 
 
-def test_a_name_that_nothing_has_is_an_error_that_lists_the_names(environment: Path, tmp_path: Path) -> None:
+def test_a_name_that_nothing_has_is_an_error_that_lists_the_names(subject: Subject) -> None:
     for name in ("machine/gem", "sound", "extensions/FusedAdam", "machin"):
         with fails("smoke-unknown") as error:
-            run(environment, tmp_path, name)
+            run(subject, name)
         assert f"'{name}'" in error.value.what
     assert only.unknown(["extensions/FusedAdam", "extensions"], ["extensions"]) == []
 
 
-def test_one_check_of_the_extensions_runs_alone_and_one_that_is_not_there_is_named(
-    environment: Path, tmp_path: Path
-) -> None:
+def test_one_check_of_the_extensions_runs_alone_and_one_that_is_not_there_is_named(subject: Subject) -> None:
     text = (Path(smoke.__file__).parent / "programs" / "extensions.py").read_text()
     main = text[text.index("def main(") :].replace("torch.__version__", "2.0")
     program = "from .common import begin\n" + STEPS + main
-    spec = smoke.Spec(str(environment), {}, False)
 
     def names(*asked: str) -> list[str]:
-        spec.only = asked
-        found = smoke.smoke_items(spec, [{"name": "extensions"}], str(tmp_path / "s"), {"extensions": program})
+        found = subject.raw({"name": "extensions"}, programs={"extensions": program}, only=asked)
         return [check["name"] for check in found[:-1]]
 
     assert names("extensions/two") == ["smoke/extensions/two"]

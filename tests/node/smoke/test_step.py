@@ -17,6 +17,7 @@ import pytest
 from envbuild.model.evidence import Check
 from envbuild.node.smoke import smoke
 from envbuild.node.smoke.step import fill, values_for
+from tests.node.smoke.subject import Subject
 from tests.support.files import write_file
 from tests.support.need import need
 from tests.support.patience import PATIENCE, with_deadline
@@ -38,12 +39,10 @@ def step_check(
     write_file(tree / "tools" / "train.py", HEAD + LINE + text)
     before = sorted(where.rglob("*"))
     step = {"source": "megatron", "script": "tools/train.py", "log": "megatron", "steps": 4, **more}
-    spec = smoke.Spec(str(where), {}, True)
     item = {"name": "step", "deadline": deadline, "step": step}
-    raw = smoke.smoke_items(spec, [item], str(tmp / "scratch"), programs)
-    assert list((tmp / "scratch").iterdir()) == [], "the scratch folder is removed"
+    check = Subject(where, tmp).checks(item, programs=programs, cuda=True)[0]
     assert sorted(where.rglob("*")) == before, "nothing is written into the environment"
-    return Check.from_plain(raw[0])
+    return check
 
 
 def test_a_script_whose_loss_falls_passes(environment: Path, tmp_path: Path) -> None:
@@ -143,12 +142,11 @@ def test_ranks_of_mpi_start_under_mpiexec_and_share_one_output(
     assert alone.details["ranks"] == 1, "without mpiexec one rank, which needs none"
 
 
-def test_without_a_gpu_it_is_said_loudly_and_nothing_runs(environment: Path) -> None:
-    spec = smoke.Spec(str(environment), {}, False)
+def test_without_a_gpu_it_is_said_loudly_and_nothing_runs(subject: Subject) -> None:
     item = {"name": "step", "step": {"source": "none", "script": "none.py", "log": "megatron", "steps": 2}}
-    (check,) = smoke.smoke_items(spec, [item], None)
-    assert (check["name"], check["status"], check["level"]) == ("smoke/step", "skipped", "not-checked")
-    assert check["says"].startswith("no usable GPU here: the stack's own training script was not run")
+    (check,) = subject.checks(item)
+    assert (check.name, check.status, check.level) == ("smoke/step", "skipped", "not-checked")
+    assert check.says.startswith("no usable GPU here: the stack's own training script was not run")
 
 
 def test_without_a_visible_gpu_it_fails(environment: Path, tmp_path: Path) -> None:
@@ -177,8 +175,8 @@ def test_it_does_not_wait_until_torch_is_imported_for_others(environment: Path, 
     }
     step = {"source": "early", "script": "train.py", "log": "megatron", "steps": 4}
     items = [{"name": "training"}, {"name": "step", "deadline": PATIENCE, "step": step}]
-    *_, raw = smoke.smoke_items(smoke.Spec(str(environment), {}, True), items, str(tmp_path), programs)
-    assert (raw["name"], raw["status"], raw["details"]["ranks"]) == ("smoke/step", "passed", 2), raw
+    *_, check = Subject(environment, tmp_path).checks(*items, programs=programs, cuda=True)
+    assert (check.name, check.status, check.details["ranks"]) == ("smoke/step", "passed", 2), check
 
 
 @pytest.mark.parametrize(

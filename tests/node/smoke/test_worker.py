@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.smoke import smoke
-from tests.node.smoke.test_faults import BEGIN, GOOD_COPIES, GOOD_GEMM, GOOD_RANK, GOOD_TRAINING, TIMED
+from tests.node.smoke.subject import BEGIN, GOOD_COPIES, GOOD_GEMM, GOOD_RANK, GOOD_TRAINING, MACHINE, TIMED, Subject
 from tests.support.patience import PATIENCE
 from tests.support.programs import completed
 
-ITEMS = [{"name": "machine", "deadline": PATIENCE}, {"name": "training", "deadline": PATIENCE}]
+ITEMS = [MACHINE, {"name": "training", "deadline": PATIENCE}]
 PROGRAMS = {
     "gemm": "import torch\n" + BEGIN + GOOD_GEMM + "c.done()\n",
     "copies": "import torch\n" + BEGIN + GOOD_COPIES + "c.done()\n",
@@ -46,8 +45,7 @@ def with_torch(tmp: Path, log: Path, torch: str) -> Path:
 
 
 def run(tmp: Path, where: Path, **programs: str) -> list[dict[str, Any]]:
-    spec = smoke.Spec(str(where), {}, False)
-    return smoke.smoke_items(spec, ITEMS, str(tmp / "scratch"), {**PROGRAMS, **programs})
+    return Subject(where, tmp).raw(*ITEMS, programs={**PROGRAMS, **programs})
 
 
 def test_torch_is_imported_once_for_each_rank(tmp_path: Path, log: Path) -> None:
@@ -83,9 +81,8 @@ def test_a_step_that_lost_its_gpu_is_followed_by_one_in_a_new_worker(tmp_path: P
         "c.emit('begun', {'step': todo[0]})\nc.emit('ended', {'step': todo[0], 'api': str(os.getpid())})\n"
         "c.emit('again', {}) if todo[1:] else None\nc.done()\n"
     )
-    items = [{"name": "extensions", "deadline": PATIENCE}]
-    spec = smoke.Spec(str(where), {}, False)
-    _, first, second = smoke.smoke_items(spec, items, str(tmp_path / "scratch"), {"extensions": text})
+    item = {"name": "extensions", "deadline": PATIENCE}
+    _, first, second = Subject(where, tmp_path).raw(item, programs={"extensions": text})
     assert (first["name"], second["name"]) == ("smoke/extensions/a", "smoke/extensions/b")
     assert first["details"]["api"] != second["details"]["api"]
 
@@ -104,7 +101,7 @@ def test_a_torch_that_cannot_be_imported_is_told_by_each_program(
     assert says in str(gemm["says"]) and says in str(training["says"])
 
 
-def test_with_gpus_what_measures_no_speed_runs_at_once(environment: Path, tmp_path: Path) -> None:
+def test_with_gpus_what_measures_no_speed_runs_at_once(subject: Subject, tmp_path: Path) -> None:
     meet = "import os\nopen({own!r}, 'w').close()\nwhile not os.path.exists({other!r}):\n    time.sleep(0.01)\n"
     places = [str(tmp_path / name) for name in ("one", "two")]
     programs = {
@@ -112,18 +109,16 @@ def test_with_gpus_what_measures_no_speed_runs_at_once(environment: Path, tmp_pa
         "extensions": BEGIN + meet.format(own=places[1], other=places[0]) + "c.facts({'steps': []})\nc.done()\n",
     }
     items = [{"name": name, "deadline": PATIENCE} for name in ("sound", "extensions")]
-    checks = smoke.smoke_items(smoke.Spec(str(environment), {}, True), items, str(tmp_path / "scratch"), programs)
+    checks = subject.raw(*items, programs=programs, cuda=True)
     by_name = {check["name"]: check for check in checks}
     assert by_name["smoke/sound"]["status"] == "passed"
     assert by_name["smoke/extensions/imports"]["says"] == "no compiled extension that is known here is installed"
     assert [check["name"] for check in checks][:2] == ["smoke/sound", "smoke/extensions/imports"]
 
 
-def test_an_error_of_one_of_them_is_not_lost(environment: Path, tmp_path: Path) -> None:
-    items = [{"name": "sound", "deadline": "soon"}]
+def test_an_error_of_one_of_them_is_not_lost(subject: Subject) -> None:
     with pytest.raises(ValueError, match="soon"):
-        smoke.smoke_items(smoke.Spec(str(environment), {}, True), items, str(tmp_path / "scratch"))
-    assert list((tmp_path / "scratch").iterdir()) == []
+        subject.raw({"name": "sound", "deadline": "soon"}, cuda=True)
 
 
 def test_nothing_is_started_after_the_end_and_the_folder_goes(environment: Path, tmp_path: Path) -> None:
