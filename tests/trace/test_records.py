@@ -100,10 +100,13 @@ def test_how_much_is_read_at_once_makes_no_difference(
         (["0, 1, backward start, 5.0%", "0, 1, backward start, 5.1%"], "t.txt:2: a pass starts twice"),
         (["3, 1, backward start, 5.0%"], "rank 3, backward 1: a pass does not end"),
         (["rank 2 iteration starts at timestamp soon%"], "t.txt:1: a broken record"),
+        (["rank 0 is ready", "rank 0 iteration sta"], "t.txt:2: a broken record"),
     ],
 )
 def test_what_is_broken_is_named_by_its_line(tmp_path: Path, lines: list[str], fault: str) -> None:
-    assert fault in read([write(tmp_path / "t.txt", lines)]).lines
+    trace = read([write(tmp_path / "t.txt", lines)])
+    assert fault in trace.lines
+    assert trace.others == lines.count("rank 0 is ready")
 
 
 def test_only_the_first_twenty_faults_are_named_and_all_are_counted(tmp_path: Path) -> None:
@@ -150,8 +153,3 @@ def test_a_torn_line_costs_its_own_pass_and_shifts_no_later_iteration(
         assert {int(span.start - 1700000000.0) for span in spans} == {number - 1}, number
         lost = len({line.rsplit(" ", 1)[0] for line in torn if line[0] != "r"}) if number == 2 else 0
         assert len(spans) == 12 - lost, number
-
-
-def test_a_torn_mark_is_a_broken_record(tmp_path: Path) -> None:
-    trace = read([write(tmp_path / "t.txt", ["rank 0 iteration sta", "rank 0 is ready"])])
-    assert (trace.lines, trace.others) == (["t.txt:1: a broken record"], 1)
