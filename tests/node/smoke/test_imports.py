@@ -19,18 +19,21 @@ from envbuild.node.smoke import only, smoke
 from envbuild.node.smoke.programs.imports import comparable, same_version
 from envbuild.node_program import node_pyz
 from envbuild.report.publish import public_fields
+from tests.node.smoke.subject import Subject
 from tests.support.files import write_file, write_files
 from tests.support.patience import PATIENCE, with_deadline
 from tests.support.programs import completed
 
+SOUND = {"name": "sound", "deadline": PATIENCE}
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-class Bare:
+class Bare(Subject):
     """A venv without packages, with helpers that put modules and metadata into it."""
 
-    def __init__(self, path: Path, system: bool = False) -> None:
-        venv.create(path, with_pip=False, symlinks=True, system_site_packages=system)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, path.parent)
+        venv.create(path, with_pip=False, symlinks=True)
         self.path = path
         self.site = path / "lib" / f"python{PYTHON}" / "site-packages"
 
@@ -42,8 +45,7 @@ class Bare:
         write_file(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
     def sound(self, **variant: Any) -> Check:
-        spec = smoke.Spec(str(self.path), {"python": PYTHON, **variant}, False)
-        return Check.from_plain(smoke.smoke_items(spec, [{"name": "sound", "deadline": PATIENCE}], None)[0])
+        return self.checks(SOUND, variant={"python": PYTHON, **variant})[0]
 
 
 @pytest.fixture
@@ -135,9 +137,9 @@ def test_an_extension_for_another_machine_is_told_as_that(bare: Bare, header: tu
 
 def test_a_hang_on_import_names_the_module(bare: Bare) -> None:
     bare.module("slow", "import time\ntime.sleep(600)\n")
-    spec = smoke.Spec(str(bare.path), {"imports": ["slow", "json"]}, False)
+    variant = {"imports": ["slow", "json"]}
     deadline, check = with_deadline(
-        lambda deadline: smoke.smoke_items(spec, [{"name": "sound", "deadline": deadline}], None)[0],
+        lambda deadline: bare.raw({"name": "sound", "deadline": deadline}, variant=variant)[0],
         1.5,
         lambda found: "import slow" in found["says"] and "slow.py" in found["details"]["output"],
     )
@@ -189,10 +191,8 @@ def test_what_an_image_keeps_of_its_base_has_the_version_that_it_had_there(
     assert bare.sound(**image).says.startswith("tqdm is 4.1, the lock says 4.66")
     evidence = {"kept_of_base": {"tqdm": ["4.66", "4.1"]}}
     monkeypatch.setattr(stamp, "of_image", lambda *_: {"evidence": evidence})
-    spec = smoke.Spec(str(bare.path), {"python": PYTHON, **image}, False)
-    spec.image = True
-    (check,) = smoke.smoke_items(spec, [{"name": "sound", "deadline": PATIENCE}], None)
-    assert check["status"] == "passed", check
+    (check,) = bare.checks(SOUND, variant={"python": PYTHON, **image}, image=True)
+    assert check.status == "passed", check
 
 
 @pytest.mark.parametrize(
@@ -268,9 +268,7 @@ def closure(
         place.write_text(text)
     source = {"name": "code", "git": "https://git.example.org/lab/code", "commit": "0" * 40, "install": "path"}
     variant = {"python": PYTHON, "sources": [source], "imports": list(imports), **more}
-    spec = smoke.Spec(str(bare.path), variant, False, only=only)
-    checks = smoke.smoke_items(spec, [{"name": "sound", "deadline": PATIENCE}], None)
-    return [Check.from_plain(check) for check in checks]
+    return bare.checks(SOUND, variant=variant, only=only)
 
 
 def test_what_the_code_imports_and_nothing_brings_is_a_deviation_with_its_place(bare: Bare) -> None:
@@ -346,6 +344,5 @@ def test_closure_alone_and_of_an_environment_without_code(bare: Bare) -> None:
     asked, *left = closure(bare, {"a.py": "import good\n"}, ("sound/closure",))
     assert (asked.name, asked.status, asked.details.get("deviation")) == ("smoke/sound/closure", "passed", None)
     assert [check.name for check in left] == ["smoke/only"]
-    spec = smoke.Spec(str(bare.path), {}, False, only=("sound/closure",))
-    nothing = smoke.smoke_items(spec, [{"name": "sound", "deadline": PATIENCE}], None)[0]
-    assert (nothing["status"], nothing["says"]) == ("skipped", "no source lies in this environment as code")
+    nothing = bare.checks(SOUND, only=("sound/closure",))[0]
+    assert (nothing.status, nothing.says) == ("skipped", "no source lies in this environment as code")
