@@ -126,7 +126,10 @@ def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str
     _checkout(source, folder, source["name"], bundle)
     repositories = {"": folder}
     for part in sorted(source.get("submodules") or [], key=lambda submodule: submodule["path"].count("/")):
-        where = _submodule_folder(folder, part["path"])
+        where = os.path.join(folder, _checked_relative(part["path"]))
+        # A link in the tree must not lead a submodule out of it.
+        if os.path.realpath(where) != os.path.join(os.path.realpath(folder), part["path"]):
+            raise _mismatch(part["path"], "the path goes through a symbolic link")
         _check_gitlink(source, part, repositories)
         _checkout(part, where, "%s/%s" % (source["name"], part["path"]), (parts or {}).get(part["path"]))
         repositories[part["path"]] = where
@@ -135,14 +138,6 @@ def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str
         paths.remove_tree(os.path.join(where, ".git"))
     entries = [line.partition("\t") for line in listed.split("\0")]
     return {path: head.split()[2] for head, _, path in entries if head.startswith("160000 ")}
-
-
-def _submodule_folder(folder: str, path: str) -> str:
-    where = os.path.join(folder, _checked_relative(path))
-    # A link in the tree must not lead a submodule out of it.
-    if os.path.realpath(where) != os.path.join(os.path.realpath(folder), path):
-        raise _mismatch(path, "the path goes through a symbolic link")
-    return where
 
 
 def _check_gitlink(source: Json, part: Json, repositories: "dict[str, str]") -> None:
@@ -290,16 +285,6 @@ def _disarmed(place: str) -> "dict[str, str]":
         number += 1
     variables["GIT_CONFIG_COUNT"] = str(number)
     return variables
-
-
-def tree_unusable(name: str, place: str, problem: str) -> "NodeError":
-    """The error for a working tree that cannot be a source on this node."""
-    return NodeError(
-        "source-unreachable",
-        "the working tree of source %s, %s, %s" % (name, place, problem),
-        hint="use a file system that the node mounts too, or pin the source by `git:` and `commit:` in the stack file",
-        exit_code=Exit.REFUSED,
-    )
 
 
 def _status(place: str, rows: "list[str]") -> Json:

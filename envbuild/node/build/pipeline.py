@@ -212,7 +212,13 @@ class Builder:
         if not problem and (real + "/").startswith(above + "/"):
             problem = "lies among the environments, which envbuild removes"
         if problem:
-            raise git_source.tree_unusable(name, place, problem)
+            raise NodeError(
+                "source-unreachable",
+                f"the working tree of source {name}, {place}, {problem}",
+                hint="use a file system that the node mounts too, or pin the source by `git:` and `commit:` in the "
+                "stack file",
+                exit_code=Exit.REFUSED,
+            )
         link = os.path.join(self.environment, "src", name)
         os.makedirs(os.path.dirname(link), exist_ok=True)
         os.symlink(place, link)

@@ -45,7 +45,12 @@ def run(request: Json) -> tuple[bool, Json]:
     else:
         meeting = rendezvous.join(place["addresses"], place["ports"], rank, token, seconds, ranks)
     if meeting.missing:
-        return False, smoke.summary([_not_run(part, meeting.missing, place.get("names") or [], seconds)])
+        # This node came and its partners did not.
+        names = dict(enumerate(place.get("names") or ()))
+        who = ", ".join(names.get(number, f"the node of rank {number}") for number in meeting.missing[:8])
+        check = part.stop().check()
+        check.update(status="not-run", says=f"did not come within {seconds:g} s: {who}")
+        return False, smoke.summary([dict(check, details={"missing": meeting.missing})])
     test = JointTest(spec, rank, nodes, meeting)
     with Scratch(spec.environment, spec.variables, args.get("tmp")) as scratch:
         test.run(part, scratch, Clock(float(args.get("deadline", 600.0))))
@@ -62,14 +67,6 @@ def _startable(spec: Spec, asked: int) -> int:
     child = child_environment(spec.environment, spec.variables, "")
     named = visible_devices(child.get(VISIBLE)) if spec.cuda else None
     return asked if named is None else max(1, min(asked, len(named)))
-
-
-def _not_run(part: Part, missing: list[int], names: list[str], seconds: float) -> Json:
-    """The check of a node that came and whose partners did not."""
-    who = ", ".join(names[rank] if rank < len(names) else f"the node of rank {rank}" for rank in missing[:8])
-    check = part.stop().check()
-    check.update(status="not-run", says=f"did not come within {seconds:g} s: {who}", details={"missing": missing})
-    return check
 
 
 @dataclass
