@@ -17,8 +17,8 @@ from envbuild.cli.output import Ui, common_options
 from envbuild.cli.progress import RunProgress
 from envbuild.doctor.controller import Diagnosis, diagnose
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest, writing
+from envbuild.node import paths
 from envbuild.node.facts import run as probe_here
-from envbuild.node.probe import disks
 from envbuild.node.probe.gpus import gpu_facts
 from envbuild.node.read_text import search_path
 from envbuild.node.redact import redact_data
@@ -88,7 +88,7 @@ def _here(prefix: str | None) -> list[Diagnosis]:
     here = NodeFacts.from_plain({**plain, **gpus})
     lines = [gpu_line(here, exclusive=False)] if has_gpus else []
     if prefix is not None:
-        inside = disks.existing_parent(place)
+        inside = paths.existing_parent(place)
         # Below a mount a new folder is nothing odd.
         lines.append(prefix_line(here.prefix, "" if inside != "/" and os.path.ismount(inside) else inside))
     return lines

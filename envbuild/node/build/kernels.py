@@ -95,14 +95,15 @@ def project(folder: str, source: Json, build: Json, out: str) -> str:
 
 def _module(folder: str, source: Json, module: Json) -> Json:
     """A module with every field, once its files are in the tree."""
-    made: Json = {"name": module["name"], "torch": module.get("torch") is not False}
+    name = module["name"]
+    made: Json = {"name": name, "torch": module.get("torch") is not False}
     made.update({key: module.get(key) or [] for key in ("sources", "include_dirs", "cxx_flags", "nvcc_flags")})
     missing = [path for path in made["sources"] if not os.path.isfile(os.path.join(folder, path))]
     missing += [path for path in made["include_dirs"] if not os.path.isdir(os.path.join(folder, path))]
     if missing:
         raise NodeError(
             "kernel-sources-missing",
-            f"source {source['name']} has no files for its kernel {made['name']}",
+            f"source {source['name']} has no files for its kernel {name}",
             why=f"not in the tree: {', '.join(missing)}",
             hint="correct `build.modules` of the stack: it names files of another commit",
             changed=True,

@@ -99,9 +99,10 @@ def imports(python: str, source: str, names: list[str], env: dict[str, str]) -> 
         how = "it did not end in time" if done.timed_out else f"the process ended with {done.rc}"
         broken[at or names[0]] = f"{how}; {uv.tail(done.err, 10)}"
     if broken:
+        first = sorted(broken)[0]
         raise NodeError(
             "extension-broken",
-            f"source {source}: the extension {min(broken)} was built and cannot be imported",
+            f"source {source}: the extension {first} was built and cannot be imported",
             why="; ".join(f"{name}: {broken[name]}" for name in sorted(broken)),
             hint="it was built against other libraries than those of the environment; look at LD_LIBRARY_PATH, and at "
             "the stored wheel: `envbuild store list`",
