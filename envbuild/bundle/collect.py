@@ -50,26 +50,24 @@ _HALF_AGE_S = 86400.0
 
 
 class Piece(NamedTuple):
-    """One file of a bundle: its path there, the file here, and its row in the index (`more` are further fields)."""
+    """One file of a bundle: its path there, the file here, what it is, and further fields of its row in the index."""
 
     path: str
     source: Path
-    sha256: str
-    bytes: int
     what: str
+    sha256: str = ""
     more: Mapping[str, str] = {}
 
     def row(self) -> dict[str, Any]:
-        """Its row of the index."""
-        row = {"path": self.path, "sha256": self.sha256, "bytes": self.bytes, "what": self.what}
-        return {**row, **self.more}
-
-
-def piece(
-    path: str, source: Path, what: str, sha256: str | None = None, more: Mapping[str, str] | None = None
-) -> Piece:
-    """A file as it will lie in a bundle; hashed here where its `sha256` is not known."""
-    return Piece(path, source, sha256 or sha256_of(source), source.stat().st_size, what, more or {})
+        """Its row of the index; hashed here where its `sha256` is not known."""
+        sha256 = self.sha256 or sha256_of(self.source)
+        return {
+            "path": self.path,
+            "sha256": sha256,
+            "bytes": self.source.stat().st_size,
+            "what": self.what,
+            **self.more,
+        }
 
 
 def sweep(cache: Path, now: float | None = None) -> None:
@@ -126,7 +124,7 @@ class Collector:
             bundle = self.cache / path if (self.cache / path).exists() else self.local(path)
             if bundle is None and self.fetch:
                 bundle = self._bundle(name, source)
-            pieces += [piece(path, bundle, "source")] if bundle else []
+            pieces += [Piece(path, bundle, "source")] if bundle else []
         return tuple(pieces)
 
     def archives(self, variant: Variant) -> Iterator[Piece]:
@@ -142,7 +140,7 @@ class Collector:
                 self._say(package.file)
                 _fetch(package, self.channels.get(package.channel, ()), path)
             place = f"conda/{package.channel}/{package.subdir}/{package.file}"
-            yield piece(place, path, "conda package", package.sha256)
+            yield Piece(place, path, "conda package", package.sha256)
 
     def uv(self, machine: str, toolchain_file: Path | None = None) -> Iterator[Piece]:
         """uv as a wheel, for images."""
@@ -183,7 +181,7 @@ class Collector:
                 wrong = [_wrong_hash(file, f"{other} has another sha256 than the lock")] if other else []
                 copy = _downloaded(package, file, resources.artifact(file.sha256, file.file, self.cache), config, wrong)
             if copy is not None:
-                yield piece(f"{folder}/{file.file}", copy, what, file.sha256)
+                yield Piece(f"{folder}/{file.file}", copy, what, file.sha256)
 
     def _bundle(self, name: str, source: LockedSource | LockedSubmodule) -> Path:
         """A git bundle with the commit alone; its tree is compared before anything is kept."""
@@ -351,31 +349,8 @@ def coded() -> Iterator[None]:
         raise EnvbuildError.from_dict(error.as_dict()) from error
 
 
-def read_index(path: Path) -> dict[str, Any]:
-    """The index of a bundle, without reading its files. Raises EnvbuildError as `verify` does."""
-    with coded():
-        return archive.read_index(str(path))
-
-
-def verify(path: Path) -> dict[str, Any]:
-    """The index of a bundle, after reading every byte of it.
-
-    Raises EnvbuildError `bundle-damaged`, `bundle-unsafe` (exit 5), `bundle-missing` (2).
-    """
-    with coded():
-        return archive.verify(str(path))
-
-
-def unpack(path: Path, folder: Path, digest: str | None = None) -> dict[str, Any]:
-    """All files of a bundle below `folder`, each checked; its index. Raises EnvbuildError as `verify` does."""
-    with coded():
-        return archive.unpack(str(path), str(folder), digest)
-
-
-def extract(path: Path, wanted: dict[str, Path]) -> None:
-    """Files of a bundle, each checked, to where `wanted` says. Raises EnvbuildError as `verify` does."""
-    with coded():
-        archive.extract(str(path), {name: str(place) for name, place in wanted.items()})
+read_index, verify = coded()(archive.read_index), coded()(archive.verify)
+unpack, extract = coded()(archive.unpack), coded()(archive.extract)
 
 
 class Contents(NamedTuple):
@@ -395,7 +370,7 @@ def write_bundle(output: Path, contents: Contents, pieces: Iterable[Piece]) -> d
     if os.path.lexists(output):
         raise EnvbuildError("output-exists", f"{output} is there", hint="remove it, or name another with --output")
     by_path = {piece.path: piece for piece in pieces}
-    sources = {path: str(item.source) for path, item in by_path.items()}
+    sources = {path: item.source for path, item in by_path.items()}
     half = output.with_name(f".{output.name}.{secrets.token_hex(6)}.part")
     try:
         with coded(), writing(output):
@@ -405,7 +380,7 @@ def write_bundle(output: Path, contents: Contents, pieces: Iterable[Piece]) -> d
                 with half.open("xb") as out:
                     archive.to_tar(out, made, sources)
             else:
-                archive.to_folder(str(half), made, sources)
+                archive.to_folder(half, made, sources)
             half.rename(output)
     finally:
         if half.is_dir():

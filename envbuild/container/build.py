@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.bundle.collect import Collector, default_index, piece, unpack, verify
+from envbuild.bundle.collect import Collector, Piece, default_index, unpack, verify
 from envbuild.container.builders import Build, Builder
 from envbuild.container.fetch_stages import WHEELHOUSE
 from envbuild.container.recipe import ImageRecipe, render
@@ -119,7 +119,7 @@ def fill_wheelhouse(recipe: ImageRecipe, wheelhouses: Sequence[Path], house: Pat
         if (build := inside.python_build) is not None:
             path = f"tools/{python_name(build.name, build.sha256)}"
             if (archive := collector.local(path, build.sha256)) is not None:
-                pieces.append(piece(path, archive, "interpreter", build.sha256))
+                pieces.append(Piece(path, archive, "interpreter", build.sha256))
         for entry in pieces:
             (house / entry.path).parent.mkdir(exist_ok=True)
             try:

@@ -20,7 +20,6 @@ from envbuild.bundle.collect import (
     Contents,
     Piece,
     extract,
-    piece,
     read_index,
     unpack,
     verify,
@@ -125,7 +124,7 @@ def _given(work: Work) -> Path:
     if not packed.exists():
         assert work.bundle is not None  # noqa: S101 - as above
         with packed.open("xb") as out:
-            archive.to_tar(out, work.bundle, {row["path"]: str(path / row["path"]) for row in work.bundle["files"]})
+            archive.to_tar(out, work.bundle, {row["path"]: path / row["path"] for row in work.bundle["files"]})
     return packed
 
 
@@ -206,7 +205,7 @@ def _python(variant: Variant, facts: NodeFacts, asked: Asked) -> Iterator[Piece]
         tool = standalone_python(variant, asked.toolchain_file)
     else:
         tool = bootstrap_python(facts.os.arch, facts.libc.kind, asked.toolchain_file)
-    yield piece(f"tools/{tool.source.name}", tool.source, "interpreter", tool.sha256)
+    yield Piece(f"tools/{tool.source.name}", tool.source, "interpreter", tool.sha256)
 
 
 def _built(prepared: Prepared, variant: Variant, facts: NodeFacts, scratch: Path) -> Iterator[Piece]:
@@ -220,4 +219,4 @@ def _built(prepared: Prepared, variant: Variant, facts: NodeFacts, scratch: Path
     bundle = fetch_wheels(facts.node, prefix, store_of(target, prefix, facts), keys, here, target.connection)
     for row in unpack(here, folder, bundle["digest"])["files"]:
         more = {"key": row["key"], "source": row["source"]}
-        yield piece(row["path"], folder / row["path"], row["what"], row["sha256"], more)
+        yield Piece(row["path"], folder / row["path"], row["what"], row["sha256"], more)

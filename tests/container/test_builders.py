@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envbuild import resources
-from envbuild.bundle.collect import Contents, piece, write_bundle
+from envbuild.bundle.collect import Contents, Piece, write_bundle
 from envbuild.cli.entry import main
 from envbuild.container.build import Options, _secrets, build_image, fill_wheelhouse
 from envbuild.container.builders import (
@@ -295,7 +295,7 @@ def test_a_wheelhouse_is_a_bundle_of_files_that_the_lock_names(own: Path) -> Non
 @pytest.mark.parametrize("form", ["b.tar", "folder"])
 def test_a_bundle_is_checked_before_a_build_sees_a_file_of_it(own: Path, form: str) -> None:
     told = Contents("opt-175b", "exact", ("x86_64",), ())
-    write_bundle(own / form, told, [piece(f"sources/{APEX}", own / "loose" / APEX, "source")])
+    write_bundle(own / form, told, [Piece(f"sources/{APEX}", own / "loose" / APEX, "source")])
     fill_wheelhouse(OPT, [own / form], own / "house")
     assert _files(own / "house") == [f"sources/{APEX}"]
     changed = own / form if form == "b.tar" else own / form / "sources" / APEX

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.bundle.collect import Contents, piece, write_bundle
+from envbuild.bundle.collect import Contents, Piece, write_bundle
 from envbuild.catalog.patches import digest_of, patches_of
 from envbuild.catalog.toolchain import Toolchain, load_toolchain
 from envbuild.export import bash_script
@@ -182,8 +182,8 @@ def test_what_the_controller_delivers_is_taken_from_a_bundle(tmp_path: Path, hom
     bundle = tmp_path / bundle_name("lib", variant.sources[0])
     with git_reader() as reader:
         reader.write_bundle(upstream.as_uri(), variant.sources[0].commit, bundle)
-    pieces = [piece(f"wheels/{path.name}", path, "wheel") for path in wheels.glob("*.whl")]
-    pieces.append(piece(f"sources/{bundle.name}", bundle, "source"))
+    pieces = [Piece(f"wheels/{path.name}", path, "wheel") for path in wheels.glob("*.whl")]
+    pieces.append(Piece(f"sources/{bundle.name}", bundle, "source"))
     write_bundle(store / "bundle.tar", Contents("demo", "exact", (variant.machine,), (variant.id,)), pieces)
     shutil.rmtree(wheels)
     shutil.rmtree(upstream)

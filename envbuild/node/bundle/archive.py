@@ -1,45 +1,44 @@
 """A bundle as a tar file or a folder: written, read as a whole, or put into a folder. Nothing of it is executed.
 
-It has its index first, then every file, copied by the kernel where it can. Who lists a file has hashed it.
+It has its index first, then every file. Who lists a file has hashed it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING
 
-from envbuild.node import paths
+from envbuild.node import hashing, paths
 from envbuild.node.bundle import index as bundle_index
 from envbuild.node.bundle import plain_tar
 from envbuild.node.protocol import Json, NodeError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     Member = tuple[str, int, Iterator[bytes]]
+    Place = str | Path
 
-_CANNOT = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 
-
-def read_index(path: str) -> Json:
+def read_index(path: Place) -> Json:
     """The index of a bundle, whose other files are not read. Raises NodeError as `verify` does."""
     with _opened(path) as listed:
         return _first(path, listed)
 
 
-def verify(path: str) -> Json:
+def verify(path: Place) -> Json:
     """Read every byte of a bundle; its index.
 
     Raises NodeError `bundle-damaged`, `bundle-unsafe` (exit 5), `bundle-missing` (2).
     """
-    return _checked(path, None)
+    return _checked(path)
 
 
-def unpack(path: str, folder: str, digest: str | None = None) -> Json:
+def unpack(path: Place, folder: Place, digest: str | None = None) -> Json:
     """Put all files of a bundle below `folder`, once every byte was checked; its index.
 
     Nothing of a bad bundle gets a place there. `digest`: only the bundle of this digest. Raises NodeError as `verify`,
@@ -48,7 +47,7 @@ def unpack(path: str, folder: str, digest: str | None = None) -> Json:
     os.makedirs(folder, exist_ok=True)
     staging = tempfile.mkdtemp(prefix=".bundle-", dir=folder)
     try:
-        with paths.coded_errors(folder):
+        with paths.coded_errors(str(folder)):
             index = _checked(path, staging, digest)
             for file in index["files"]:
                 place = os.path.join(folder, file["path"])
@@ -59,24 +58,23 @@ def unpack(path: str, folder: str, digest: str | None = None) -> Json:
         paths.remove_tree(staging)
 
 
-def extract(path: str, wanted: dict[str, str]) -> None:
+def extract(path: Place, wanted: Mapping[str, Place]) -> None:
     """Write files of a bundle, by their paths in it, to where `wanted` says, each checked first; raises as `unpack`."""
     with _opened(path) as listed:
         rows = {file["path"]: file for file in _first(path, listed)["files"]}
         for name, size, parts in listed:
             if name not in wanted:
                 continue
-            half = wanted[name] + ".part"
+            half = f"{wanted[name]}.part"
             try:
                 with open(half, "xb") as out:
                     _check(path, rows.get(name), name, size, parts, out)
                 os.replace(half, wanted[name])
             finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(half)
+                paths.remove_tree(half)
 
 
-def _checked(path: str, folder: str | None, digest: str | None = None) -> Json:
+def _checked(path: Place, folder: str = "", digest: str | None = None) -> Json:
     """Check every file, and write it below `folder` where there is one."""
     with _opened(path) as listed:
         index = _first(path, listed)
@@ -87,13 +85,11 @@ def _checked(path: str, folder: str | None, digest: str | None = None) -> Json:
             file = next(expected, None)
             if file is None or file["path"] != name:
                 raise bundle_index.damaged(path, f"{name} is there, and its index does not list it here")
-            if folder is None:
-                _check(path, file, name, size, parts, None)
-            else:
-                place = os.path.join(folder, name)
-                os.makedirs(os.path.dirname(place), exist_ok=True)
-                with open(place, "xb") as out:
-                    _check(path, file, name, size, parts, out)
+            place = os.path.join(folder, name) if folder else os.devnull
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            with open(place, "xb" if folder else "wb") as out:
+                _check(path, file, name, size, parts, out)
+            if folder:
                 os.chmod(place, 0o644)  # noqa: S103 - wheels are read by whoever may read the prefix
         missing = next(expected, None)
         if missing is not None:
@@ -101,19 +97,15 @@ def _checked(path: str, folder: str | None, digest: str | None = None) -> Json:
         return index
 
 
-def _check(path: str, file: Json | None, name: str, size: int, parts: Iterator[bytes], out: IO[bytes] | None) -> None:
+def _check(path: Place, file: Json | None, name: str, size: int, parts: Iterator[bytes], out: IO[bytes]) -> None:
     if file is None or size != file["bytes"]:
         raise bundle_index.damaged(path, f"{name} has {size} bytes, its index says otherwise")
-    total = hashlib.sha256()
-    for part in parts:
-        total.update(part)
-        if out is not None:
-            out.write(part)
-    if total.hexdigest() != file["sha256"]:
-        raise bundle_index.damaged(path, f"{name} has sha256 {total.hexdigest():.12}, not {file['sha256']:.12}")
+    digest, _ = hashing.write(parts, out)
+    if digest != file["sha256"]:
+        raise bundle_index.damaged(path, f"{name} has sha256 {digest:.12}, not {file['sha256']:.12}")
 
 
-def _first(path: str, listed: Iterator[Member]) -> Json:
+def _first(path: Place, listed: Iterator[Member]) -> Json:
     """The index, which comes first."""
     name, _size, parts = next(listed, ("", 0, iter(())))
     if name != bundle_index.NAME:
@@ -122,7 +114,7 @@ def _first(path: str, listed: Iterator[Member]) -> Json:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[Iterator[Member]]:
+def _opened(path: Place) -> Iterator[Iterator[Member]]:
     """The members of a bundle, its index first; what is hostile in it becomes a NodeError."""
     try:
         if os.path.isdir(path):
@@ -137,7 +129,7 @@ def _opened(path: str) -> Iterator[Iterator[Member]]:
         raise make(path, why) from None
 
 
-def _folder(top: str) -> Iterator[Member]:
+def _folder(top: Place) -> Iterator[Member]:
     """The files of a folder in the order of a bundle's tar file."""
     sizes = plain_tar.tree(top, bundle_index.LIMITS)
     for name in sorted(sizes, key=lambda path: (path != bundle_index.NAME, path)):
@@ -146,7 +138,7 @@ def _folder(top: str) -> Iterator[Member]:
 
 
 @contextlib.contextmanager
-def _file(path: str, follow: bool = True) -> Iterator[IO[bytes]]:
+def _file(path: Place, follow: bool = True) -> Iterator[IO[bytes]]:
     """A regular file, never waited for. Raises NodeError `bundle-missing` (exit 2)."""
     why = "not a regular file"
     try:
@@ -168,7 +160,7 @@ def _file(path: str, follow: bool = True) -> Iterator[IO[bytes]]:
     )
 
 
-def to_tar(out: IO[bytes], index: Json, sources: dict[str, str]) -> None:
+def to_tar(out: IO[bytes], index: Json, sources: Mapping[str, Place]) -> None:
     """Write the bundle of `index` as a tar file; `sources` are its files, by their paths in it.
 
     Raises OSError, and NodeError `hash-mismatch` (exit 5) for a file that changes meanwhile.
@@ -182,7 +174,7 @@ def to_tar(out: IO[bytes], index: Json, sources: dict[str, str]) -> None:
     out.write(plain_tar.END)
 
 
-def to_folder(folder: str, index: Json, sources: dict[str, str]) -> None:
+def to_folder(folder: Place, index: Json, sources: Mapping[str, Place]) -> None:
     """The same as the new folder `folder`."""
     os.mkdir(folder)
     for row in index["files"]:
@@ -194,20 +186,11 @@ def to_folder(folder: str, index: Json, sources: dict[str, str]) -> None:
         out.write(bundle_index.encode(index))
 
 
-def _copy(source: str, row: Json, out: IO[bytes]) -> None:
-    """Append a file, whose bytes never come into this process where the file system can do that."""
+def _copy(source: Place, row: Json, out: IO[bytes]) -> None:
     with open(source, "rb", buffering=0) as stream:
         before, left = os.fstat(stream.fileno()), row["bytes"]
         out.flush()
-        while left:
-            done = _in_kernel(stream.fileno(), out.fileno(), left)
-            if not done:
-                part = stream.read(min(left, plain_tar.CHUNK))
-                out.write(part)
-                out.flush()
-                done = len(part)
-            if not done:
-                break
+        while done := os.sendfile(out.fileno(), stream.fileno(), None, left):  # no byte comes into this process
             left -= done
         after = os.fstat(stream.fileno())
     if left or after.st_size != row["bytes"] or after.st_mtime_ns != before.st_mtime_ns:
@@ -217,13 +200,3 @@ def _copy(source: str, row: Json, out: IO[bytes]) -> None:
             why="it has %d bytes, %d were expected" % (after.st_size, row["bytes"]),
             hint="run the same command again",
         )
-
-
-def _in_kernel(source: int, out: int, left: int) -> int:
-    """How many bytes the kernel has copied; 0 where it cannot."""
-    try:
-        return os.copy_file_range(source, out, left)
-    except OSError as error:
-        if error.errno not in _CANNOT:
-            raise
-        return 0

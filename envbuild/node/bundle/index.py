@@ -62,7 +62,7 @@ def encode(index: Json) -> bytes:
     return _canonical(index) + b"\n"
 
 
-def parse(data: bytes, path: str) -> Json:
+def parse(data: bytes, path: object) -> Json:
     """The index in the bytes of `bundle.json`. Raises NodeError `bundle-damaged`, `bundle-unsafe` (exit 5)."""
     try:
         index = json.loads(data.decode("ascii"))
@@ -107,7 +107,7 @@ def _problem(index: Json) -> str:
     return "" if paths == sorted(paths) else "its files do not stand in the order of their paths"
 
 
-def damaged(path: str, why: str) -> NodeError:
+def damaged(path: object, why: str) -> NodeError:
     """`bundle-damaged` (exit 5)."""
     return NodeError(
         "bundle-damaged",
@@ -117,7 +117,7 @@ def damaged(path: str, why: str) -> NodeError:
     )
 
 
-def unsafe(path: str, why: str) -> NodeError:
+def unsafe(path: object, why: str) -> NodeError:
     """`bundle-unsafe` (exit 5)."""
     return NodeError(
         "bundle-unsafe",

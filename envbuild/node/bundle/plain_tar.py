@@ -217,7 +217,7 @@ def _parts(stream: IO[bytes], name: str, size: int, exact: bool) -> Iterator[byt
         raise HostileError("damaged", name, "there is something behind its end")
 
 
-def tree(top: str, limits: Limits) -> dict[str, int]:
+def tree(top: str | os.PathLike[str], limits: Limits) -> dict[str, int]:
     """Name and size of every file in a folder that somebody unpacked; raises HostileError as `members` does."""
     names, sizes = Names(limits), {}
     for folder, folders, files in os.walk(top, onerror=_stop):

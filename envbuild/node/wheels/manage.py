@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 from envbuild.node import identity, lease, paths, protocol
 from envbuild.node.protocol import Json, NodeError, argument
@@ -121,11 +124,21 @@ def _prune(path: str, args: Json) -> tuple[bool, Store, Json]:
             why="; ".join(store.notes),
             hint="the owner of the store can prune it",
         )
-    work = _Pruning(store, float(days), dry)
-    work.entries()
-    work.leftovers()
-    result = {"removed": work.removed, "kept": work.kept, "bytes": sum(item["size"] for item in work.removed)}
-    return bool(work.removed) and not dry, store, dict(result, dry_run=dry)
+    now = store.now() if store.use == "read-write" else time.time()
+    # What a builder may still be writing is left alone, however short the time asked for.
+    before, writing = now - days * _DAY, now - max(days, 1.0) * _DAY
+    removed, kept = [], []
+    for item in _items(store, before, writing):
+        why = "used since" if _mtime(item.used) >= item.limit else _remove(store, item, dry)
+        if why:
+            kept.append({"name": item.row["name"], "why": why})
+        else:
+            removed.append(item.row)
+    for path in () if dry else map(partial(store.place, "leases"), names(store.place("leases"))):
+        if _mtime(path) < writing:
+            _unlink(path)
+    result = {"removed": removed, "kept": kept, "bytes": sum(row["size"] for row in removed)}
+    return bool(removed) and not dry, store, dict(result, dry_run=dry)
 
 
 def _pack(path: str, args: Json) -> tuple[bool, Store, Json]:
@@ -136,81 +149,62 @@ def _pack(path: str, args: Json) -> tuple[bool, Store, Json]:
 _ACTIONS = {"list": _list, "verify": _verify, "prune": _prune, "pack": _pack}
 
 
-class _Pruning:
-    """One pass over a store: what goes and what stays, with the reason."""
+class _Item(NamedTuple):
+    """What goes where `used` was not changed since `limit`: its path, its row in the result, the key that it is of."""
 
-    def __init__(self, store: Store, days: float, dry: bool) -> None:
-        self.store, self.dry = store, dry
-        self.removed: list[Json] = []
-        self.kept: list[Json] = []
-        now = time.time() if dry or store.use != "read-write" else store.now()
-        self.before = now - days * _DAY
-        # What a builder may still be writing is left alone, however short the time asked for.
-        self.writing = min(self.before, now - _DAY)
+    path: str
+    row: Json
+    used: str
+    limit: float
+    key: str = ""
 
-    def entries(self) -> None:
-        """Entries that nobody used for so long."""
-        for name in self.store.folders():
-            row = describe(self.store, name)
-            last = row.get("last_used") or _mtime(self.store.place(name))
-            if last >= self.before:
-                self.kept.append({"name": name, "why": "used since"})
-            else:
-                self._remove(self.store.place(name), name[:64], dict(row, name=name), BUILD)
 
-    def leftovers(self) -> None:
-        """The quarantine, half-written entries of dead builders, and their leases."""
-        for item in _quarantined(self.store):
-            path = self.store.place("quarantine", item["name"])
-            if _mtime(path) < self.before:
-                self._remove(path, "", item)
-                if not self.dry and not os.path.lexists(path):
-                    _unlink(path + ".json")
-        for name in names(self.store.place("tmp")):
-            path = self.store.place("tmp", name)
-            if _mtime(path) < self.writing:
-                key = name.split(".")[0]
-                row = {"name": "tmp/" + name, "size": paths.size_of(path)}
-                self._remove(path, key if len(key) == 64 else "", row)
-        for name in names(self.store.place("leases")):
-            path = self.store.place("leases", name)
-            if _mtime(path) < self.writing and not self.dry:
-                _unlink(path)
+def _items(store: Store, before: float, writing: float) -> Iterator[_Item]:
+    """Entries, the quarantine, and half-written entries of builders."""
+    for name in store.folders():
+        path, record = store.place(name), store.place(name, BUILD)
+        used = record if os.path.lexists(record) else path
+        yield _Item(path, dict(describe(store, name), name=name), used, before, name[:64])
+    for row in _quarantined(store):
+        path = store.place("quarantine", row["name"])
+        yield _Item(path, row, path, before)
+    for name in names(store.place("tmp")):
+        path, key = store.place("tmp", name), name.split(".")[0]
+        row = {"name": "tmp/" + name, "size": paths.size_of(path)}
+        yield _Item(path, row, path, writing, key if len(key) == 64 else "")
 
-    def _remove(self, path: str, key: str, row: Json, used: str = "") -> None:
-        """Remove `path` under the lease of `key`, so that nobody builds it or puts it there meanwhile.
 
-        `used`: the file in it whose time is the last use; an entry that was used since it was judged stays.
-        """
-        held = None
-        try:
-            if key:
-                held, owner = self._lease(key)
-                if owner is not None:
-                    self.kept.append({"name": row["name"], "why": "held by " + lease.describe(owner)})
-                    return
-            if used and self.before <= _mtime(os.path.join(path, used)) < float("inf"):
-                return
-            if not self.dry:
-                # Renamed first: no entry is ever half there.
-                away = self.store.place("tmp", f"{os.path.basename(path)[:64]}.pruned-{os.urandom(4).hex()}")
-                os.rename(path, away)
-                paths.remove_tree(away)
-            self.removed.append(row)
-        except OSError as error:
-            self.kept.append({"name": row["name"], "why": f"cannot be removed: {error.strerror}"})
-        finally:
-            if held is not None:
-                held.release()
+def _remove(store: Store, item: _Item, dry: bool) -> str:
+    """Remove it under the lease of its key, so that nobody builds it or puts it there meanwhile; else why it stays."""
+    held = None
+    try:
+        if item.key:
+            held, owner = _lease(store.place("leases", item.key + ".json"), dry)
+            if owner is not None:
+                return "held by " + lease.describe(owner)
+        if _mtime(item.used) >= item.limit:
+            return "used since"
+        if not dry:
+            # Renamed first: no entry is ever half there.
+            away = store.place("tmp", f"{os.path.basename(item.path)[:64]}.pruned-{os.urandom(4).hex()}")
+            os.rename(item.path, away)
+            paths.remove_tree(away)
+            _unlink(item.path + ".json")  # why it was in quarantine
+    except OSError as error:
+        return f"cannot be removed: {error.strerror}"
+    finally:
+        if held is not None:
+            held.release()
+    return ""
 
-    def _lease(self, key: str) -> tuple[lease.Lease | None, Json | None]:
-        path = self.store.place("leases", key + ".json")
-        if not self.dry:
-            mine = dict(identity.here(), run="prune", what="store clean")
-            return lease.attempt(path, dict(mine, token=os.urandom(16).hex()))
-        owner = lease.read_at(path)
-        alive = owner is not None and not lease.is_abandoned(owner, time.time() - _mtime(path))
-        return None, owner if alive else None
+
+def _lease(path: str, dry: bool) -> tuple[lease.Lease | None, Json | None]:
+    if not dry:
+        mine = dict(identity.here(), run="prune", what="store clean")
+        return lease.attempt(path, dict(mine, token=os.urandom(16).hex()))
+    owner = lease.read_at(path)
+    alive = owner is not None and not lease.is_abandoned(owner, time.time() - _mtime(path))
+    return None, owner if alive else None
 
 
 def _mtime(path: str) -> float:

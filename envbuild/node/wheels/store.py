@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -22,9 +21,10 @@ import stat
 import tempfile
 import time
 import uuid
-from typing import Any
+from collections.abc import Iterator
+from typing import IO, Any
 
-from envbuild.node import identity, lease, paths, protocol, trust
+from envbuild.node import hashing, identity, lease, paths, trust
 from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.read_text import names
 from envbuild.node.wheels.build_key import build_key, other_packages
@@ -33,7 +33,6 @@ PROVEN = "proven.json"
 VERSION = 1
 BUILD = "build.json"
 _WHEEL = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+!-]{0,250}\.whl\Z")
-_BLOCK = 1024 * 1024
 # A user whose key is taken by an entry that does not count for them has it under `<key>-<user id>`.
 _FOLDER = re.compile(r"\A([0-9a-f]{64})(-[0-9]+)?\Z")
 
@@ -78,47 +77,36 @@ def check(folder: str, trusted: frozenset[int], into: str | None = None) -> Entr
     """
     data, _ = read(folder, trusted)
     source, wheel = (os.path.join(place, data["wheel"]) for place in (folder, into or folder))
-    out = os.open(wheel, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644) if into is not None else -1
-    try:
-        digest, size = _hash(_open(source, trusted), source, out)
-    finally:
-        if out >= 0:
-            os.close(out)
+    with _opened(source, trusted) as stream, open(wheel if into else os.devnull, "wb", opener=_no_link) as out:
+        digest, size = hashing.write(_blocks(stream, source), out)
     if (digest, size) != (data["sha256"], data["size"]):
         recorded = f"{BUILD} says {data['sha256']:.12} and {data['size']}"
         raise UnusableEntryError("damaged", f"{data['wheel']} has sha256 {digest:.12} and {size} bytes, {recorded}")
     return Entry(wheel, data, True)
 
 
-def _hash(handle: int, path: str, out: int) -> tuple[str, int]:
-    """sha256 and bytes of an open file, its content also written to the descriptor `out` (-1: nowhere)."""
-    total, size = hashlib.sha256(), 0
-    try:
-        while True:
-            try:
-                block = os.read(handle, _BLOCK)
-            except OSError as error:
-                raise _unreadable(path, error) from None
-            if not block:
-                return total.hexdigest(), size
-            total.update(block)
-            size += len(block)
-            if out >= 0:
-                protocol.write_all(out, block)
-    finally:
-        os.close(handle)
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
 
-def _open(path: str, trusted: frozenset[int]) -> int:
+def _opened(path: str, trusted: frozenset[int]) -> IO[bytes]:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        stream = open(path, "rb", opener=_no_link)
     except OSError as error:
         raise _unreadable(path, error) from None
-    why = trust.problem(os.fstat(handle), trusted, folder=False)
+    why = trust.problem(os.fstat(stream.fileno()), trusted, folder=False)
     if why:
-        os.close(handle)
+        stream.close()
         raise UnusableEntryError("untrusted", f"{os.path.basename(path)}: {why}")
-    return handle
+    return stream
+
+
+def _blocks(stream: IO[bytes], path: str) -> Iterator[bytes]:
+    """Its content; what cannot be read is told from what cannot be written."""
+    try:
+        yield from hashing.blocks(stream)
+    except OSError as error:
+        raise _unreadable(path, error) from None
 
 
 def read(folder: str, trusted: frozenset[int]) -> tuple[Json, float]:
@@ -130,11 +118,10 @@ def read(folder: str, trusted: frozenset[int]) -> tuple[Json, float]:
     why = trust.problem(facts, trusted, folder=True)
     if why:
         raise UnusableEntryError("untrusted", why)
-    handle = _open(os.path.join(folder, BUILD), trusted)
-    with os.fdopen(handle, "rb") as stream:
-        last_used = os.fstat(handle).st_mtime
+    with _opened(os.path.join(folder, BUILD), trusted) as stream:
+        last_used = os.fstat(stream.fileno()).st_mtime
         try:
-            data = json.loads(stream.read(16 * _BLOCK).decode("utf-8"))
+            data = json.loads(stream.read(16 * hashing.BLOCK).decode("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise UnusableEntryError("damaged", f"{BUILD} cannot be read: {str(error)[:200]}") from None
     why = malformed(data, os.path.basename(folder))
@@ -149,7 +136,7 @@ def write(folder: str, data: Json, wheel: str) -> None:
     Nobody but us can write the files, whatever the umask. Raises OSError.
     """
     with open(wheel, "rb") as source, open(os.path.join(folder, data["wheel"]), "xb") as out:
-        digest, size = _hash(os.dup(source.fileno()), wheel, out.fileno())
+        digest, size = hashing.write(hashing.blocks(source), out)
         _finish(out)
     data.update(sha256=digest, size=size)
     with open(os.path.join(folder, BUILD), "xb") as out:
