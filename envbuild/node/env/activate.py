@@ -39,7 +39,12 @@ def run(request: Json) -> tuple[bool, Json]:
         with held, paths.coded_errors(environment):
             if stamped is None:
                 stamped = _finish(prefix, environment, request, held)
-            changed = new or _update(environment, stamped, args.get("variant"), variables)
+            else:
+                stamp.check_unchanged(environment, args.get("variant"))
+            changed = new or stamped.get("variables") != variables
+            if changed and not new:
+                stamped["variables"] = variables
+                stamp.write(environment, stamped)
             held.check()
             changed = switch(prefix, stack, environment, variables) or changed
             if args.get("publish"):
@@ -107,15 +112,6 @@ def _drop_delivered(folder: str, run: str) -> None:
         paths.remove_tree(os.path.join(runs, run))
     else:
         paths.discard(folder)
-
-
-def _update(environment: str, stamped: Json, variant: Json | None, variables: Json) -> bool:
-    stamp.check_unchanged(environment, variant)
-    if stamped.get("variables") == variables:
-        return False
-    stamped["variables"] = variables
-    stamp.write(environment, stamped)
-    return True
 
 
 def _finish(prefix: str, environment: str, request: Json, held: lease.Lease) -> Json:

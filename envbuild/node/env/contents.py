@@ -104,11 +104,6 @@ def check(
     return checked + of_wheels, wrong + others
 
 
-def overwritten(environment: str, entries: dict[str, merkle.Entry]) -> list[Json]:
-    """As `installed.overwritten`, of wheels."""
-    return installed.overwritten(environment, entries, meta.distributions(environment))
-
-
 def byte_code(environment: str, sources: list[Json]) -> tuple[int, list[dict[str, str]]]:
     """How many `.pyc` there are, and [{"path", "kind", "why"}] of those that their source does not give.
 
@@ -119,28 +114,27 @@ def byte_code(environment: str, sources: list[Json]) -> tuple[int, list[dict[str
     made_by_runs = merkle.generated_of(sources)
     ask = [os.path.join(environment, "bin", "python"), "-I", "-S", "-B", "-c", _TAG]
     tag = proc.run(ask).out.strip() if every else ""
-    refused: list[dict[str, str]] = []
+    refused: dict[str, str] = {}
     jobs: list[list[Any]] = []
-    names: list[str] = []
-    for path in every:
+    for index, path in enumerate(every):
         origin = _source_of(path)
         if origin is None or origin[1] not in ("", tag):
-            refused.append(_refusal(path, f"not byte code of this interpreter ({tag})"))
+            refused[path] = f"not byte code of this interpreter ({tag})"
         elif os.path.islink(os.path.join(environment, path)):
-            refused.append(_refusal(path, "a symbolic link"))
+            refused[path] = "a symbolic link"
         elif not os.path.isfile(os.path.join(environment, origin[0])):
-            refused.append(_refusal(path, "its source is not there"))
+            refused[path] = "its source is not there"
         else:
             full = [os.path.join(environment, name) for name in (path, origin[0])]
             lenient = bool(made_by_runs) and merkle.is_left_out(origin[0], made_by_runs)
             # Beside the source there is one file for all levels; it counts as the plain one.
-            jobs.append([len(names), full[0], full[1], origin[2], lenient])
-            names.append(path)
-    for index, word in sorted(_compare(environment, jobs).items()):
+            jobs.append([index, full[0], full[1], origin[2], lenient])
+    for index, word in _compare(environment, jobs).items():
         if word != "good":
             why = "made by another interpreter" if word == "foreign" else "its source gives other code"
-            refused.append(_refusal(names[index], why))
-    return len(every), sorted(refused, key=lambda row: row["path"])
+            refused[every[index]] = why
+    rows = [{"path": path, "kind": "pyc-not-from-source", "why": why} for path, why in sorted(refused.items())]
+    return len(every), rows
 
 
 def _source_of(path: str) -> tuple[str, str, int] | None:
@@ -155,10 +149,6 @@ def _source_of(path: str) -> tuple[str, str, int] | None:
     if match is None:
         return None
     return os.path.join(os.path.dirname(folder), match.group(1) + ".py"), match.group(2), int(match.group(3) or 0)
-
-
-def _refusal(path: str, why: str) -> dict[str, str]:
-    return {"path": path, "kind": "pyc-not-from-source", "why": why}
 
 
 def _compare(environment: str, jobs: list[list[Any]]) -> dict[int, str]:

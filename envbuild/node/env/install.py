@@ -10,12 +10,13 @@ import time
 from envbuild.node import lease, merkle, paths, pip_config
 from envbuild.node.build import build_dir, patch_sources, pipeline
 from envbuild.node.bundle import archive
+from envbuild.node.conda import meta
 from envbuild.node.env import contents, foundation, packages, stamp, user_files
 from envbuild.node.env import interpreter as base
 from envbuild.node.logs import progress
 from envbuild.node.packages import installed as record
 from envbuild.node.packages import uv
-from envbuild.node.protocol import Json, NodeError, argument
+from envbuild.node.protocol import Json, NodeError, argument, log
 from envbuild.node.read_text import names
 from envbuild.node.wheels import bundled
 from envbuild.node.wheels.store import default_path
@@ -89,7 +90,10 @@ def run(request: Json) -> tuple[bool, Json]:
 def _install(job: _Job, held: lease.Lease) -> tuple[bool, Json]:
     stamped = stamp.read(job.environment)
     if stamped is not None:
-        return False, dict(stamp.unchanged(job.environment, job.variant, stamped), seconds=job.seconds)
+        stamp.check_unchanged(job.environment, job.variant)
+        log(f"{job.environment} is there and unchanged")
+        keys = ("environment", "packages", "base_packages", "conda", "files", "bytes", "sources")
+        return False, {**{key: stamped.get(key) for key in keys}, "record_checked": 0, "seconds": job.seconds}
     stands_on = foundation.of(job.request, job.environment)
     packages.check_recorded(job.locked, job.args["stack"])
     patch_sources.check(job.variant.get("sources") or [], job.args.get("patches") or {})
@@ -210,7 +214,7 @@ def _check_set(job: _Job, interpreter: base.Interpreter) -> dict[str, str]:
     base.check_replaces(installed, interpreter.packages)
     for package in job.locked:
         present = installed.get(record.normal_name(package["name"]))
-        if present is None or record.normal_version(present) != record.normal_version(package["version"]):
+        if not record.same_version(present, package["version"]):
             raise NodeError(
                 "record-mismatch",
                 f"{package['name']} {package['version']} was installed and says it is {present or 'not there'}",
@@ -242,5 +246,5 @@ def _check_record(job: _Job, installer: packages.Installer, made: Json) -> tuple
             changed=True,
         )
     contents.keep(paths.meta(job.environment, stamp.SCAN), entries)
-    both = contents.overwritten(job.environment, entries)
+    both = record.overwritten(job.environment, entries, meta.distributions(job.environment))
     return entries, {"checked": checked, "wrong": doubtful, "archived": known, "overwritten": both}

@@ -92,7 +92,7 @@ def check(variant: Json, provided: dict[str, str]) -> None:
     """
     for name, version in sorted(variant.get("provided", {}).items()):
         present = provided.get(record.normal_name(name))
-        if present is None or record.normal_version(present) != record.normal_version(version):
+        if not record.same_version(present, version):
             raise NodeError(
                 "base-changed",
                 f"the base has {name} {present or 'not'}, the variant was made for {version}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from envbuild.node import lease, paths
-from envbuild.node.env import user_files
+from envbuild.node.env import stamp, user_files
 from envbuild.node.probe import inventory
 from envbuild.node.protocol import Json, NodeError, log
 
@@ -21,13 +21,7 @@ def run(request: Json) -> tuple[bool, Json]:
     Raises NodeError `environment-in-use`, `user-files-blocked` (exit 7), `environment-unknown` (2), `prefix-busy` (75).
     """
     args, prefix = request["args"], request["prefix"]
-    environment = paths.checked_environment(prefix, args.get("environment"))
-    if not os.path.lexists(environment):
-        raise NodeError(
-            "environment-unknown",
-            f"there is no environment {environment}",
-            hint="`envbuild status --all` lists all environments",
-        )
+    environment = stamp.existing(prefix, args.get("environment"))
     with lease.during(request):
         place = os.path.realpath(environment)
         users = [stack for stack, target in inventory.links(prefix).items() if target == place]

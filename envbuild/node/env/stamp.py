@@ -15,7 +15,7 @@ from envbuild.node import git_source, paths
 from envbuild.node.conda import meta
 from envbuild.node.packages import installed
 from envbuild.node.probe import inventory
-from envbuild.node.protocol import Json, NodeError, has_fields, log
+from envbuild.node.protocol import Json, NodeError, has_fields
 from envbuild.node.read_text import read as read_text
 
 STAMP = inventory.STAMP
@@ -101,6 +101,18 @@ def last_test(environment: str, stamp: Json) -> Json:
     return dict(noted, open=open_, changed=changed)
 
 
+def existing(prefix: str, path: object) -> str:
+    """`path` of an environment that is there; raises NodeError `request-invalid` or `environment-unknown` (exit 2)."""
+    environment = paths.checked_environment(prefix, path)
+    if not os.path.lexists(environment):
+        raise NodeError(
+            "environment-unknown",
+            f"there is no environment {environment}",
+            hint="`envbuild status --all` lists all environments",
+        )
+    return environment
+
+
 def is_current(prefix: str, stack: str, environment: str) -> bool:
     """True when `current/<stack>` names this environment."""
     return inventory.links(prefix).get(stack) == os.path.realpath(environment)
@@ -130,13 +142,11 @@ def package_problems(environment: str, stamp: Json, variant: Json | None) -> lis
 
 
 def _compare(present: dict[str, str], wanted: dict[str, str], where: str) -> list[str]:
-    problems = []
-    for name in sorted(wanted):
-        if name not in present:
-            problems.append(f"{name} {wanted[name]} is missing")
-        elif installed.normal_version(present[name]) != installed.normal_version(wanted[name]):
-            problems.append(f"{name} is {present[name]}, the {where} says {wanted[name]}")
-    return problems
+    return [
+        f"{name} is {present[name]}, the {where} says {version}" if name in present else f"{name} {version} is missing"
+        for name, version in sorted(wanted.items())
+        if not installed.same_version(present.get(name), version)
+    ]
 
 
 def problems(environment: str, stamp: Json | None, variant: Json | None) -> list[str]:
@@ -186,14 +196,6 @@ def check_unchanged(environment: str, variant: Json | None) -> None:
             why="; ".join(wrong[:5]),
             hint="`envbuild verify` lists the differences; `envbuild provision --repair` builds it again",
         )
-
-
-def unchanged(environment: str, variant: Json, stamp: Json) -> Json:
-    """The result for an environment with the `stamp`; raises NodeError `environment-drifted` (exit 1)."""
-    check_unchanged(environment, variant)
-    log(f"{environment} is there and unchanged")
-    result = {key: stamp.get(key) for key in ("packages", "base_packages", "conda", "files", "bytes", "sources")}
-    return dict(result, environment=environment, record_checked=0, seconds={})
 
 
 def files(request: Json) -> tuple[bool, Json]:

@@ -50,9 +50,7 @@ def run(request: Json) -> tuple[bool, Json]:
 
 
 def _environment(prefix: str, stack: str, given: object) -> str:
-    if given:
-        environment = paths.checked_environment(prefix, given)
-    else:
+    if not given:
         link = paths.current_link(prefix, stack)
         if not os.path.islink(link):
             raise NodeError(
@@ -60,15 +58,8 @@ def _environment(prefix: str, stack: str, given: object) -> str:
                 f"no environment of {stack} is in use under {prefix}",
                 hint="`envbuild provision` builds one; `envbuild status --all` lists all environments",
             )
-        target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
-        environment = paths.checked_environment(prefix, target)
-    if not os.path.isdir(environment):
-        raise NodeError(
-            "environment-unknown",
-            f"there is no environment {environment}",
-            hint="`envbuild status --all` lists all environments",
-        )
-    return environment
+        given = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+    return stamp.existing(prefix, given)
 
 
 class _Look:
@@ -288,18 +279,9 @@ class _Look:
 
 def _differences(stamped: Json, now: Json) -> list[dict[str, str]]:
     """Drift file by file: `missing`, `extra`, `changed` (content or kind) or `mode` (executable bit); sorted."""
-    drift = []
-    for path in sorted(set(stamped) | set(now)):
-        before, after = stamped.get(path), now.get(path)
-        if after is None:
-            kind = "missing"
-        elif before is None:
-            kind = "extra"
-        elif before[:2] != after[:2]:
-            kind = "changed"
-        elif before[3] != after[3]:
-            kind = "mode"
-        else:
-            continue
-        drift.append({"path": path, "kind": kind})
-    return drift
+    both = {path: (stamped[path], now[path]) for path in stamped.keys() & now.keys()}
+    kinds = dict.fromkeys(stamped.keys() - now.keys(), "missing")
+    kinds.update(dict.fromkeys(now.keys() - stamped.keys(), "extra"))
+    kinds.update((path, "mode") for path, (before, after) in both.items() if before[3] != after[3])
+    kinds.update((path, "changed") for path, (before, after) in both.items() if before[:2] != after[:2])
+    return [{"path": path, "kind": kind} for path, kind in sorted(kinds.items())]

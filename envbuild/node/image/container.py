@@ -30,6 +30,7 @@ def run(request: Json) -> tuple[bool, Json]:
     """Do `args.action`; see docs/images.md. Raises NodeError; see the functions."""
     args, prefix = request["args"], request["prefix"]
     args["stack"] = paths.checked_name(args.get("stack"), "stack")
+    args["prefix"] = prefix
     action = str(args.get("action"))
     looks = {"look": _look, "ask": _ask_recorded, "try": _try}
     if action in looks:
@@ -37,7 +38,6 @@ def run(request: Json) -> tuple[bool, Json]:
     changes = {"install": _install, "take": _take, "accept": _accept}
     if action not in changes:
         raise NodeError("request-invalid", f"`container` has no action {action[:80]!r}")
-    args["prefix"] = prefix
     paths.make_dirs(prefix, "images", "bin")
     with lease.during(request) as held:
         result = changes[action](args, prefix, held)
@@ -118,7 +118,6 @@ def _try(args: Json, prefix: str) -> Json:
 
     Raises NodeError `image-damaged` (exit 5), those of `load.load`, `image-does-not-run` (exit 1).
     """
-    args["prefix"] = prefix
     if args["runtime"] in ("podman", "docker"):
         image, _ = load.load(args, prefix)
         if image != args["id"]:
@@ -142,14 +141,10 @@ def _try(args: Json, prefix: str) -> Json:
     return dict(_tested(args, path), file={"path": path, "bytes": os.stat(path).st_size, "sha256": digest})
 
 
-def _called(args: Json) -> str:
-    """What the commands of the runtime call the image."""
-    return str(args["file"]["path"] if args.get("file") else args["id"])
-
-
 def _accept(args: Json, prefix: str, _held: lease.Lease) -> Json:
     """Launcher and record for all nodes that share the prefix, after they have tested."""
-    return {"ok": True, "launcher": _finish(args, prefix, _called(args), args.get("file"), args["verify"])}
+    image = args["file"]["path"] if args.get("file") else args["id"]
+    return {"ok": True, "launcher": _finish(args, prefix, image, args.get("file"), args["verify"])}
 
 
 def _finish(args: Json, prefix: str, image: str, file: Json | None, verify: Json) -> str:
@@ -178,8 +173,11 @@ def _finish(args: Json, prefix: str, image: str, file: Json | None, verify: Json
     return path
 
 
-def _in_use(args: Json, prefix: str) -> Json:
-    """The record of the image in use. Raises NodeError `image-none` (exit 1): there is none of the stack."""
+def _ask_recorded(args: Json, prefix: str) -> Json:
+    """`args.verb` inside the image in use, and whether that is still what was recorded.
+
+    Raises NodeError `image-none` (exit 1) where no image of the stack is in use, and as `_ask`.
+    """
     record = runtimes.read_record(prefix, args["stack"])
     if record is None:
         raise NodeError(
@@ -187,12 +185,6 @@ def _in_use(args: Json, prefix: str) -> Json:
             f"no image of {args['stack']} is in use under {prefix}",
             hint="`envbuild provision` installs one",
         )
-    return record
-
-
-def _ask_recorded(args: Json, prefix: str) -> Json:
-    """`args.verb` inside the image in use, and whether that is still what was recorded. Raises as `_in_use`, `_ask`."""
-    record = _in_use(args, prefix)
     checks = [_image_check(record), _file_check("image/launcher", record["launcher"], "written")]
     result: Json = {"record": record, "checks": checks}
     if checks[0]["status"] == "passed":
@@ -204,7 +196,11 @@ def _ask_recorded(args: Json, prefix: str) -> Json:
         result.update({key: value for key, value in asked.items() if key != "checks"})
         result["checks"] = checks + list(asked.get("checks") or ())
         if args["verb"] == "verify":
-            result["checks"].append(_root_check(record, asked.get("root")))
+            # RECORD says nothing of the tree of a source; the root of when the image was brought does.
+            root, before = asked.get("root"), record.get("root")
+            good = root is not None and root == before
+            says = f"root {root!s:.12}, {'as' if good else f'{before!s:.12}'} when the image was brought"
+            result["checks"].append(_check("image/root", good, says))
     result["ok"] = all(check["status"] != "failed" for check in result["checks"])
     if not result["ok"]:
         result.setdefault("exit", Exit.CHECK_FAILED)
@@ -217,13 +213,6 @@ def _image_check(record: Json) -> Json:
     good = runtimes.present(record)
     has, more = ("the", "") if good else ("no", " any more")
     return _check("image/id", good, f"{record['runtime']} has {has} image {record['id']:.12}{more}")
-
-
-def _root_check(record: Json, root: str | None) -> Json:
-    """RECORD says nothing of the tree of a source; the root of when the image was brought does."""
-    good = root is not None and root == record.get("root")
-    before = "as" if good else f"{record.get('root')!s:.12}"
-    return _check("image/root", good, f"root {root!s:.12}, {before} when the image was brought")
 
 
 def _file_check(name: str, file: Json, how: str) -> Json:

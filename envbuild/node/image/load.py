@@ -42,14 +42,12 @@ def load(args: Json, prefix: str) -> tuple[str, Json | None]:
         return (wanted if here else _bring(args, program)), None
     extension = "sif" if runtime == "apptainer" else "sqsh"
     path = os.path.join(prefix, "images", f"{args['stack']}-{wanted[:12]}.{extension}")
-    kept = (runtimes.read_record(prefix, args["stack"]) or {}).get("file") or {}
-    recorded = kept.get("sha256") if kept.get("path") == path else None
 
     def make(half: str) -> None:
         with _unpacking(args, prefix) as env:
             _make_file(args, runtime, args.get("maker") or program, half, env)
 
-    return path, _made(path, make, recorded, bool(args.get("force")))
+    return path, _made(path, make, bool(args.get("force")))
 
 
 def _forget(args: Json, program: str) -> None:
@@ -143,16 +141,12 @@ def check_archive(args: Json) -> None:
     if why:
         if os.path.exists(path) and args.get("action") != "try":  # other nodes of a job read it too
             os.unlink(path)
-        raise _damaged(path, why)
-
-
-def _damaged(path: str, why: str) -> NodeError:
-    return NodeError(
-        "image-damaged",
-        f"{path} was damaged on its way from the controller",
-        why=why,
-        hint="run the same command again",
-    )
+        raise NodeError(
+            "image-damaged",
+            f"{path} was damaged on its way from the controller",
+            why=why,
+            hint="run the same command again",
+        )
 
 
 def _other_image(path: str, wanted: str) -> str:
@@ -191,15 +185,15 @@ def _run(argv: list[str], args: Json, env: dict[str, str | None]) -> None:
     )
 
 
-def _made(path: str, make: Callable[[str], None], recorded: str | None = None, force: bool = False) -> Json:
+def _made(path: str, make: Callable[[str], None], force: bool) -> Json:
     """The file at `path` as `path`, `bytes` and `sha256`; `make(other path)` makes it where it is not there and whole.
 
-    `recorded`: its sha256 where it is known from elsewhere. The hash beside it is read by `sha256sum -c` too.
+    The hash beside it is read by `sha256sum -c` too.
     """
-    digest = None if force else _whole(path, recorded)
+    digest = None if force else _whole(path)
     if digest is None:
         half = path + ".half"
-        _remove(half)  # of a run that was killed
+        paths.remove_tree(half)  # of a run that was killed
         try:
             make(half)
             digest = hashing.digest_if_readable(half)
@@ -207,26 +201,21 @@ def _made(path: str, make: Callable[[str], None], recorded: str | None = None, f
             paths.write_atomic(path + ".sha256", (f"{digest}  {path}\n").encode("utf-8"))
             os.replace(half, path)
         finally:
-            _remove(half)
+            paths.remove_tree(half)
     return {"path": path, "bytes": os.stat(path).st_size, "sha256": digest}
 
 
-def _whole(path: str, recorded: str | None) -> str | None:
+def _whole(path: str) -> str | None:
     """The sha256 of a file that is there and is the one that was made; else None, and the log says why."""
     if not os.path.exists(path):
         return None
-    wanted = read(path + ".sha256", 4096).split(" ")[0] or recorded
+    wanted = read(path + ".sha256", 4096).split(" ")[0]
     digest = hashing.digest_if_readable(path)
     if digest is not None and digest == wanted:
         return digest
     expected = f"expected {wanted:.12}" if wanted else "none was recorded"
     log(f"{path} is made again: its sha256 is {digest or 'unreadable':.12}, {expected}")
     return None
-
-
-def _remove(path: str) -> None:
-    if os.path.lexists(path):
-        os.unlink(path)
 
 
 @contextlib.contextmanager
@@ -237,9 +226,17 @@ def _unpacking(args: Json, prefix: str) -> Iterator[dict[str, str | None]]:
     extended attributes), and keeps to TMPDIR. Raises NodeError `not-writable`, `disk-full` (exit 7, 75).
     """
     top = _new(args.get("tmp") or os.path.join(prefix, "tmp"))
+    unpacked, cache = os.path.join(top, "tmpdir"), os.path.join(top, "cachedir")
+    # An older Apptainer was called Singularity, and so were its variables.
+    env: dict[str, str | None] = {f"{name}_TMPDIR": unpacked for name in ("APPTAINER", "SINGULARITY")}
+    env.update({f"{name}_CACHEDIR": cache for name in ("APPTAINER", "SINGULARITY")}, ENROOT_CACHE_PATH=cache)
+    if args.get("tmp"):
+        env.update(TMPDIR=unpacked, ENROOT_TEMP_PATH=unpacked)
     try:
         with paths.coded_errors(top):
-            yield _variables(top, tmp=bool(args.get("tmp")))
+            os.mkdir(unpacked)
+            os.mkdir(cache)
+            yield env
     finally:
         paths.remove_tree(top)
 
@@ -248,22 +245,9 @@ def _new(top: str) -> str:
     """A folder of this run; what runs left that were killed is removed, for under the lease nobody else has one."""
     try:
         os.makedirs(top, exist_ok=True)
-        for name in sorted(os.listdir(top)):
+        for name in os.listdir(top):
             if name.startswith("image-build-") and os.stat(os.path.join(top, name)).st_uid == os.geteuid():
                 paths.remove_tree(os.path.join(top, name))
         return tempfile.mkdtemp(prefix="image-build-", dir=top)
     except OSError as error:
         raise paths.not_writable(error, top) from error
-
-
-def _variables(top: str, tmp: bool) -> dict[str, str | None]:
-    extra: dict[str, str | None] = {}
-    for name in ("TMPDIR", "CACHEDIR"):
-        place = os.path.join(top, name.lower())
-        os.mkdir(place)
-        # An older Apptainer was called Singularity, and so were its variables.
-        extra.update({"APPTAINER_" + name: place, "SINGULARITY_" + name: place})
-    extra["ENROOT_CACHE_PATH"] = os.path.join(top, "cachedir")  # of no use to it again
-    if tmp:
-        extra.update(TMPDIR=os.path.join(top, "tmpdir"), ENROOT_TEMP_PATH=os.path.join(top, "tmpdir"))
-    return extra

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 from functools import partial
 
 from envbuild.node import hashing, paths, proc
@@ -82,29 +84,20 @@ def _pyxis(path: str, done: proc.Finished) -> Json:
 
 def cdi(folders: tuple[str, ...] = _CDI) -> bool:
     """Whether a CDI specification names NVIDIA's devices."""
-    for folder in folders:
-        for name in names(folder):
-            if not name.endswith((".yaml", ".yml", ".json")):
-                continue
-            if "nvidia.com/gpu" in read(os.path.join(folder, name), 65536):
-                return True
-    return False
+    files = (os.path.join(folder, name) for folder in folders for name in names(folder))
+    return any("nvidia.com/gpu" in read(path, 65536) for path in files if path.endswith((".yaml", ".yml", ".json")))
 
 
 def memlock() -> int:
     """The hard limit of locked memory in bytes, -1 without one."""
-    import resource
-
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     return -1 if limit == resource.RLIM_INFINITY else int(limit)
 
 
 def raises_limits() -> bool:
     """Whether this process may raise its own hard limits (CAP_SYS_RESOURCE)."""
-    for line in read("/proc/self/status").splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> _SYS_RESOURCE & 1)
-    return False
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)", read("/proc/self/status"), re.MULTILINE)
+    return match is not None and bool(int(match.group(1), 16) >> _SYS_RESOURCE & 1)
 
 
 def record_path(prefix: str, stack: str) -> str:

@@ -45,6 +45,11 @@ def normal_version(version: str) -> str:
     return ("%d!" % epoch if epoch else "") + ".".join(numbers) + rest + ("+" + local if local else "")
 
 
+def same_version(one: str | None, other: str) -> bool:
+    """Whether both are one version, however they are written; a package that is not there (None) has none."""
+    return one is not None and normal_version(one) == normal_version(other)
+
+
 def site_packages(environment: str) -> list[str]:
     """The site-packages folders of an environment, relative to it; conda's link lib/python3.1 is none of its own."""
     lib = os.path.join(environment, "lib")
