@@ -82,7 +82,7 @@ def solve(wish: Wish, say: Callable[[str], None] = lambda _: None) -> tuple[Cond
     """
     for text in wish.specs:
         match_spec(text)
-    return asyncio.run(_Solver(wish, _gateway(), say).run())
+    return asyncio.run(_Solver(wish, say).run())
 
 
 def offered(packages: Sequence[CondaPackage], places: Sequence[Place]) -> dict[tuple[str, str, str], str]:
@@ -90,8 +90,7 @@ def offered(packages: Sequence[CondaPackage], places: Sequence[Place]) -> dict[t
 
     Raises EnvbuildError as `solve` does for channels.
     """
-    asked = _Solver(Wish((), tuple(places), {}, keep=tuple(packages)), _gateway(), lambda _: None)
-    return asyncio.run(asked.offered())
+    return asyncio.run(_Solver(Wish((), tuple(places), {}, keep=tuple(packages)), lambda _: None).offered())
 
 
 def match_spec(text: str) -> MatchSpec:
@@ -102,13 +101,13 @@ def match_spec(text: str) -> MatchSpec:
         raise EnvbuildError("conda-spec-invalid", f"{text!r} is not a conda match spec", why=str(error)) from error
 
 
-def _gateway() -> Gateway:
-    return _configured(Gateway.from_config)
-
-
 def _configured(make: Callable[[Config], _Made]) -> _Made:
+    files = rattler_files(os.environ)
     try:
-        return make(_config())
+        return make(Config.load_from_locations([(path, True) for path in reversed(files)]))
+    except ConfigError as error:
+        named = ", ".join(map(str, files))
+        raise EnvbuildError("conda-config-invalid", f"rattler cannot read {named}", why=str(error)) from error
     except AuthenticationStorageError as error:
         raise EnvbuildError(
             "conda-config-invalid",
@@ -118,20 +117,11 @@ def _configured(make: Callable[[Config], _Made]) -> _Made:
         ) from error
 
 
-def _config() -> Config:
-    files = rattler_files(os.environ)
-    try:
-        return Config.load_from_locations([(path, True) for path in reversed(files)])
-    except ConfigError as error:
-        named = ", ".join(map(str, files))
-        raise EnvbuildError("conda-config-invalid", f"rattler cannot read {named}", why=str(error)) from error
-
-
 class _Solver:
     """One wish and the channels that answered."""
 
-    def __init__(self, wish: Wish, gateway: Gateway, say: Callable[[str], None]) -> None:
-        self.wish, self.gateway, self.say = wish, gateway, say
+    def __init__(self, wish: Wish, say: Callable[[str], None]) -> None:
+        self.wish, self.gateway, self.say = wish, _configured(Gateway.from_config), say
         self.platforms = [
             rattler.Subdir(subdir) for subdir in dict.fromkeys((wish.subdir, "noarch", *(p.subdir for p in wish.keep)))
         ]
@@ -139,7 +129,7 @@ class _Solver:
         self.names: dict[str, str] = {}
 
     async def run(self) -> tuple[CondaPackage, ...]:
-        self.sources = [await self._source(place) for place in self.wish.places]
+        await self._connect()
         locked = await self._kept()
         try:
             solved = await self._solve(self.wish, locked)
@@ -157,7 +147,7 @@ class _Solver:
         return tuple(package_of(record, self._channel(record), self.wish.subdir) for record in records)
 
     async def offered(self) -> dict[tuple[str, str, str], str]:
-        self.sources = [await self._source(place) for place in self.wish.places]
+        await self._connect()
         records = await self._all(package.name for package in self.wish.keep)
         return {
             (self._channel(record), record.subdir, record.file_name): record.sha256.hex() if record.sha256 else ""
@@ -168,9 +158,11 @@ class _Solver:
         """The name of its channel, in whose address rattler masks a token or a password."""
         return self.names[without_login(record.channel or "")]
 
-    async def _source(self, place: Place) -> MultiSource:
-        """A channel whose parts all answer, each through the first of its mirrors that does."""
-        return MultiSource(place.name, [await self._answering(place.name, mirrors) for mirrors in place.parts])
+    async def _connect(self) -> None:
+        """To channels whose parts all answer, each through the first of its mirrors that does."""
+        for place in self.wish.places:
+            parts = [await self._answering(place.name, mirrors) for mirrors in place.parts]
+            self.sources.append(MultiSource(place.name, parts))
 
     async def _answering(self, name: str, mirrors: Sequence[str]) -> Channel:
         failed: EnvbuildError | None = None
@@ -186,12 +178,11 @@ class _Solver:
         raise failed or EnvbuildError("channel-missing", f"the channel {name} has no address")
 
     async def _solve(self, wish: Wish, locked: Sequence[RepoDataRecord] = ()) -> list[RepoDataRecord]:
-        parts = [(name, *value.partition("=")) for name, value in wish.virtual.items()]
         virtual = [
             rattler.GenericVirtualPackage(
                 rattler.PackageName(name), rattler.Version(version), rattler.BuildString(build or "0")
             )
-            for name, version, _, build in parts
+            for name, (version, _, build) in ((name, value.partition("=")) for name, value in wish.virtual.items())
         ]
         end = datetime.combine(date.fromisoformat(wish.as_of), time.max, UTC) if wish.as_of else None
         try:
@@ -239,11 +230,8 @@ class _Solver:
         for place, record in enumerate(records):
             if record.file_name in kept:
                 continue
-            twins = [
-                candidate
-                for candidate in alike[record.name.normalized, str(record.version)]
-                if _is_twin(candidate, record)
-            ]
+            same_version = alike[record.name.normalized, str(record.version)]
+            twins = [candidate for candidate in same_version if _is_twin(candidate, record)]
             best = min((record, *twins), key=lambda candidate: (str(candidate.build), candidate.file_name))
             if twins and self._accepts(best, [*settled[:place], *settled[place + 1 :]]):
                 settled[place] = best

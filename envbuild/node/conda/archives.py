@@ -68,19 +68,17 @@ def _one(package: Json, where: Json, folder: str, cert: str) -> str:
         except NodeError as error:
             if error.exit_code == Exit.INTEGRITY:
                 raise
-            failure = _refused(package, error) if error.details.get("status") else error
+            failure = error
+            if error.details.get("status"):
+                failure = NodeError(
+                    "channel-refused",
+                    f"the channel {package['channel']} denied access to {package['file']}",
+                    why=error.why,
+                    hint="put its credentials on the node into ~/.netrc or the file that RATTLER_AUTH_FILE names; or "
+                    "let the controller fetch with its own: `delivery: controller`",
+                    changed=True,
+                )
     raise failure
-
-
-def _refused(package: Json, error: NodeError) -> NodeError:
-    return NodeError(
-        "channel-refused",
-        f"the channel {package['channel']} denied access to {package['file']}",
-        why=error.why,
-        hint="put its credentials on the node into ~/.netrc or the file that RATTLER_AUTH_FILE names; or let the "
-        "controller fetch with its own: `delivery: controller`",
-        changed=True,
-    )
 
 
 def _fetch(package: Json, url: str, path: str, cert: str) -> str:
@@ -96,8 +94,7 @@ def _fetch(package: Json, url: str, path: str, cert: str) -> str:
         _check(package, digest)
         os.rename(half, path)
     finally:
-        if os.path.lexists(half):
-            os.unlink(half)
+        paths.remove_tree(half)
     return path
 
 

@@ -98,9 +98,8 @@ def make(
 
 
 def _record(package: dict[str, Any], archive: str, content: dict[str, Any]) -> dict[str, Any]:
-    size = os.path.getsize(archive)
     named = {"archive": archive, "file": package["file"], "index": content["index"]}
-    return dict(named, sha256=package["sha256"], size=size)
+    return dict(named, sha256=package["sha256"], size=os.path.getsize(archive))
 
 
 def _folds_case(folder: str) -> bool:

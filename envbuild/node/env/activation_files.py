@@ -87,7 +87,7 @@ def activate_sh(environment: str, stack: str, variables: Json) -> str:
     `activation.variables` does.
     """
     own, theirs, asked = _changes(environment, stack, variables)
-    names = _names([*_UNSET, *own, *theirs, *asked])
+    names = sorted({name for _, name, _ in [*_UNSET, *own, *theirs, *asked]})
     lines = [f"# Source this file: . {shlex.quote(paths.meta(environment, 'activate.sh'))}"]
     undo = "".join(f"    {line}\n" for line in _run(activation.scripts(environment, "deactivate.d")[::-1]))
     lines += [_FUNCTIONS % (undo, "\n".join(f"    _envbuild_back {name}" for name in names))]
@@ -119,10 +119,6 @@ def _lines(shell: str, rows: Sequence[Row]) -> list[str]:
     """The rows as lines of `sh` or of a `module`, values literally."""
     quote = {"sh": shlex.quote, "module": tcl_quote}[shell]
     return [_FORMS[shell][kind] % {"name": name, "value": quote(value)} for kind, name, value in rows]
-
-
-def _names(rows: Sequence[Row]) -> list[str]:
-    return sorted({name for _, name, _ in rows})
 
 
 def _run(scripts: list[str], instead: Sequence[str] = ()) -> list[str]:

@@ -86,18 +86,17 @@ class Conda:
     def check_added(self, added: dict[str, str]) -> None:
         """Raise `conda-and-wheel` (exit 7) where a distribution (name -> version) is one of conda's as well."""
         present = meta.distributions(self.environment)
-        both = sorted(name for name in added if installed.normal_name(name) in present)
+        both = {name: present.get(installed.normal_name(name)) for name in sorted(added)}
+        both = {name: owner for name, owner in both.items() if owner}
         if both:
-            pairs = [f"{name} {added[name]} and {present[installed.normal_name(name)]}" for name in both]
+            pairs = [f"{name} {added[name]} and {owner}" for name, owner in both.items()]
+            name, owner = next(iter(both.items()))
             raise NodeError(
                 "conda-and-wheel",
-                (
-                    f"the wheel {both[0]} {added[both[0]]} and the conda package "
-                    f"{present[installed.normal_name(both[0])]} hold the same distribution"
-                ),
+                f"the wheel {name} {added[name]} and the conda package {owner} hold the same distribution",
                 why=f"both: {'; '.join(pairs)}",
                 hint="name it under `provides` of the profile's conda section, or leave the conda package out",
-                details={"packages": both},
+                details={"packages": list(both)},
                 changed=True,
             )
 

@@ -56,10 +56,8 @@ def check_required(
     The names are normal ones. Returns how many are `asked` and how many are `required`. Raises NodeError
     `package-not-required` (exit 5), which names the others: somebody wrote them into the lock.
     """
-    edges, locked = (
-        installed.requires(environment),
-        {installed.normal_name(package["name"]): package for package in packages},
-    )
+    edges = installed.requires(environment)
+    locked = {installed.normal_name(package["name"]): package for package in packages}
     unwanted = installed.unwanted(locked, edges, set(asked) | (set(edges) - set(locked)), base)
     odd = [f"{name} {locked[name]['version']}" for name in unwanted]
     if odd:

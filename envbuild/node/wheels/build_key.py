@@ -44,6 +44,13 @@ def key_inputs(
     applied, in order. `packages`: version by name of those that the build sees, empty for one that is not there. Raises
     NodeError `request-invalid` where a patch has no digest: two contents would share one key.
     """
+    names, digests = source.get("patches") or [], list(patches)
+    if len(digests) != len(names):
+        raise NodeError(
+            "request-invalid",
+            f"source {source['name']} has {len(names)} patches and {len(digests)} digests of them",
+            hint="lock the stack again, so that its patches are pinned",
+        )
     build = source.get("build") or {}
     conda = (variant.get("conda") or {}).get("packages") or []
     inputs = {
@@ -53,7 +60,7 @@ def key_inputs(
         "commit": source["commit"],
         "tree": source["tree"],
         "submodules": sorted([part["path"], part["commit"], part["tree"]] for part in source.get("submodules") or []),
-        "patches": _patch_digests(source, patches),
+        "patches": digests,
         "path": source.get("path") or "",
         "build": {
             "kind": build.get("kind") or "wheel",
@@ -97,17 +104,6 @@ def why_not_for(own: Json, other: Json, versions: dict[str, str] | None = None) 
         if mine != theirs and (tool == "libc" or (mine and tool not in idle)):
             wrong.append(f"{tool}: {mine or 'none'} here, {theirs or 'none'} there")
     return "; ".join(wrong)
-
-
-def _patch_digests(source: Json, digests: Sequence[str]) -> list[str]:
-    names = list(source.get("patches") or [])
-    if len(digests) != len(names):
-        raise NodeError(
-            "request-invalid",
-            f"source {source['name']} has {len(names)} patches and {len(digests)} digests of them",
-            hint="lock the stack again, so that its patches are pinned",
-        )
-    return list(digests)
 
 
 def read_toolchain(python: str, cuda_home: str | None, env: dict[str, str] | None = None) -> Json:
