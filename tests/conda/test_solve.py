@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -184,8 +184,11 @@ def test_a_channel_out_of_reach_can_be_asked_again_and_a_mirror_stands_in(tmp_pa
     assert [(each.channel, each.version) for each in found] == [("forge", "1.0")]
 
 
-def test_a_folder_that_is_no_channel_is_missing(tmp_path: Path) -> None:
-    assert refused(wish(Place("forge", ((tmp_path.as_uri(),),)), specs=("lib",))).code == "channel-missing"
+@pytest.mark.parametrize(
+    ("address", "code"), [("file:///usr", "channel-missing"), ("http://[::1", "channel-not-a-channel")]
+)
+def test_an_address_that_is_none_is_no_channel(address: str, code: str) -> None:
+    assert refused(wish(Place("forge", ((address,),)), specs=("lib",))).code == code
 
 
 @pytest.mark.parametrize("text", ['{"packages": [', "<html>", '{"packages": {"lib-1.0-0.tar.bz2": {"depends": "x"}}}'])
@@ -206,16 +209,9 @@ def test_parts_of_a_multichannel_count_as_one_channel(tmp_path: Path) -> None:
     assert [(each.channel, each.version) for each in solve(wish(place, specs=("lib",)))] == [("forge", "2.0")]
 
 
-def test_rattler_is_loaded_only_to_solve(run_python: Callable[[str], str]) -> None:
+def test_rattler_is_loaded_only_to_solve() -> None:
     code = "import sys, envbuild.lock.check, envbuild.lock.create, envbuild.cli.entry; print('rattler' in sys.modules)"
-    assert run_python(code) == "False"
-
-
-@pytest.fixture
-def run_python() -> Callable[[str], str]:
-    import sys
-
-    return lambda code: completed([sys.executable, "-c", code]).stdout.strip()
+    assert completed([sys.executable, "-c", code]).stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("where", ["netrc", "auth-file"])
@@ -266,10 +262,6 @@ def test_a_record_that_cannot_be_read_is_a_coded_error_with_a_previous_lock_too(
     assert refused(wish(there, specs=("lib",), keep=before)).code == "channel-not-a-channel"
 
 
-def test_an_address_that_is_none_is_no_channel() -> None:
-    assert refused(wish(Place("forge", (("http://[::1",),)), specs=("lib",))).code == "channel-not-a-channel"
-
-
 FILES = {"bin/app": b"x" * 5000, "lib/a/b": b"y"}
 
 
@@ -277,9 +269,7 @@ TAKES = Unpacked.of({"bin/app": 5000, "lib/a/b": 1})
 
 
 @pytest.fixture
-def forge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Channel:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+def forge(tmp_path: Path) -> Channel:
     return Channel(tmp_path / "forge", "forge")
 
 

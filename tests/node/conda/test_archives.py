@@ -30,6 +30,7 @@ UNSAFE: dict[str, dict[str, Any]] = {
     "conda-meta": {"files": {"conda-meta/other-1.0-0.json": b"{}"}},
     "stamp": {"files": {".envbuild/stamp.json": b"{}"}},
     "listed and absent": {"paths": [{"_path": "lib/absent", **ROW}]},
+    "no entry point": {"subdir": "noarch", "entry_points": ("../../x = a:b",)},
 }
 
 
@@ -50,20 +51,16 @@ def test_an_unsafe_archive_is_refused_by_its_member(
     assert not list(bare.top.rglob("*evil")), "nothing was written"
 
 
-def test_entry_points_that_are_none_are_refused(bare: CondaNode) -> None:
-    package = Package("evil", subdir="noarch", entry_points=("../../x = a:b",))
-    bare.fails(bare.variant(bare.add(package)), "conda-package-unsafe", 5)
-
-
-def test_an_entry_point_may_not_replace_a_file(bare: CondaNode) -> None:
-    one = Package("one", files={"bin/run": b"x"})
-    two = Package("two", subdir="noarch", entry_points=("run = two:main",))
-    bare.fails(bare.variant(bare.add(one, two)), "conda-clobber", 7)
-
-
-def test_a_file_of_one_package_is_no_folder_of_another(bare: CondaNode) -> None:
-    one, two = Package("one", files={"lib/x": File(link="y")}), Package("two", files={"lib/x/y": b"1"})
-    bare.fails(bare.variant(bare.add(one, two)), "conda-clobber", 7)
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({"files": {"bin/run": b"x"}}, {"subdir": "noarch", "entry_points": ("run = two:main",)}),
+        ({"files": {"lib/x": File(link="y")}}, {"files": {"lib/x/y": b"1"}}),
+    ],
+    ids=["an entry point in the place of a file", "a folder in the place of a link"],
+)
+def test_no_package_replaces_what_another_has(bare: CondaNode, one: dict[str, Any], two: dict[str, Any]) -> None:
+    bare.fails(bare.variant(bare.add(Package("one", **one), Package("two", **two))), "conda-clobber", 7)
 
 
 def test_names_that_differ_in_case_alone_are_refused_where_they_are_one_file(

@@ -19,11 +19,17 @@ INFO = f"{SITE}/q-1.dist-info"
 EMPTY = "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
 
 
-def mismatches(top: Path, rows: str, **files: bytes) -> list[tuple[str, str]]:
-    write_files(top, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n", f"{INFO}/RECORD": rows.encode()})
-    write_files(top, {f"{SITE}/{path}": data for path, data in files.items()})
-    entries = merkle.scan(str(top), merkle.Places(str(top), str(top.parent), "/x"))
-    return [(each["path"], each["kind"]) for each in installed.check(str(top), entries)[1]]
+def checked(top: Path, known: dict[str, str] | None = None) -> tuple[int, list[str]]:
+    """How many files agree with their RECORD, and how the others do not."""
+    entries = merkle.scan(str(top), merkle.Places(str(top), "/p", "/x"))
+    count, wrong = installed.check(str(top), entries, known)
+    return count, [row["kind"] for row in wrong]
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """An environment with the empty file `q` of the package Q, which has no RECORD."""
+    return write_files(tmp_path / "e", {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n", f"{SITE}/q": b""})
 
 
 @pytest.mark.parametrize(
@@ -41,42 +47,31 @@ def mismatches(top: Path, rows: str, **files: bytes) -> list[tuple[str, str]]:
         (f'"q",{EMPTY},0\r\n', None),
     ],
 )
-def test_every_row_is_compared(tmp_path: Path, rows: str, kind: str | None) -> None:
-    found = mismatches(tmp_path / "e", rows, q=b"")
-    assert [each for _, each in found] == ([kind] if kind else [])
+def test_every_row_is_compared(top: Path, rows: str, kind: str | None) -> None:
+    write_files(top, {f"{INFO}/RECORD": rows.encode()})
+    assert checked(top)[1] == ([kind] if kind else [])
 
 
 @pytest.mark.parametrize(("truth", "kinds"), [(EMPTY, []), ("0" * 64, ["changed"]), (None, ["changed"])])
-def test_d02_a_doubtful_row_is_compared_with_the_archive(tmp_path: Path, truth: str | None, kinds: list[str]) -> None:
-    mismatches(tmp_path / "e", "q,sha256=AAAA,0\n", q=b"")
-    entries = merkle.scan(str(tmp_path / "e"), merkle.Places(str(tmp_path / "e"), "/p", "/x"))
+def test_d02_a_doubtful_row_is_compared_with_the_archive(top: Path, truth: str | None, kinds: list[str]) -> None:
+    write_files(top, {f"{INFO}/RECORD": b"q,sha256=AAAA,0\n"})
     known = {f"{SITE}/q": hashlib.sha256(b"").hexdigest() if truth == EMPTY else truth} if truth else {}
-    assert [each["kind"] for each in installed.check(str(tmp_path / "e"), entries, known)[1]] == kinds
+    assert checked(top, known)[1] == kinds
 
 
-def test_a_second_name_of_a_site_packages_folder_is_no_second_one(tmp_path: Path) -> None:
+def test_a_second_name_of_a_site_packages_folder_is_no_second_one(top: Path) -> None:
     """conda-forge's Python 3.10 and newer have lib/python3.1, a link to lib/python3.1x."""
-    write_files(tmp_path, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n", f"{INFO}/RECORD": f"q,{EMPTY},0\n".encode()})
-    write_files(tmp_path, {f"{SITE}/q": b""})
-    folder = SITE.split("/")[1]
-    (tmp_path / "lib" / "python3.1").symlink_to(folder)
-    assert installed.site_packages(str(tmp_path)) == [SITE]
-    entries = merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))
-    assert installed.check(str(tmp_path), entries) == (1, [])
-
-
-def test_a_package_without_a_record_is_named(tmp_path: Path) -> None:
-    write_files(tmp_path, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n"})
-    entries = merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))
-    assert installed.check(str(tmp_path), entries)[1][0]["kind"] == "no-record"
+    assert checked(top) == (0, ["no-record"])
+    write_files(top, {f"{INFO}/RECORD": f"q,{EMPTY},0\n".encode()})
+    (top / "lib" / "python3.1").symlink_to(SITE.split("/")[1])
+    assert installed.site_packages(str(top)) == [SITE]
+    assert checked(top) == (1, [])
 
 
 def test_dist_infos_that_a_package_vendors_are_plain_files(tmp_path: Path) -> None:
     vendored = f"{SITE}/setuptools/_vendor/w-1.dist-info/RECORD"
     write_files(tmp_path, {vendored: b"../../bin/w,sha256=AAAA,0\n"})
-    entries = merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))
-    assert entries[vendored].tag == "file"
-    assert installed.check(str(tmp_path), entries) == (0, [])
+    assert checked(tmp_path) == (0, [])
 
 
 @given(st.from_regex(r"\A[0-9]{1,3}(\.[0-9]{1,3}){0,3}((a|b|rc)[0-9]|\.post[0-9]|\.dev[0-9])?(\+cpu)?\Z"), st.data())

@@ -36,9 +36,11 @@ def taken(bundle: Path, store: Path, folder: Path) -> dict[str, Any]:
     return index
 
 
-def test_what_is_packed_on_one_node_is_found_on_another(tmp_path: Path, two: tuple[Path, list[str]]) -> None:
+def test_what_is_packed_on_one_node_is_found_on_another_and_packed_there_into_the_same_bundle(
+    tmp_path: Path, two: tuple[Path, list[str]]
+) -> None:
     store, keys = two
-    packed(store, tmp_path / "all.tar", keys)
+    first = packed(store, tmp_path / "all.tar", keys)
     index = taken(tmp_path / "all.tar", tmp_path / "to", tmp_path / "unpacked")
     assert set(bundled.keys_of(index).values()) <= set(keys)
     for key in keys:
@@ -48,12 +50,6 @@ def test_what_is_packed_on_one_node_is_found_on_another(tmp_path: Path, two: tup
     taken(tmp_path / "all.tar", tmp_path / "to", tmp_path / "again")
     assert sorted(Store(str(tmp_path / "to")).folders()) == keys
     assert list((tmp_path / "to" / "tmp").iterdir()) == []
-
-
-def test_equal_entries_give_equal_bundles_wherever_they_lie(tmp_path: Path, two: tuple[Path, list[str]]) -> None:
-    store, keys = two
-    first = packed(store, tmp_path / "1.tar", keys)
-    taken(tmp_path / "1.tar", tmp_path / "to", tmp_path / "unpacked")
     second = packed(tmp_path / "to", tmp_path / "2.tar", keys)
     assert (first["sha256"], first["digest"]) == (second["sha256"], second["digest"])
 
