@@ -11,6 +11,7 @@ import re
 import stat
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 BLOCK = 512
@@ -22,15 +23,16 @@ _NO_TAR = "it is not an uncompressed tar file, or truncated"
 _SPECIAL = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 
 
+@dataclass(eq=False)
 class HostileError(Exception):
-    """What is not read any further: `kind` is `unsafe`, `too-large` or `damaged`; `name` of the member; `why`."""
+    """What is not read any further: `kind` is `unsafe`, `too-large` or `damaged`; `why`.
 
-    def __init__(self, kind: str, name: str, why: str) -> None:
-        """Plain data; `name` is empty where the whole file is meant."""
-        super().__init__(why)
-        self.kind = kind
-        self.name = name
-        self.why = why
+    `name` of the member is empty where the whole file is meant.
+    """
+
+    kind: str
+    name: str
+    why: str
 
 
 class Limits(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from dataclasses import dataclass, field
 
 from envbuild.node.conda import meta
 from envbuild.node.protocol import Json, NodeError
@@ -17,18 +18,17 @@ _ENTRY = re.compile(r"\A\s*([A-Za-z0-9][A-Za-z0-9._+-]*)\s*=\s*[A-Za-z0-9_.]+\s*
 _SCRIPT = re.compile(r"\Abin/\.(.+)-(post|pre)-link\.sh\Z")
 
 
+@dataclass
 class Layout:
     """What an installation will hold: `owners` (path -> label of its package) and link `scripts` (package -> path).
 
     `shared` are paths that several packages hold with equal contents.
     """
 
-    def __init__(self) -> None:
-        """Empty."""
-        self.owners: dict[str, str] = {}
-        self.shared: list[str] = []
-        self.scripts: dict[str, str] = {}
-        self._sha256: dict[str, str] = {}
+    owners: dict[str, str] = field(default_factory=dict)
+    shared: list[str] = field(default_factory=list)
+    scripts: dict[str, str] = field(default_factory=dict)
+    _sha256: dict[str, str] = field(default_factory=dict)
 
     def add(self, label: str, path: str, sha256: str) -> None:
         """One file or link; raises NodeError `conda-clobber` (exit 7) where another package has it otherwise."""

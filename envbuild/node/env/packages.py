@@ -130,7 +130,8 @@ def _indexed(
 ) -> Group:
     """Packages of the `index` that the lock names, or of the configured ones; `links` are looked at too."""
     extra: dict[str, str | None] = {}
-    if index is not None and index.get("kind") != "find-links":
+    kind = (index or {}).get("kind")
+    if index is not None and kind != "find-links":
         extra.update(_no_index(), UV_DEFAULT_INDEX=index["url"])
     else:
         if config.index_url and not any(os.environ.get(key) for key in ("UV_DEFAULT_INDEX", "UV_INDEX_URL")):
@@ -141,10 +142,10 @@ def _indexed(
         links = [index["url"], *links] if index else links
     if links:
         extra["UV_FIND_LINKS"] = ",".join(links)
-    if index is not None:
-        kind = index.get("kind") == "find-links"
-        return Group(name, packages, extra, ["--no-index"] if kind else [], [] if kind else [index["url"]])
-    url = config.index_url or os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
+    if kind == "find-links":
+        return Group(name, packages, extra, ["--no-index"], [])
+    configured = config.index_url or os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
+    url = index["url"] if index else configured
     return Group(name, packages, extra, [], [url] if url else [])
 
 

@@ -22,6 +22,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import IO, Any
 
 from envbuild.node import hashing, identity, lease, paths, trust
@@ -37,13 +38,12 @@ _WHEEL = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+!-]{0,250}\.whl\Z")
 _FOLDER = re.compile(r"\A([0-9a-f]{64})(-[0-9]+)?\Z")
 
 
+@dataclass(eq=False)
 class UnusableEntryError(Exception):
     """An entry that is not used: `kind` is `gone`, `untrusted` or `damaged`; `why` in words."""
 
-    def __init__(self, kind: str, why: str) -> None:
-        """Plain data."""
-        super().__init__(why)
-        self.kind, self.why = kind, why
+    kind: str
+    why: str
 
 
 class Entry:
