@@ -169,11 +169,13 @@ class Collector:
         def local(pair: Pair, *, known: bool = True) -> Path | None:
             package, file = pair
             own = [Path(mirror, canonicalize_name(package.name)) for mirror in mirrors]
-            here = replace(self, folders=(*self.folders, *links, *own))
+            # A cached file under the name of its hash that has another is damaged, and fetched anew.
+            cached = [resources.artifact(file.sha256, file.file, self.cache).parent] if known else []
+            here = replace(self, folders=(*cached, *self.folders, *links, *own))
             return here.local(f"{folder}/{file.file}", file.sha256 if known else None)
 
         with ThreadPoolExecutor() as pool:  # hashing takes longer than all else
-            copies = list(pool.map(lambda pair: _cached(pair[1], self.cache) or local(pair), chosen))
+            copies = list(pool.map(local, chosen))
         for (package, file), copy in zip(chosen, copies, strict=True):
             if copy is None and self.fetch:
                 self._say(f"{package.name} {package.version}")
@@ -215,17 +217,6 @@ def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...], reco
     if file.sha256 == "unrecorded":
         raise hash_unrecorded(file, record)
     return file
-
-
-def _cached(file: ArtifactFile, cache: Path) -> Path | None:
-    """The cached file, if it is there and still what its hash says; a damaged one is removed."""
-    path = resources.artifact(file.sha256, file.file, cache)
-    if not path.exists():
-        return None
-    if sha256_of(path) == file.sha256:
-        return path
-    path.unlink()
-    return None
 
 
 @contextmanager
