@@ -362,10 +362,10 @@ def write_bundle(output: Path, contents: Contents, pieces: Iterable[Piece]) -> d
         raise EnvbuildError("output-exists", f"{output} is there", hint="remove it, or name another with --output")
     by_path = {piece.path: piece for piece in pieces}
     sources = {path: item.source for path, item in by_path.items()}
+    rows = [item.row() for item in by_path.values()]
     half = output.with_name(f".{output.name}.{secrets.token_hex(6)}.part")
     try:
         with coded(), writing(output):
-            rows = [item.row() for item in by_path.values()]
             made = index.make(contents.stack, contents.profile, [*contents.machines], [*contents.variants], rows)
             if output.suffix == ".tar":
                 with half.open("xb") as out:
