@@ -261,24 +261,6 @@ def test_an_entry_that_others_can_write_is_not_used(tmp_path: Path, which: str, 
     assert "others can write it" in store.notes[0]
 
 
-def test_a_group_may_share_a_store_and_each_entry_counts_by_its_owner(tmp_path: Path, stranger: Give) -> None:
-    shared = tmp_path / "store"
-    shared.mkdir()
-    shared.chmod(0o2775)
-    old = os.umask(0o027)
-    try:
-        _, key = filled(shared, tmp_path)
-        for folder in ("tmp", "leases", "quarantine"):
-            assert (shared / folder).stat().st_mode & 0o7777 == 0o2775, "the others of the group can build too"
-    finally:
-        os.umask(old)
-    again = Store(str(shared), create=True)
-    assert (again.use, again.notes) == ("read-write", [])
-    assert again.find(key) is not None
-    stranger(shared / key, *(shared / key).iterdir())
-    assert again.find(key) is None
-
-
 def test_the_owner_of_a_store_is_trusted_where_nobody_else_could_have_put_it_there(
     tmp_path: Path, stranger: Give
 ) -> None:

@@ -103,7 +103,10 @@ def test_members_of_a_group_build_into_one_store_and_run_only_their_own(store: P
         (False, True, ALICE),
         (False, True, BOB),
     ]
+    assert [(result["use"], result["notes"]) for result in results[2:3]] == [("read-write", [])]
     assert f"belongs to user id {ALICE}" in results[1]["notes"][0]
+    modes = {(store / folder).stat().st_mode & 0o7777 for folder in ("tmp", "leases", "quarantine")}
+    assert modes == {0o2775}, "the others of the group can build too, whatever the umask of the first"
     (plain, beside) = Store(str(store)).folders()
     assert beside == f"{plain}-{BOB}"
 
