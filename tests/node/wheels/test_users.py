@@ -45,7 +45,7 @@ def as_user(user: int, function: Callable[[], dict[str, Any]]) -> dict[str, Any]
             os.setgroups([GROUP])
             os.setgid(GROUP)
             os.setuid(user)
-            os.umask(0o022)
+            os.umask(0o027)
             answer = function()
         except BaseException as error:  # noqa: BLE001 - told to the test
             answer = {"error": repr(error)}
