@@ -92,8 +92,8 @@ def _install(job: _Job, held: lease.Lease) -> tuple[bool, Json]:
     if stamped is not None:
         stamp.check_unchanged(job.environment, job.variant)
         log(f"{job.environment} is there and unchanged")
-        keys = ("environment", "packages", "base_packages", "conda", "files", "bytes", "sources")
-        return False, {**{key: stamped.get(key) for key in keys}, "record_checked": 0, "seconds": job.seconds}
+        result = {key: stamped.get(key) for key in ("packages", "base_packages", "conda", "files", "bytes", "sources")}
+        return False, dict(result, environment=job.environment, record_checked=0, seconds=job.seconds)
     stands_on = foundation.of(job.request, job.environment)
     packages.check_recorded(job.locked, job.args["stack"])
     patch_sources.check(job.variant.get("sources") or [], job.args.get("patches") or {})
