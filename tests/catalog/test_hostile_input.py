@@ -91,10 +91,13 @@ def test_d26_facts_with_a_hostile_value_are_exit_2(value: str, tmp_path: Path) -
         load_facts(str(tmp_path / "f.json"))
 
 
-def test_d26_a_configuration_with_a_number_without_end_is_exit_2(tmp_path: Path) -> None:
+def test_d26_a_configuration_with_a_number_without_end_is_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "envbuild.toml").write_text(f"wait = {LONG}\n")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(EnvbuildError) as caught:
-        load_config(cwd=tmp_path, environ={})
+        load_config()
     assert caught.value.exit_code == ExitCode.USAGE
 
 
