@@ -14,8 +14,9 @@ from unicodedata import category
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that most resembles `name`, None when none does."""
     # A long name costs quadratic time to compare and resembles nothing.
-    matches = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.55)
-    return matches[0] if matches else None
+    by_lower = {word.lower(): word for word in known}
+    matches = difflib.get_close_matches(name[:100].lower(), list(by_lower), n=1, cutoff=0.55)
+    return by_lower[matches[0]] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

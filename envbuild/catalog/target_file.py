@@ -120,7 +120,9 @@ def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
         return [("host lists as clusters write them: gpu[01-04]", "hosts", hosts)]
     job = {"account": answers.account, "nodes": answers.nodes, "time_limit": answers.time_limit}
     how = "how a job is asked for; `modules: {load: [NAME]}` loads modules first" + (
-        "" if answers.time_limit else "; `launch --submit` needs `time_limit: 2h` too"
+        ""
+        if answers.time_limit
+        else "; without `time_limit: 2h`, a build's is estimated and `launch --submit` asks for it"
     )
     if answers.kind == "slurm":
         partition = {"slurm": answers.hosts} if answers.hosts else {}

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from envbuild.catalog.yaml_load import YamlDocument, read_yaml
 from envbuild.errors import EnvbuildError
-from envbuild.model.common import StrictModel
+from envbuild.model.common import MUST_BE, StrictModel
 from envbuild.node.redact import redact_text
 from envbuild.text import did_you_mean
 
@@ -30,18 +30,6 @@ _TIME = "must be a time: 90s, 40m or 2h"
 _BY_FIELD = {
     **dict.fromkeys(("commit", "tree", "contains"), _COMMIT),
     **dict.fromkeys(("time_limit", "start_deadline"), _TIME),
-}
-_BY_TYPE = {
-    "extra_forbidden": "is an unknown key",
-    "missing": "is missing",
-    "string_type": "must be text",
-    "bool_type": "must be true or false",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "tuple_type": "must be a list",
-    "dict_type": "must be a mapping",
-    "model_type": "must be a mapping",
-    "model_attributes_type": "must be a mapping",
 }
 
 
@@ -174,7 +162,7 @@ def _says(item: Any, kind: str, path: tuple[Step, ...]) -> str:
         return str(item["msg"]).removeprefix("Value error, ")
     if kind == "literal_error":
         return "must be " + str(item["msg"]).removeprefix("Input should be ")
-    return _BY_TYPE.get(kind, str(item["msg"]).replace("Input should", "must", 1))
+    return MUST_BE.get(kind, str(item["msg"]).replace("Input should", "must", 1))
 
 
 def show_value(value: Any) -> str:

@@ -398,14 +398,14 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         filesystems = ask(text, ",".join(base.scheduler.filesystems)) if kind == "pbs" else ""
         where = "{home}/envbuild" if job else "{data}/envbuild"
         usual_prefix = where if is_template(base) or base.name == "local" else base.prefix
-        prefix = ask("Folder for environments", usual_prefix, _prefix)
+        prefix = ask(f"Folder for environments{', which all nodes share' * job}", usual_prefix, _prefix)
         model, count = there.get(hosts, ("", 0)) if job else _gpus_here() if kind == "local" else ("", 0)
         usual_gpu = model or base.expects.gpu or ""
         text = "GPU model, as nvidia-smi has it without NVIDIA" + ("" if usual_gpu else " (empty: any)")
         gpu = ask(text, usual_gpu, lambda text: _model(text, usual_gpu))
         usual_count = count or base.expects.gpus_per_node or 0
-        text = "GPUs of a node (empty: not said; `bench` and `launch` need it)"
-        count = ask(text, usual_count, click.IntRange(0, 64)) if gpu or job else count
+        if gpu or job:
+            count = ask("GPUs of a node (empty: `bench` and `launch` will ask)", usual_count, click.IntRange(0, 64))
     except click.Abort:
         if sys.stdin.isatty():
             raise

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from envbuild import resources
-from envbuild.catalog.loader import list_stacks, load_stack
+from envbuild.catalog.loader import list_stacks, list_targets, load_stack
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import ExitCode
 from envbuild.regular_file import read_text
@@ -20,7 +20,8 @@ _COMPARES = "what it compares"
 
 def explanation(code: str) -> str:
     """What a code, an exit code, a word or a key of a target file means; of an error its messages too. Else empty."""
-    parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code), *_of_key(code)]
+    parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code)]
+    parts += [*_of_key(code), *_of_name(code)]
     # The second finding of one rule in a draft.
     return "\n\n".join(parts) or (explanation(code[: match.start()]) if (match := re.search(r"-\d+$", code)) else "")
 
@@ -87,6 +88,15 @@ def _of_key(code: str) -> Iterator[str]:
             sentences = re.split(r"(?<=\.) |(?<=;) (?=`)", " ".join(part.get("description", "").split()))
             matches = [sentence.rstrip(";") for sentence in sentences if f"`{code}`" in sentence]
             yield "\n  ".join([f"{code}: a key of a target file (docs/reference/files.md, {name})", *matches])
+
+
+def _of_name(code: str) -> Iterator[str]:
+    """Of a shipped stack, target or profile what shows it."""
+    for noun, shipped in (("stack", list_stacks()), ("target", list_targets())):
+        if code in shipped:
+            yield f"{code}: a shipped {noun}; `envbuild {noun} show {code}`"
+    if stacks := [name for name in list_stacks() if code in load_stack(name).stack.profiles]:
+        yield f"{code}: a profile of {', '.join(stacks)}; `envbuild stack show STACK` says what each profile needs"
 
 
 def codes() -> list[str]:

@@ -273,7 +273,8 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
     """The plan for people: per class of equal plans what, where, `why` and what it costs."""
     from envbuild.hostlist import fold_hosts
 
-    lines = [f"plan: {plan.stack} ({plan.profile}) on {plan.target}" + (f", {selection}" if selection else "")]
+    place = f"{plan.target}{', this machine' * (plan.target == 'local')}"
+    lines = [f"plan: {plan.stack} ({plan.profile}) on {place}" + (f", {selection}" if selection else "")]
     if plan.profile_why:
         lines.append(f"  profile {plan.profile}: {plan.profile_why}")
     for node, *others in _classes(plan):

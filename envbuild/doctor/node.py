@@ -94,7 +94,8 @@ def _role(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Dia
     if is_compute(facts, site):
         return [_line("host", "ok", f"{shown}: a compute node of {kind}, outside a job", "connection: ssh works now")]
     if not _output(site, "nodes") and not _output(site, "queues"):
-        return [_line("host", "ok", f"{shown}: programs of {kind}, which do not answer", "connection: local or ssh")]
+        consequence = "no job can be submitted now" if target.connection.kind == "job" else "connection: local or ssh"
+        return [_line("host", "ok", f"{shown}: programs of {kind}, which do not answer", consequence)]
     more = "" if facts.gpus else ", no GPU here"
     consequence = f"connection: job{more}: smoke tests and CUDA builds run in a job" if more else "connection: job"
     level: Level = "ok" if target.connection.kind == "job" else "warning"

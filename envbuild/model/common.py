@@ -13,10 +13,25 @@ from envbuild.node.redact import looks_secret
 from envbuild.node.variables import may_set
 from envbuild.text import unsafe
 
+# What a value must be, by the type of pydantic's mistake.
+MUST_BE = {
+    "extra_forbidden": "is an unknown key",
+    "missing": "is missing",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+}
+
 
 def mistakes(error: ValidationError) -> list[str]:
-    """The dotted field and pydantic's sentence for each mistake."""
-    return [": ".join(filter(None, (".".join(map(str, detail["loc"])), detail["msg"]))) for detail in error.errors()]
+    """The dotted field and a sentence for each mistake."""
+    rows = [(".".join(map(str, item["loc"])), MUST_BE.get(item["type"]), item["msg"]) for item in error.errors()]
+    return [f"{at} {must}" if at and must else ": ".join(filter(None, (at, says))) for at, must, says in rows]
 
 
 def first_mistake(error: ValidationError) -> str:

@@ -13,6 +13,7 @@ RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
 _PATH = re.compile(r"(?:/[A-Za-z0-9._+-]+)+")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 NODE_FILE = "nodefile"  # `hosts: {pbs: nodefile}`: the nodes that the job gets
+_UNFILLED = re.compile(r"\$\{?[A-Za-z_]|<[\w-]+>")  # what a shell or a reader would fill in
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
 
 _PROXY = re.compile(r"(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
@@ -70,7 +71,7 @@ def _device(value: str) -> str:
 def _path_template(value: str) -> str:
     """An absolute path that may begin with, and hold, the placeholders of `Target`."""
     unknown = set(_PLACEHOLDERS.findall(value)) - {"{user}", "{home}", "{data}"}
-    if unknown or "{{" in value or "}}" in value or set("$<>") & set(value):
+    if unknown or "{{" in value or "}}" in value or _UNFILLED.search(value):
         raise ValueError("only the placeholders {user}, {home} and {data} can be used")
     if not value.startswith(("/", "{home}", "{data}")):
         raise ValueError("must be absolute, or begin with {home} or {data}")

@@ -25,7 +25,7 @@ from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_json, report_files, write_whole
 from envbuild.report.signature import check, sign
 
-NOT_PUBLIC = "is left out: it is not public"
+NOT_PUBLIC = "is left out: it may name your hosts and folders"
 
 
 def require_holding(path: Path, *, remade: tuple[str, ...] = ("page",)) -> Opened:

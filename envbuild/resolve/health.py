@@ -196,7 +196,8 @@ def what_shows_gpus(facts: NodeFacts, count: int | None = None) -> str:
     if facts.scheduler.job and not (facts.gpus and visible_devices(facts.visible_devices) and not visible_gpus(facts)):
         have = "has no GPU" if not visible_gpus(facts) else f"has {visible_gpus(facts)}"
         ask = f"-l select=1:ngpus={number}" if facts.scheduler.kind == "pbs" else f"--gres=gpu:{number}"
-        return f"this job {have}: ask for them (`{ask}`)"
+        own = f"; in a target, `expects: {{gpus_per_node: {number}}}`"
+        return f"this job {have}: ask for them (`{ask}`{own})"
     if facts.visible_devices is not None:
         return f"unset {VISIBLE}, which is {facts.visible_devices!r}"
     return "read `nvidia-smi -L` and `dmesg | grep -i xid` on the node; a container has to be given all GPUs"

@@ -125,7 +125,10 @@ def shown(trace: Trace, iterations: list[Iteration], number: int | None) -> tupl
     Raises EnvbuildError `trace-unusable` (exit 2).
     """
     most = max(iteration.spans for iteration in iterations)
-    fitting = [each for each in iterations if (each.spans == most if number is None else each.number == number)]
+    fitting = [
+        iteration for iteration in iterations
+        if (iteration.spans == most if number is None else iteration.number == number)
+    ]  # fmt: skip
     if not fitting:
         raise EnvbuildError(
             "trace-unusable",

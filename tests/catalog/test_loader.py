@@ -181,7 +181,14 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None
 
 @pytest.mark.parametrize(
     ("ref", "near"),
-    [("torch-smok", "torch-smoke"), ("torchsmoke", "torch-smoke"), ("TORCH-SMOKE\n", ""), ("{{ x }}", ""), ("", "")],
+    [
+        ("torch-smok", "torch-smoke"),
+        ("torchsmoke", "torch-smoke"),
+        ("OPT-175B", "opt-175b"),
+        ("TORCH-SMOKE\n", ""),
+        ("{{ x }}", ""),
+        ("", ""),
+    ],
 )
 def test_an_unknown_stack_names_the_nearest(ref: str, near: str) -> None:
     error = refused(load_stack, ref)

@@ -229,7 +229,7 @@ def test_facts_by_hand_with_a_key_too_few_name_a_file_to_copy(tmp_path: Path) ->
     (tmp_path / "own.json").write_text('{"node": "gpu01"}')
     with pytest.raises(EnvbuildError) as caught:
         load_facts(str(tmp_path / "own.json"))
-    assert "protocol: Field required" in caught.value.why
+    assert "protocol is missing" in caught.value.why
     assert f"copy {FACTS.with_name('azure-nd96.json')} and edit it" in caught.value.hint
 
 

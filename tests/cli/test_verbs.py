@@ -87,6 +87,8 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
     assert explanation("unpinned-2") == explanation("unpinned")
     assert "disk-full" in explanation("75")
     assert "`smoke_nodes`: how many nodes take part" in explanation("smoke_nodes")
+    assert explanation("ported-cu130").startswith("ported-cu130: a profile of megatron-deepspeed-alcf, ")
+    assert explanation("azure-nd96") == "azure-nd96: a shipped target; `envbuild target show azure-nd96`"
     assert explanation("exclusive") == "exclusive: a key of a target file (docs/reference/files.md, Scheduler)"
     for typed, near in (("disk-ful", "disk-full"), ("dtamp", "stamp"), ("ceiling", "cuda-ceiling")):
         assert main(["help", typed]) == 2

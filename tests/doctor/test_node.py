@@ -128,6 +128,7 @@ def test_slurm_that_does_not_answer_and_no_scheduler_at_all() -> None:
     found = lines(facts(**IN_SLURM), site(programs=silent), target(**JOBS))
     assert (found["scheduler"].level, "within 12 s" in found["scheduler"].found) == ("missing", True)
     assert "login node" not in found["host"].found, "a laptop may have Slurm's programs"
+    assert found["host"].consequence == "no job can be submitted now"
     found = lines(facts(), site(), target(**JOBS))
     assert (found["scheduler"].level, "login" in found["scheduler"].hint) == ("missing", True)
     assert "scheduler" not in lines(facts(), site(), target())

@@ -156,7 +156,9 @@ def test_what_is_published_can_be_published_again_and_is_the_same(run: Evidence)
 def test_a_published_copy_still_holds_and_has_nothing_with_names(tmp_path: Path) -> None:
     sealed = Sealed(tmp_path / "private")
     written, left = copy_report(sealed.folder, tmp_path / "out", publish=True)
-    assert left == [f"{name} is left out: it is not public" for name in ("plan.json", "journal.jsonl")]
+    assert left == [
+        f"{name} is left out: it may name your hosts and folders" for name in ("plan.json", "journal.jsonl")
+    ]
     for path in written:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         assert b"gpu01" not in data, path.name
@@ -168,7 +170,10 @@ def test_what_is_to_be_left_out_is_no_warning(tmp_path: Path, capsys: pytest.Cap
     report.main(["show", folder, "--publish", "--output", str(tmp_path / "out")], standalone_mode=False)
     report.main(["kit", folder, "-o", str(tmp_path / "kit")], standalone_mode=False)
     said = capsys.readouterr().err
-    assert said.count("plan.json is left out: it is not public") == 2 and "warning: plan.json" not in said, said
+    assert (
+        said.count("plan.json is left out: it may name your hosts and folders") == 2
+        and "warning: plan.json" not in said
+    ), said
 
 
 def test_the_command_publishes_each_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

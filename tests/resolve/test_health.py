@@ -118,13 +118,13 @@ def test_d59_a_job_without_gpus_is_told_how_to_ask_for_them() -> None:
     job = {"scheduler": {"kind": "slurm", "version": "19.05", "job": "77"}}
     facts = node_facts("b200", gpus="", physical=4, visible="NoDevFiles", more=job)
     text = " | ".join(said(decided(facts), rule) for rule in ("visible-gpus", "gpu-unused"))
-    assert "this job has no GPU: ask for them (`--gres=gpu:N`)" in text
+    assert "has no GPU: ask for them (`--gres=gpu:N`; in a target, `expects: {gpus_per_node: N}`)" in text
     assert "CUDA_VISIBLE_DEVICES is 'NoDevFiles'" in text
     pbs = node_facts("b200", gpus="", physical=4, visible="", more={"scheduler": {"kind": "pbs", "job": "77"}})
     assert "-l select=1:ngpus=N" in health.what_shows_gpus(pbs)
     recorded = azure(visible_devices="0,1,2,3")
     (placed,) = of_target({"n": recorded}, load_target("polaris", template=True).target)[0].values()
-    assert "this job has 4: ask for them (`-l select=1:ngpus=N`)" in health.what_shows_gpus(placed), (
+    assert "this job has 4: ask for them (`-l select=1:ngpus=N`;" in health.what_shows_gpus(placed), (
         "as the target says"
     )
 
