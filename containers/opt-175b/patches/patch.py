@@ -77,10 +77,6 @@ class _Folder:
             self.before[path] = _read(full)
         return self.after.get(path, self.before[path]).decode(*_ENCODING)
 
-    def set(self, path: str, text: str) -> None:
-        """What a file will be."""
-        self.after[path] = text.encode(*_ENCODING)
-
     def write(self) -> None:
         """Replace every changed file atomically; on failure put back those that were replaced."""
         done = []
@@ -134,7 +130,7 @@ def _apply_one(tree: _Folder, patch: Json, check: bool) -> Json:
     _check_request(patch)
     name = patch["name"]
     old = {path: tree.read(path) for edit in patch["edits"] for path in tree.matching(edit["files"])}
-    marked = {path: marks for path, marks in ((path, _marked(name, text)) for path, text in old.items()) if marks}
+    marked = {path: marks for path, text in old.items() if (marks := _marked(name, text))}
     for other in patch.get("after") or []:
         if not any(_marked(other, text) for text in old.values()):
             raise PatchError("patch-precondition", f"patch {name} needs patch {other} before it", hint="")
@@ -148,7 +144,7 @@ def _apply_one(tree: _Folder, patch: Json, check: bool) -> Json:
         new[path] = _with_marker(path, text, name, hits.get(path, 0))
         if path.endswith(".py") and _compiles(old[path]) and not _compiles(new[path]):
             raise PatchError("patch-postcondition", f"after patch {name} {path} does not compile")
-        tree.set(path, new[path])
+        tree.after[path] = new[path].encode(*_ENCODING)
     files = [_file(path, hits[path], old[path], new.get(path, old[path])) for path in sorted(hits)]
     changed = [file["path"] for file in files if not file["already"]]
     return {
