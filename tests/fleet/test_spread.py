@@ -55,8 +55,8 @@ def over_ssh(node: Node, script: str) -> list[str]:
 
 
 def test_each_fault_ends_its_own_node_and_the_same_command_does_the_rest(fleet: StartNodes, world: FleetWorld) -> None:
-    nodes = fleet(4, kind="bare", tools=True)
-    first, killed, flipped, last = nodes
+    nodes = fleet(3, kind="bare", tools=True)
+    first, killed, flipped = nodes
     world.target(nodes)
     # As a disk that fails would: another byte as soon as the bundle is there.
     flip = (
@@ -73,7 +73,7 @@ def test_each_fault_ends_its_own_node_and_the_same_command_does_the_rest(fleet: 
         flipper.kill()
     found = by_node(done)
     assert {node.name: found[node.address]["status"] for node in nodes} == {
-        first.name: "ok", killed.name: "failed", flipped.name: "failed", last.name: "ok",
+        first.name: "ok", killed.name: "failed", flipped.name: "failed",
     }, done.err  # fmt: skip
     assert done.rc == 5, done.err
     assert found[killed.address]["error"]["code"] == "step-failed"
@@ -86,7 +86,7 @@ def test_each_fault_ends_its_own_node_and_the_same_command_does_the_rest(fleet: 
     assert set(steps_of(world)) == {killed.address, flipped.address}
     told = by_node(again)
     assert {item["root"] for item in told.values()} == {found[first.address]["root"]}
-    assert {told[node.address]["status"] for node in (first, last)} == {"unchanged"}
+    assert told[first.address]["status"] == "unchanged"
 
 
 def test_a_bundle_that_the_user_gives_is_brought_in_waves_and_nothing_is_fetched(
@@ -110,7 +110,7 @@ def test_a_bundle_that_the_user_gives_is_brought_in_waves_and_nothing_is_fetched
 
 
 def test_on_one_prefix_one_node_builds_and_the_others_test_it(fleet: StartNodes, world: FleetWorld) -> None:
-    nodes = fleet(3, kind="full")
+    nodes = fleet(2, kind="full")
     world.target(nodes, prefix="/shared/envbuild", placement="shared")
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
@@ -123,7 +123,7 @@ def test_on_one_prefix_one_node_builds_and_the_others_test_it(fleet: StartNodes,
     assert len({item["root"] for item in found.values()}) == 1
     assert all(checks(item)["stamp"] == "passed" for item in found.values())
     tested = set(checks(found[first])) - {"record", "required"}
-    assert [set(checks(found[name])) for name in others] == [tested] * 2, "all have run the smoke test"
+    assert [set(checks(found[name])) for name in others] == [tested], "all have run the smoke test"
     again = world.fleet("provision")
     assert (again.rc, again.json["steps_run"]) == (0, 0)
 
