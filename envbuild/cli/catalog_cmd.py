@@ -386,7 +386,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         job = kind in ("slurm", "pbs")
         text = "Login node to reach over SSH (empty: you will type envbuild on it)"
         user, _, login = ask(text, "", _login).rpartition("@") if job else ("", "", "")
-        user = user or (ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else "")
+        user = user or (ask("Login name there (empty: as ssh says)", "", _user) if kind == "ssh" or login else "")
         text = "Account that jobs are charged to"
         account = (ask(text, None) if "scheduler.account" in required else ask(f"{text} (empty: none)")) if job else ""
         text = f"Nodes of a job{_published(loaded)}"
@@ -472,6 +472,11 @@ def _login(text: str) -> str:
     except ValueError:
         raise click.BadParameter(f"{text!r} is no host, as login1 or me@login1") from None
     return text.strip()
+
+
+def _user(text: str) -> str:
+    """An answer that is a login name, or empty. Raises click.BadParameter, and the question is asked again."""
+    return _login(f"{text.strip()}@host").removesuffix("@host") if text.strip() else ""
 
 
 def _model(text: str, usual: str) -> str:

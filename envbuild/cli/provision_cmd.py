@@ -110,7 +110,8 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
 def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Show what would run where, and why; same as `provision --dry-run`.
 
-    Without STACK, it is that of this folder (if only one there has a lock), else the target's. Changes nothing.
+    Without STACK, it is that of this folder (if only one there has a lock), else the target's. Changes nothing. Of a
+    cluster with jobs, one job of ten minutes at most asks nodes of which nothing is known; with --facts none does.
     """
     config, asks = choose.configured(flags), facts is None
     prepared = choose.prepared_of(ui, flags, config, recorded=not asks, jobs=asks)
@@ -315,7 +316,7 @@ def _total(node: NodePlan) -> list[str]:
     rough = any(step.rough for step in node.steps)
     stays, most = (disk_words(count, unsized, rough=rough) for count in (node.lasting_bytes, node.peak_bytes))
     cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} files on disk, {most} while building"
-    left = f"; not counted: {few(unsized)}" if unsized else ""
+    left = f"; not counted: {few(unsized, 8)}" if unsized else ""
     took = [step.before for step in node.steps if step.seconds]
     known = [seconds for seconds in took if seconds is not None]
     total = sum(known)

@@ -55,6 +55,18 @@ def not_option(value: str) -> str:
     return value
 
 
+def scheduler_word(value: str) -> str:
+    """A word of a directive line (`#SBATCH`, `#PBS`), where schedulers read quotes by rules of their own."""
+    if not re.fullmatch(r"[A-Za-z0-9_.,:@+=/\[\]&|()*-]+", not_option(value)):
+        raise ValueError("must have letters, digits and `_.,:@+=/[]&|()*-` alone")
+    return value
+
+
+def _requested(value: str) -> str:
+    """The same, or what a template leaves open: `<your-partition>`."""
+    return value if re.fullmatch(r"<[\w-]+>", value) else scheduler_word(value)
+
+
 def program_path(value: str) -> str:
     """A path of a program without characters that a shell or a Dockerfile interprets."""
     if not _PATH.fullmatch(value) or ".." in value.split("/"):
@@ -101,6 +113,7 @@ Here = Annotated[Text, Field(pattern=r"^(/|~/)")]
 Mount = Annotated[Text, AfterValidator(_mount)]
 Device = Annotated[Text, AfterValidator(_device)]
 PathTemplate = Annotated[Text, AfterValidator(_path_template)]
+Requested = Annotated[Text, AfterValidator(_requested)]
 FileText = Annotated[Text, AfterValidator(not_option)]
 Host = Annotated[Text, AfterValidator(_host)]
 DURATION = r"^[1-9][0-9]{0,5}[smh]$"
@@ -152,7 +165,7 @@ class HostSource(StrictModel):
     Ansible inventory. `command`: an argument list of a program that prints host names.
     """
 
-    slurm: FileText | None = None
+    slurm: Requested | None = None
     pbs: FileText | None = None
     inventory: FileText | None = None
     command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
@@ -225,7 +238,7 @@ class Connection(StrictModel):
 class QueueLimits(StrictModel):
     """One queue of a site and the jobs that it takes: from `min_nodes` to `max_nodes`, running `time_limit` at most."""
 
-    name: FileText
+    name: Requested
     min_nodes: Annotated[int, Field(ge=1, le=20000)] = 1
     max_nodes: Annotated[int, Field(ge=1, le=20000)] | None = None
     time_limit: Duration | None = None
@@ -253,10 +266,10 @@ class Scheduler(StrictModel):
     nodes: Annotated[int, Field(ge=1, le=20000)] | None = None
     exclusive: bool = False
     cpus_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
-    account: FileText | None = None
-    queue: FileText | None = None
+    account: Requested | None = None
+    queue: Requested | None = None
     queues: tuple[QueueLimits, ...] = ()
-    constraints: FileText | None = None
+    constraints: Requested | None = None
     start_deadline: Duration | None = None
     time_limit: Duration | None = None
     filesystems: tuple[Name, ...] = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import math
-import re
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
@@ -13,20 +12,9 @@ from pydantic import AfterValidator, Field, StringConstraints
 from envbuild import text
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import AbsPath, EnvName, Name, StrictModel, Text
-from envbuild.model.target import Modules
+from envbuild.model.target import Modules, scheduler_word
 
-# A word of a directive line (`#SBATCH`, `#PBS`): schedulers read those with rules of their own, so that nothing that
-# could need quoting gets in.
-_WORD = re.compile(r"\A[A-Za-z0-9_.,:@+=/\[\]&|()*-]+\Z")
-
-
-def _word(value: str) -> str:
-    if not _WORD.match(value) or value.startswith("-"):
-        raise ValueError("letters, digits and `_.,:@+=/[]&|()*-` only, and no leading '-'")
-    return value
-
-
-Word = Annotated[Text, AfterValidator(_word)]
+Word = Annotated[Text, AfterValidator(scheduler_word)]
 JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,62}$")]
 
 

@@ -171,6 +171,7 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nhosts: hpc", 'write hosts: ["hpc"]; of a partition hosts: {slurm: NAME}'),
         ("extends: pbs\nhosts: {pbs: ./nodes}", "write `hosts: {pbs: nodefile}`"),
         ("extends: slurm\npartition: hpc", "write `hosts: {slurm: NAME}`"),
+        ("extends: slurm\nhosts: {slurm: hpc pool}", "must have letters, digits and"),
         ("extends: slurm\nlogin: null", "write `connection: {login: …}`"),
         ("extends: slurm\nscheduler: {modules: cuda}", "write modules: {KEY: VALUE}, KEY being use or load"),
         ("extends: slurm\nprefix: /shared/$USER/envs", "only the placeholders {user}, {home} and {data}"),

@@ -36,7 +36,7 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
              "prefix": "/p/{user}", "expects": {"gpu": "A100", "gpus_per_node": 8}},
         ),
         (
-            ("slurm", "", "gpu", "login1", "", "proj", "", "", "", "", ""),
+            ("slurm", "", "gpu", "login1", "me@login1", "", "proj", "", "", "", "", ""),
             {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job", "login": {"host": "login1"}},
              "scheduler": {"kind": "slurm", "account": "proj", "exclusive": True}, "prefix": "{home}/envbuild"},
         ),

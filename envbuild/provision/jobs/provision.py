@@ -190,7 +190,8 @@ class InJobs(Environments):
 
     def look(self, work: Work, *, bring_python: bool) -> None:
         """Ask the login host, and nodes through a job where nothing is known of them."""
-        with work.phase("probe", "contacting the login node; unknown nodes through a job"):
+        nodes = "" if work.settings.script else "; unknown nodes through a job"
+        with work.phase("probe", f"contacting the login node{nodes}"):
             work.survey = survey_jobs(work, JobSite.of(work.prepared.target), bring_python=bring_python)
 
     def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
