@@ -139,7 +139,8 @@ def test_a_block_of_yaml_is_accepted_where_it_is_to_stand(page: str, text: str, 
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(whole))
         assert load_stack(str(tmp_path / "mine.yaml")).stack.profiles
     else:
-        base = "ssh" if "command" in told.get("hosts", ()) else "slurm"
+        of_pbs = {"queue", "queues", "resources", "filesystems"} & set(told.get("scheduler", ()))
+        base = "ssh" if "command" in told.get("hosts", ()) else "pbs" if of_pbs else "slurm"
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"name": "mine", "extends": base, **told}))
         assert load_target(str(tmp_path / "mine.yaml"), template=True).target.name == told.get("name", "mine")
 

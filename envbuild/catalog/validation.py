@@ -25,6 +25,9 @@ Step = str | int
 Model = TypeVar("Model", bound=StrictModel)
 
 _PARTITION = "hosts: {slurm: NAME}"
+_GPUS = "`expects: {gpus_per_node: 8}`; a job asks for GPUs as its site has them"
+# Keys that people know from schedulers, and what to write.
+_ELSEWHERE = {"partition": f"`{_PARTITION}`", **dict.fromkeys(("gpus", "gres", "ngpus"), _GPUS)}
 _COMMIT = "must be a full commit or tree hash: 40 lower-case hex digits"
 _TIME = "must be a time: 90s, 40m or 2h"
 _BY_FIELD = {
@@ -126,7 +129,7 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
     if kind == "extra_forbidden":
         hint = _inside(model, path) or did_you_mean(str(path[-1]), _keys_at(model, path[:-1]))
         shown = ""
-    elif kind == "string_type" and isinstance(value, int | float):
+    elif kind == "string_type" and isinstance(value, float):
         hint = f"put {field} in quotes (without them 3.10 is the number 3.1)"
     elif kind == "tuple_type" and isinstance(value, str | int | float):
         hint = f'write {path[-1]}: ["{show_value(value).strip(chr(34))}"]'
@@ -154,8 +157,10 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
 
 
 def _says(item: Any, kind: str, path: tuple[Step, ...]) -> str:
+    field = next((step for step in reversed(path) if isinstance(step, str)), "")
+    if kind == "string_type" and field in _BY_FIELD:
+        return _BY_FIELD[field]
     if kind == "string_pattern_mismatch":
-        field = next((step for step in reversed(path) if isinstance(step, str)), "")
         pattern = item.get("ctx", {}).get("pattern", "")
         return _BY_FIELD.get(field, f"must match {pattern}")
     if kind == "value_error":
@@ -185,9 +190,9 @@ def _inside(model: type[BaseModel], path: tuple[Step, ...]) -> str:
     """Where a key belongs that stands beside the key which has it."""
     *above, key = path
     has = (name for name in _keys_at(model, tuple(above)) if key in _keys_at(model, (*above, name)))
-    if key == "partition":
-        return f"write `{_PARTITION}`"
-    return next((f"write `{name}: {{{key}: …}}`" for name in has), "")
+    inside = next((f"`{name}: {{{key}: …}}`" for name in has), "")
+    meant = _ELSEWHERE.get(str(key), inside) if "prefix" in model.model_fields else inside
+    return f"write {meant}" * bool(meant)
 
 
 def _descend(annotation: Any, step: Step) -> list[Any]:

@@ -206,6 +206,8 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
                 ui.warn(f"{reference}: {why}" + (f"; `profile: {able}` fits" if able else ""))
         if target.expects.gpu and (unknown := _unknown_gpu(target.expects.gpu)):
             ui.warn(f"{reference}: expects.gpu: {unknown}")
+        elif several := _several_memories(target.expects.gpu):
+            ui.warn(f"{reference}: expects.gpu: {several}")
         return {"name": target.name, "template": is_template(target)}
 
     return each_checked(ui, "target", targets, load)
@@ -494,6 +496,19 @@ def _unknown_gpu(model: str) -> str:
     near = did_you_mean(model.upper(), [gpu.name for gpu in rules().gpus.values()])
     known = rows_like(model.removeprefix("NVIDIA "), rules())
     return "" if known else f"{model!r} is no GPU model that envbuild knows; {near}"
+
+
+def _several_memories(model: str | None) -> str:
+    """That GPUs of a model have other memories than one another; empty where they have not."""
+    from envbuild.provision.survey.ask import rules
+    from envbuild.resolve.rules.node import rows_like
+
+    rows = {f"{gpu.memory_gb:.0f} GB": gpu.name for gpu in reversed(rows_like(model, rules()))}
+    return (
+        f"there are {model} of {' and '.join(rows)}; name yours, as {' or '.join(rows.values())}"
+        if len(rows) > 1
+        else ""
+    )
 
 
 def _prefix(text: str) -> str:

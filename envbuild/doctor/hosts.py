@@ -75,7 +75,7 @@ def trial(target: Target) -> list[str] | None:
         return None
     named: Mapping[str, str | None] = {
         "nodes": str(wanted.nodes) if wanted.nodes else "1", "time": "1", "partition": queue,
-        "account": wanted.account, "constraint": wanted.constraints,
+        "account": wanted.account, "qos": wanted.qos, "constraint": wanted.constraints,
     }  # fmt: skip
     return [f"--{name}={value}" for name, value in named.items() if value]
 

@@ -64,6 +64,8 @@ def scheduler_word(value: str) -> str:
 
 def _requested(value: str) -> str:
     """The same, or what a template leaves open: `<your-partition>`."""
+    if value.endswith("*"):
+        raise ValueError(f"write {value.rstrip('*')}: with the * `sinfo` marks the default partition")
     return value if re.fullmatch(r"<[\w-]+>", value) else scheduler_word(value)
 
 
@@ -257,7 +259,8 @@ class Scheduler(StrictModel):
     `nodes`: how many (default: all that `hosts` names). `cpus_per_node`: processors on each node (default: all of whole
     nodes, else the share of its GPUs). `start_deadline`: how long a job may wait, in the queue and for nodes that
     start, before envbuild cancels it. `time_limit`: how long it may run (`40m`, `2h`). `constraints`: features of nodes
-    (Slurm's `--constraint`), or resources that PBS selects by. `filesystems`: for PBS sites that require them.
+    (Slurm's `--constraint`), or resources that PBS selects by. `qos`: Slurm's, for sites that require one.
+    `filesystems`: for PBS sites that require them.
     `resources`: further resources of a PBS job (`singularity_fakeroot=true`). `queues`: of a PBS site, if `queue` is
     not set: a job goes to the first that accepts it. `modules`: every job loads them.
     """
@@ -269,6 +272,7 @@ class Scheduler(StrictModel):
     account: Requested | None = None
     queue: Requested | None = None
     queues: tuple[QueueLimits, ...] = ()
+    qos: Requested | None = None
     constraints: Requested | None = None
     start_deadline: Duration | None = None
     time_limit: Duration | None = None
@@ -392,7 +396,13 @@ class Target(StrictModel):
             raise ValueError("connection: job needs `scheduler: {kind: slurm}` or `{kind: pbs}`")
         if isinstance(hosts, HostSource) and (hosts.slurm or hosts.pbs) and kind not in hosts.given:
             raise ValueError(f"hosts from {next(iter(hosts.given))} need a scheduler of that kind")
-        given = hosts.given if isinstance(hosts, HostSource) else {}
+        given, asked = hosts.given if isinstance(hosts, HostSource) else {}, self.scheduler
+        if kind == "slurm" and (asked.queue or asked.queues or asked.resources or asked.filesystems):
+            raise ValueError(
+                "queue, queues, resources and filesystems are of PBS; Slurm has `hosts: {slurm: PARTITION}`"
+            )
+        if kind == "pbs" and asked.qos:
+            raise ValueError("qos is of Slurm; PBS has `scheduler: {queue: NAME}`")
         if self.connection.kind == "job" and kind == "slurm" and not given.get("slurm"):
             raise ValueError("a job of Slurm runs on the nodes of a partition: write `hosts: {slurm: PARTITION}`")
         if self.connection.kind == "job" and kind == "pbs" and given.get("pbs") != NODE_FILE:

@@ -217,8 +217,8 @@ class Scheduler(ABC):
                 "scheduler-unreachable",
                 f"{self.name} does not answer on {host}",
                 why=failure_text(done),
-                hint=f"try `{program}` on that host; if a job was submitted, `{self.mine}` shows it; "
-                + WITHOUT_CONTACT,
+                hint=f"try `{program}` on that host; a login node elsewhere is `connection: {{login: {{host: ...}}}}`; "
+                f"if a job was submitted, `{self.mine}` shows it; " + WITHOUT_CONTACT,
             )
         return EnvbuildError(
             "job-refused",

@@ -73,6 +73,7 @@ class Job(StrictModel):
     time_limit: Annotated[int, Field(ge=1)] | None = None
     queue: Word | None = None
     account: Word | None = None
+    qos: Word | None = None
     exclusive: bool = False
     constraints: Word | None = None
     filesystems: tuple[Name, ...] = ()

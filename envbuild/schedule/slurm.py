@@ -282,7 +282,7 @@ def _directives(job: Job, *, here: bool = False) -> list[str]:
         options.append(f"--gres={':'.join(filter(None, (job.gres.name, job.gres.type, str(job.gpus_per_node))))}")
     if job.time_limit:
         options.append(f"--time={time_text(job.time_limit)}")
-    named = {"partition": job.queue, "account": job.account, "constraint": job.constraints}
+    named = {"partition": job.queue, "account": job.account, "qos": job.qos, "constraint": job.constraints}
     options += [f"--{name}={_plain(value)}" for name, value in named.items() if value]
     if here:
         return [f"#SBATCH {option}" for option in (*options, "--output=%x-%j.log")]

@@ -251,9 +251,9 @@ def test_every_shipped_example_of_facts_can_be_told() -> None:
 
 
 def test_the_job_that_is_tried_is_the_targets_and_never_without_a_partition() -> None:
-    asked = {"kind": "slurm", "nodes": 4, "account": "lab", "constraints": "a100&ib"}
+    asked = {"kind": "slurm", "nodes": 4, "account": "lab", "qos": "high", "constraints": "a100&ib"}
     assert trial(target(**{**JOBS, "scheduler": asked})) == [
-        "--nodes=4", "--time=1", "--partition=hpc", "--account=lab", "--constraint=a100&ib",
+        "--nodes=4", "--time=1", "--partition=hpc", "--account=lab", "--qos=high", "--constraint=a100&ib",
     ]  # fmt: skip
     assert trial(target()) is None
 

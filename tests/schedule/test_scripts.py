@@ -47,6 +47,10 @@ CASES: dict[str, tuple[Callable[[Job], str], Job]] = {
 }
 
 
+def test_a_quality_of_service_is_asked_for_where_the_target_names_one() -> None:
+    assert "#SBATCH --qos=high\n" in slurm.render(job(qos="high"))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_script_is_the_recorded_one(name: str) -> None:
     render, asked = CASES[name]

@@ -131,12 +131,6 @@ def test_a_job_loads_the_modules_of_the_target_before_anything_else() -> None:
     assert "module use /soft/modulefiles || exit 1\nmodule load conda/1 || exit 1\n" in script
 
 
-def test_an_account_that_no_directive_can_carry_is_an_error_of_the_target() -> None:
-    with fails("job-invalid") as caught:
-        site({"idle": 2}, scheduler={"account": "a b; rm"}).job("x", [JobStep(argv=("true",))], "/o", 60)
-    assert "account" in caught.value.why
-
-
 @pytest.mark.parametrize(
     ("more", "missing"),
     [
