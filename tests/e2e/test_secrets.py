@@ -129,7 +129,9 @@ def test_d22_a_build_that_prints_its_environment_and_fails_tells_no_secret(
 def test_d22_a_build_sees_the_variables_of_tools_and_of_its_stack_alone(tmp_path: Path) -> None:
     world = World(tmp_path)
     seen = tmp_path / "seen"
-    backend = f"\nimport os\nopen({str(seen)!r}, 'w').write('\\n'.join(f'{{k}}={{v}}' for k, v in os.environ.items()))\n"
+    backend = (
+        f"\nimport os\nopen({str(seen)!r}, 'w').write('\\n'.join(f'{{k}}={{v}}' for k, v in os.environ.items()))\n"
+    )
     pin = world.repository("quick", {**FILES, "backend.py": FILES["backend.py"] + backend})
     world.tiny(sources=[{**pin, "build": {"environment": {"QUICK_PARTS": "all"}}}], environment={"HF_MODE": "fast"})
     world.built(env={**CALLERS, "CFLAGS": "-O1", "CUDA_CACHE_PATH": "/nowhere"}, fresh=True)
