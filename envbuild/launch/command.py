@@ -43,7 +43,7 @@ def make(order: Order) -> Launch:
         f"the command of {order.stack} does not say how {place.nodes} nodes meet",
         hint="--nodes 1; or put {nodes}, {rank}, {address} and {port} into `reference: launch: arguments:`",
     )
-    values: dict[str, Value] = {**given.model_dump(by_alias=True), **order.place_values(PORT)}
+    values: dict[str, Value] = {**order.place_values(PORT), **given.model_dump(by_alias=True)}
     if "rank" in names:
         commands = order.of_nodes(
             lambda rank: fill(data.arguments, {**values, "rank": rank}),

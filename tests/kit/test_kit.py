@@ -94,7 +94,6 @@ def key(top: Path) -> Path:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sealed]:
     """Three good runs, the oldest first, where the command looks for them."""
     monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr("envbuild.kit.make.require_holding", open_report)  # what a test forges in them does not hold
     return [Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(3)]
 
 
@@ -762,7 +761,7 @@ def test_the_command_warns_of_the_key_in_a_published_kit(
 
 
 def test_d114_the_kit_is_of_the_run_that_computed_and_a_failed_run_is_said(
-    runs: list[Sealed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[Sealed], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def looked(data: dict[str, Any]) -> None:
         data["verb"] = "verify"
@@ -778,6 +777,7 @@ def test_d114_the_kit_is_of_the_run_that_computed_and_a_failed_run_is_said(
     assert "failed" not in says
     good.forge(lambda data: data.update(exit=1))
     assert computed_run([idle.folder, good.folder]) == idle.folder
+    monkeypatch.setattr("envbuild.kit.make.require_holding", open_report)  # nor does what is forged above
     _, left = make_kit(good.folder, tmp_path / "failed")
     assert any("failed (exit 1)" in text for text in left)
 
@@ -813,7 +813,7 @@ def test_a_kit_of_a_run_that_took_the_contents_from_the_stamp_has_the_report_tha
 
 
 def test_a_kit_of_a_stack_is_of_its_last_run(
-    runs: list[Sealed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[Sealed], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first, second = runs
     second.forge(lambda data: data.update(stack="newer"))
@@ -824,6 +824,7 @@ def test_a_kit_of_a_stack_is_of_its_last_run(
     command.main(["kit", "-s", str(stack), "--output", str(tmp_path / "kit")], standalone_mode=False)
     assert f"kit of {first.folder.name}, the last run of torch-smoke" in capsys.readouterr().err
     swap(stack, b"python:", b"packages: [six]\n    python:")
+    monkeypatch.setattr("envbuild.kit.make.require_holding", open_report)  # nor does what is forged above
     with fails("kit-stack-differs") as differs:
         command.main(["kit", "-s", str(stack), "--output", str(tmp_path / "more")], standalone_mode=False)
     assert f"`envbuild report kit {edited_run.folder}` takes the file that the run kept" in differs.value.hint
@@ -845,8 +846,9 @@ def test_a_kit_of_code_that_went_on_says_so(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_kit_of_a_failed_run_names_the_last_that_passed(
-    runs: list[Sealed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[Sealed], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("envbuild.kit.make.require_holding", open_report)  # what is forged does not
     _, good, bad = runs
 
     def says(name: str) -> str:

@@ -49,6 +49,13 @@ def test_d99_a_command_without_a_rank_starts_all_nodes_and_without_a_source_runs
     assert made(2, given, size="").commands[0].argv[-1] == "train.py"
 
 
+@pytest.mark.parametrize("name", ["image", "gres", "size"])
+def test_a_parameter_of_a_command_may_have_every_name_that_the_place_does_not_fill(name: str) -> None:
+    given = stack(arguments=["train.py", f"{{{name}}}"], defaults={name: "small"})
+    assert made(1, given).commands[0].argv == ("train.py", "small")
+    assert made(1, given, **{name: "big"}).commands[0].argv == ("train.py", "big")
+
+
 @pytest.mark.parametrize(
     ("words", "nodes", "code"),
     [

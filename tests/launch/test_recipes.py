@@ -328,6 +328,11 @@ def test_how_opt_is_submitted_follows_from_the_place(nodes: int, job: str | None
     assert any("skips a run" in note for note in made.notes) == (submit != "local")
 
 
+def test_nodes_and_trials_the_right_way_round_and_a_prefix_of_its_own() -> None:
+    argv = started(OPT, place(24, job="12"), model_size="175b").commands[0].argv
+    assert [argv[argv.index(option) + 1] for option in ("-t", "-n", "-p")] == ["1", "24", "test-175b-12"]
+
+
 def test_through_slurm_opt_asks_for_the_processors_that_are_said_or_a_note_tells_whose_it_takes() -> None:
     asking = "--cpus-per-task"
     for where, own in (("azure", 12), ("fair", 10)):
