@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import groupby
@@ -17,7 +16,7 @@ from envbuild.cli.output import Ui, common_options
 from envbuild.cli.progress import RunProgress
 from envbuild.doctor.controller import Diagnosis, diagnose
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest, writing
-from envbuild.node import paths
+from envbuild.node.doctor import prefix_in
 from envbuild.node.facts import run as probe_here
 from envbuild.node.probe.gpus import gpu_facts
 from envbuild.node.read_text import search_path
@@ -75,7 +74,7 @@ def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: A
 
 
 def _here(prefix: str | None) -> list[Diagnosis]:
-    """The GPUs of this machine and a prefix on it, judged as those of a node are; nothing where it has none."""
+    """The GPUs of this machine, if any, and `prefix`, if one is given: judged as those of a node are."""
     gpus = gpu_facts(search_path())
     has_gpus = gpus["gpus_physical"] or gpus["driver"]["problem"]
     if not has_gpus and prefix is None:
@@ -83,14 +82,12 @@ def _here(prefix: str | None) -> list[Diagnosis]:
     from envbuild.doctor.node import gpu_line, prefix_line
     from envbuild.model.facts import NodeFacts
 
-    place = os.path.abspath(Path(prefix or "/nowhere").expanduser())  # noqa: PTH100 - a link stays one
+    place = choose.absolute(prefix or "/nowhere")
     plain = probe_here({"prefix": place, "args": {"brief": True}})[1]
     here = NodeFacts.from_plain({**plain, **gpus})
     lines = [gpu_line(here, exclusive=False)] if has_gpus else []
     if prefix is not None:
-        inside = paths.existing_parent(place)
-        # Below a mount a new folder is nothing odd.
-        lines.append(prefix_line(here.prefix, "" if inside != "/" and os.path.ismount(inside) else inside))
+        lines.append(prefix_line(here.prefix, prefix_in(place)))
     return lines
 
 
@@ -176,7 +173,8 @@ def _facts(ui: Ui, flags: dict[str, Any], file: Path, deadline: float | None) ->
         facts, errors = _facts_by_job(ui, target, flags)
     else:
         facts, errors = probe_nodes(target, deadline or DEADLINE)
-    plain, exclusive = {node: item.to_json_dict() for node, item in facts.items()}, target.scheduler.exclusive
+    plain = {node: item.to_json_dict() for node, item in facts.items()}
+    exclusive = target.scheduler.exclusive
     if plain:
         with writing(file):
             file.write_text(json.dumps(redact_data(plain), indent=2) + "\n", encoding="utf-8")

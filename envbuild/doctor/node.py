@@ -210,11 +210,9 @@ def _prefix(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[D
 
 
 def prefix_line(disk: DiskFacts, inside: str, so: str = "") -> Diagnosis:
-    """Whether an environment has room there and can run; `inside`: the nearest folder that is there, if no mount."""
-    state, choose = (
-        f"{disk.path}, {disk.filesystem or 'unknown file system'}, {_room(disk)}",
-        "choose another: `--prefix`",
-    )
+    """Whether an environment has room there and can run; `inside`: as `prefix_in` of the node has it."""
+    state = f"{disk.path}, {disk.filesystem or 'unknown file system'}, {_room(disk)}"
+    choose = "choose another: `--prefix`"
     if disk.writable is False:
         return _line("prefix", "missing", f"{state}; {disk.reason}", "nothing can be built there", choose)
     if disk.noexec:
@@ -226,7 +224,8 @@ def prefix_line(disk: DiskFacts, inside: str, so: str = "") -> Diagnosis:
     short = [word for word, value, least in (("space", disk.free_bytes, LEAST_BYTES),
                                              ("inodes", disk.free_inodes, LEAST_INODES))
              if value is not None and value < least]  # fmt: skip
-    so = f"too little of {' and '.join(short)} for an environment with torch" if short else so
+    if short:
+        so = f"too little of {' and '.join(short)} for an environment with torch"
     return _line("prefix", "warning" if short else "ok", state, so)
 
 
@@ -241,9 +240,7 @@ def _room(disk: DiskFacts) -> str:
 def _temporary(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     folders = [DiskFacts.model_validate(row) for row in site["temporary"]]
     usable = [disk for disk in folders if disk.writable and not disk.noexec]
-    free = ["writable" if disk.free_bytes is None else f"{disk.free_bytes / 1e9:.0f} GB" for disk in folders]
-    states = [f"{disk.path} ({'not writable' if not disk.writable else 'noexec' if disk.noexec else room})"
-              for disk, room in zip(folders, free, strict=True)]  # fmt: skip
+    states = [f"{disk.path} ({_use(disk)})" for disk in folders]
     noexec = [disk.path for disk in folders if disk.noexec]
     so = f"builds use {usable[0].path}" if usable else "nothing can be compiled in a temporary folder"
     if target.tmp:
@@ -267,6 +264,15 @@ def _lacks(tmp: DiskFacts | None, inside: str | None) -> str:
     if inside not in (tmp.path, top):
         return f"this host has no {top}"
     return "" if tmp.writable and not tmp.noexec else f"this host cannot use it: {tmp.reason or 'noexec'}"
+
+
+def _use(disk: DiskFacts) -> str:
+    """How much room a folder for temporary files has, or why a build cannot use it."""
+    if not disk.writable:
+        return "not writable"
+    if disk.noexec:
+        return "noexec"
+    return "writable" if disk.free_bytes is None else f"{disk.free_bytes / 1e9:.0f} GB"
 
 
 _BRING = (

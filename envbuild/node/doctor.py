@@ -51,15 +51,13 @@ def run(request: Json) -> "tuple[bool, Json]":
     tmp = answers[0][1].get("tmp")
     # Whether rootless podman and buildah may map more than one user id.
     names = (protocol.user_name(), str(os.getuid()))
-    parent = paths.existing_parent(answers[0][1]["prefix"]["path"])
     site: Json = {
         "programs": answers[1] or {},
         "user_namespaces": answers[2] or {"works": False, "why": "not found out"},
         "accounts": answers[3],
         "groups": _groups(),
         "proxies": _proxies(),
-        # A mount has folders of its own; below another folder a mount may be missing.
-        "prefix_in": "" if parent != "/" and os.path.ismount(parent) else parent,
+        "prefix_in": prefix_in(answers[0][1]["prefix"]["path"]),
         "tmp_in": paths.existing_parent(tmp["path"]) if tmp else None,
         "temporary": [disks.disk_facts(path, {}) for path in _temporary()],
         "docker_socket": os.access("/var/run/docker.sock", os.R_OK | os.W_OK),
@@ -67,6 +65,15 @@ def run(request: Json) -> "tuple[bool, Json]":
         "conda": _conda(folders),
     }
     return False, {"facts": answers[0][1], "site": site}
+
+
+def prefix_in(path: str) -> str:
+    """The nearest folder that exists; empty where it is a mount.
+
+    A mount has folders of its own; below another folder a mount may be missing.
+    """
+    parent = paths.existing_parent(path)
+    return "" if parent != "/" and os.path.ismount(parent) else parent
 
 
 def _scheduler(folders: "list[str]", submit: "list[str] | None") -> "dict[str, Json]":
