@@ -33,7 +33,7 @@ _REQUIRED = (
 
 
 def function() -> str:
-    """The bash function `required`: the node program's own, run by the interpreter below the environment."""
+    """The bash function `required`: functions of the node program, run by the interpreter below the environment."""
     return part("required", PARTS="\n\n".join(inspect.getsource(one) for one in _REQUIRED))
 
 
@@ -46,8 +46,9 @@ def render_script(
 
     Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2) and `script-impossible` (exit 7).
     """
-    title, why = visible(f"{plan.stack} ({plan.profile}) on {plan.target}"), list(map(_reason, (errors or {}).values()))
-    left = "".join(f"{comment(f'Left out, {reason}')}\n" for reason in why)
+    title = visible(f"{plan.stack} ({plan.profile}) on {plan.target}")
+    reasons = [_reason(error) for error in (errors or {}).values()]
+    left = "".join(f"{comment(f'Left out, {reason}')}\n" for reason in reasons)
     groups = list(grouped(plan.nodes, lambda node: node.environment).values())
     firsts = [node for node in map(_first, groups) if _args(node)]
     built = [_variant(node) for node in firsts]
@@ -63,7 +64,7 @@ def render_script(
     check += "".join(dict.fromkeys(text for node in firsts for text in _tmp(node)))
     parts = [part("head", EPOCH=str(EPOCH), TITLE=title, NEEDS=needs, INDEXES=indexes, CHECK=check) + left]
     if not groups:
-        says = quote("; ".join(("no node of this plan has anything that fits", *why)))
+        says = quote("; ".join(("no node of this plan has anything that fits", *reasons)))
         return f"{parts[0]}\nfail {says} 7\n"
     parts += [function(), *helpers] if built else helpers
     for number, nodes in enumerate(groups, 1):
@@ -143,17 +144,7 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, chosen: Sequence
         bundle = args["artifacts"].get("bundle")
         folders = ",".join(args["artifacts"].get("find_links") or [])
         if bundle:
-            # Each file of it has to have a hash of the lock, or a commit and tree of it.
-            make = ["envbuild", "bundle", "create", *chosen, "--variant", variant.id, "--output", bundle["file"]]
-            lacking = f"{bundle['file']} is not there: where the internet is reached, run `{shlex.join(make)}`"
-            lines += [
-                "  # Packages and sources come from a bundle; nothing is fetched over a network.",
-                "  export UV_OFFLINE=1",
-                f"  [ -f {quote(bundle['file'])} ] || fail {quote(lacking)} 7",
-                '  mkdir -p -- "$work/bundle"',
-                f'  tar -xf {quote(bundle["file"])} -C "$work/bundle"',
-                '  export UV_FIND_LINKS="$work/bundle/wheels"',
-            ]
+            lines += _from_bundle(bundle["file"], [*chosen, "--variant", variant.id])
         if folders:
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(folders)}')
         lines += _venv(variant, first, args)
@@ -163,6 +154,20 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, chosen: Sequence
         lines += sources(lock.stack, variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
     lines += _activation(lock.stack, variables)
     return "\n".join([*lines, "}", ""])
+
+
+def _from_bundle(file: str, chosen: Sequence[str]) -> list[str]:
+    """Packages and sources from a bundle: each file needs a hash of the lock, or a commit and tree of it."""
+    make = shlex.join(["envbuild", "bundle", "create", *chosen, "--output", file])
+    lacking = f"{file} is not there: where the internet is reached, run `{make}`"
+    return [
+        "  # Packages and sources come from a bundle; nothing is fetched over a network.",
+        "  export UV_OFFLINE=1",
+        f"  [ -f {quote(file)} ] || fail {quote(lacking)} 7",
+        '  mkdir -p -- "$work/bundle"',
+        f'  tar -xf {quote(file)} -C "$work/bundle"',
+        '  export UV_FIND_LINKS="$work/bundle/wheels"',
+    ]
 
 
 def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str]:

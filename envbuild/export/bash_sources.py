@@ -23,8 +23,8 @@ quote = shlex.quote
 @cache
 def _parts() -> dict[str, str]:
     """The texts of `script.sh`, by name."""
-    _, *parts = read_text(Path(__file__).with_name("script.sh")).split("#: ")
-    return dict(text.split("\n", 1) for text in parts)
+    _, *parts = re.split(r"^#: (\w+)\n", read_text(Path(__file__).with_name("script.sh")), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def part(name: str, **values: str) -> str:

@@ -1,4 +1,4 @@
-# The parts of a printed script: each begins below its line `#: NAME`, and has values in the place of words as @THIS@.
+# The parts of a printed script. A part begins below its line `#: NAME`. A word as @THIS@ becomes a value.
 #: head
 #!/usr/bin/env bash
 # @TITLE@

@@ -110,9 +110,6 @@ def readme(
     read = [*(source.name for one in variants for source in one.sources if source.install != "wheel"),
             *(tree.name for one in variants for tree in one.trees)]  # fmt: skip
     file = (own or b"").decode(errors="replace")
-    installs = (step for node in (measured or evidence).nodes for step in node.steps if step.name == "install")
-    # On the slowest node; None where this run installed nothing.
-    took = max((step.seconds for step in installs if step.status == "changed" and step.seconds), default=None)
     code, starts = list(dict.fromkeys(read)), STARTS.findall(file)[:12]
     claims = rows(view, run)
     if measured is not None:
@@ -131,7 +128,7 @@ def readme(
         gits={source.name: (source.git, source.commit) for one in variants for source in one.sources},
         starts="\n".join(f"{_inside(view.enter, code, start)}  # {where}" for start, where in starts),
         untried=[start for start, _ in starts if any(map(not_started, evidence.nodes))],
-        guessed=tuple(_guessed(file))[:20], cost=cost, took=seconds(took) if took else "",
+        guessed=tuple(_guessed(file))[:20], cost=cost, took=_took(measured or evidence),
         gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
     ).encode()  # fmt: skip
 
@@ -164,6 +161,13 @@ def _cost(evidence: Evidence, lock: Lock | None) -> str:
     return ""
 
 
+def _took(evidence: Evidence) -> str:
+    """How long the installation took on the slowest node; empty where this run installed nothing."""
+    steps = (step for node in evidence.nodes for step in node.steps if step.name == "install")
+    took = max((step.seconds for step in steps if step.status == "changed" and step.seconds), default=None)
+    return seconds(took) if took else ""
+
+
 def _beyond(evidence: Evidence, lock: Lock | None, cost: str, *, own: bool) -> str:
     """Why the stack of a kit is not for any machine without a GPU; empty where it is."""
     if lock is None or not (own or evidence.stack in list_stacks()):
@@ -185,12 +189,15 @@ def commands(evidence: Evidence, stack: str) -> dict[str, str]:
 
     The command that was given stands for its own verb.
     """
-    named = ([*words[:2], *(stack if word == evidence.stack else word for word in words[2:3]), *words[3:]]
-             for words in run_words(evidence))  # fmt: skip
-    given, (program, _, *place) = named
+    given, (program, _, *place) = (_with_stack(words, evidence.stack, stack) for words in run_words(evidence))
     run = {name: shlex.join([program, verb, *place]) for name, verb in _VERBS.items()}
     own = {"provision": "provision", "bench": "figures", "strategy": "figures", "smoke": "figures"}.get(evidence.verb)
     return {**run, own: shlex.join(given)} if own else run
+
+
+def _with_stack(words: Sequence[str], name: str, stack: str) -> list[str]:
+    """The words of a command, with `stack` where its first argument is the stack `name`."""
+    return [*words[:2], *(stack if word == name else word for word in words[2:3]), *words[3:]]
 
 
 def rows(view: View, run: Mapping[str, str]) -> tuple[Row, ...]:

@@ -92,10 +92,8 @@ def make(order: Order) -> Launch:
     flash = _flash(given)
     variable = f"USE_FLASH_ATTN_{flash}".upper()
     has_flash = [f"`--profile {name}`" for name, profile in order.profiles.items() if "flash_attn" in profile.imports]
-    # What stands on something of the site may have it from there.
-    alone = all(base.kind in ("none", "system") for base in order.profile.bases)
     require(
-        flash is None or _asks_for_flash(order.profile) or not alone,
+        flash is None or not _lacks_flash(order.profile),
         f"{variable}=1, and the profile {order.profile_name} has no flash-attn",
         why="the script stops without it (finding alcf-flash-attention)",
         hint=", or ".join([f"leave {variable} out", *has_flash]),
@@ -156,12 +154,20 @@ def _flash(given: AlcfParameters) -> str | None:
     return on[0] if on else None
 
 
+def _lacks_flash(profile: Profile) -> bool:
+    """Whether the profile has no flash-attn, and stands on nothing of the site that may have it."""
+    return not _asks_for_flash(profile) and all(base.kind in ("none", "system") for base in profile.bases)
+
+
 def _asks_for_flash(profile: Profile) -> bool:
     return "flash_attn" in profile.imports or "flash-attn" in map(package_name, profile.packages)
 
 
 def _degrees(given: AlcfParameters, model: ModelSize, gpus: int) -> tuple[dict[str, int], list[Default]]:
-    """Parallel degrees as args.sh has them, except that an MPSIZE that is said is kept."""
+    """Parallel degrees and batch sizes as args.sh has them, except that an MPSIZE that is said is kept.
+
+    And the parameters that it computed.
+    """
     computed: list[Default] = []
     tensor, sequence = given.mpsize or 0, given.spsize
     if not tensor:
@@ -198,13 +204,7 @@ def _values(
     sequence_parallel: bool,
 ) -> dict[str, Value]:
     place = order.place
-    # As args.sh puts the name of a run together, so that old results are found beside new ones.
-    name = "_".join([
-        given.model_type, *(["SP"] if sequence_parallel else []), "actCkpt", *([f"flashAttn_{flash}"] if flash else []),
-        model.name, f"z{given.zero}", f"seqlen{given.sequence_length}",
-        f"mp{degrees['tensor']}", f"pp{given.pipeline_parallel}", f"sp{degrees['sequence']}",
-        f"nl{model.layers}", f"hs{model.hidden}", f"gb{degrees['global-batch']}", f"mb{given.micro_batch}",
-    ])  # fmt: skip
+    name = _run_name(given, model, degrees, flash, sequence_parallel=sequence_parallel)
     return {
         **order.place_values(PORT, model),
         **given.model_dump(),
@@ -224,6 +224,20 @@ def _values(
         "tensorboard": f"{place.output}/outputs/{name}/tensorboard",
         "config": f"{place.output}/ds_config-gpt.json",
     }
+
+
+def _run_name(
+    given: AlcfParameters, model: ModelSize, degrees: dict[str, int], flash: str | None, *, sequence_parallel: bool
+) -> str:
+    """The name of a run as args.sh puts it together, so that old results are found beside new ones."""
+    parts: list[str] = [given.model_type]
+    parts += ["SP"] if sequence_parallel else []
+    parts += ["actCkpt"]
+    parts += [f"flashAttn_{flash}"] if flash else []
+    parts += [model.name, f"z{given.zero}", f"seqlen{given.sequence_length}"]
+    parts += [f"mp{degrees['tensor']}", f"pp{given.pipeline_parallel}", f"sp{degrees['sequence']}"]
+    parts += [f"nl{model.layers}", f"hs{model.hidden}", f"gb{degrees['global-batch']}", f"mb{given.micro_batch}"]
+    return "_".join(parts)
 
 
 def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:

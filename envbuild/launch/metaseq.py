@@ -240,11 +240,7 @@ def _submit(given: MetaseqParameters, place: Place) -> tuple[str, str]:
 
 def _step(order: Order, model: ModelSize, gpu_gb: int | None) -> _Step:
     """How the step is shared. Refuses what cannot be, with the places where it can."""
-    memory = order.reference.memory
-    # As it was said, else the least of the target's GPU, else that of the stack's memory model.
-    rows = rows_like(order.place.gpu, load_compat()) if gpu_gb is None and order.place.gpu else []
-    size = gpu_gb or min((row.memory_gb for row in rows), default=memory.gpu_gb if memory else 0.0)
-    needs = weights(model) * memory.bytes_per_parameter / 1e9 / (size * memory.usable) if memory else 0.0  # in GPUs
+    memory = _gpu_gb(order, gpu_gb)
 
     def share(nodes: int, per_node: int) -> _Step:
         gpus = nodes * per_node
@@ -252,8 +248,8 @@ def _step(order: Order, model: ModelSize, gpu_gb: int | None) -> _Step:
         copies = gpus // parallel
         # As opt_baselines.py divides them.
         sequences = (model.batch_tokens or 0) // max(copies, 1) // (model.sequence or 1)
-        parts, least = _parts(model, parallel, sequences), max(1, math.ceil(needs / per_node))
-        return _Step(model, nodes, per_node, parallel, copies, sequences, parts, least, size)
+        parts, least = _parts(model, parallel, sequences), _least_nodes(order, model, memory, per_node)
+        return _Step(model, nodes, per_node, parallel, copies, sequences, parts, least, memory)
 
     step = share(order.place.nodes, order.place.gpus_per_node)
     if refusal := _refusal(step):
@@ -330,6 +326,24 @@ def _parts(model: ModelSize, parallel: int, sequences: int) -> int:
         return batch * heads % _BLOCK == 0 and batch * heads * (model.sequence or 1) ** 2 <= _SCORES
 
     return next((n for n in range(1, sequences + 1) if sequences % n == 0 and taken(sequences // n)), 0)
+
+
+def _least_nodes(order: Order, model: ModelSize, gpu_gb: float, per_node: int) -> int:
+    """How many nodes the memory model of the stack wants for a model; 1 without a memory model."""
+    memory = order.reference.memory
+    if memory is None:
+        return 1
+    node = gpu_gb * memory.usable * per_node
+    return math.ceil(weights(model) * memory.bytes_per_parameter / 1e9 / node)
+
+
+def _gpu_gb(order: Order, gpu_gb: int | None) -> float:
+    """Memory of a GPU: `gpu_gb`, else the least of the target's GPU, else that of the stack's memory model."""
+    if gpu_gb is not None:
+        return gpu_gb
+    rows = rows_like(order.place.gpu, load_compat()) if order.place.gpu else []
+    usual = order.reference.memory.gpu_gb if order.reference.memory else 0.0
+    return min((row.memory_gb for row in rows), default=usual)
 
 
 def _notes(given: MetaseqParameters, submit: str) -> tuple[str, ...]:
