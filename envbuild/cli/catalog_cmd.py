@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from envbuild.catalog.target_file import Answers
     from envbuild.model.facts import NodeFacts
     from envbuild.model.patch import Patch
-    from envbuild.model.stack import Profile
+    from envbuild.model.stack import CondaSpec, Profile
     from envbuild.model.target import Target
 
 _HOSTS = {"ssh": "Hosts, as gpu[01-04]", "slurm": "Slurm partition", "pbs": "PBS queue"}
@@ -94,7 +94,6 @@ def stack_check(ui: Ui, stacks: tuple[str, ...]) -> int:
 
 def _configured() -> str:
     """The stack of the configuration, else that of its target."""
-
     return usual_stack(None, load_config()) or "torch-smoke"
 
 
@@ -124,6 +123,13 @@ def _described(loaded: LoadedStack) -> str:
     return "\n".join(lines)
 
 
+def _conda_line(conda: CondaSpec) -> str:
+    """What conda installs and from where, and what of pip's it installs instead."""
+    instead = f"; instead of wheels: {', '.join(conda.provides)}" if conda.provides else ""
+    channels = ", ".join(channel.name for channel in conda.channels)
+    return f"{', '.join(conda.packages) or 'Python'} from {channels}{instead}"
+
+
 def _needs(profile: Profile, built_on: str) -> str:
     """What the profile needs of a node, and the GPUs on which it was built, as far as they are known."""
     from envbuild.model.finding import package_name
@@ -146,11 +152,6 @@ def _needs(profile: Profile, built_on: str) -> str:
 
 def _profile_lines(profile: Profile, built_on: str) -> list[tuple[str, str]]:
     torch = f"{profile.torch.version} ({', '.join(profile.torch.flavours)})" if profile.torch else ""
-    conda = ""
-    if profile.conda:
-        channels = ", ".join(channel.name for channel in profile.conda.channels)
-        conda = f"{', '.join(profile.conda.packages) or 'Python'} from {channels}"
-        conda += f"; instead of wheels: {', '.join(profile.conda.provides)}" if profile.conda.provides else ""
     values = {name: value if isinstance(value, str) else f"{value.path} (if it exists)"
               for name, value in profile.environment.items()}  # fmt: skip
     sources = [f"{s.name} {s.commit[:12]} ({s.install})" for s in profile.pinned_sources]
@@ -159,7 +160,7 @@ def _profile_lines(profile: Profile, built_on: str) -> list[tuple[str, str]]:
         ("needs", _needs(profile, built_on)),
         ("python", f"{', '.join(profile.python)} ({', '.join(profile.interpreters)})"),
         ("torch", torch),
-        ("conda", conda),
+        ("conda", _conda_line(profile.conda) if profile.conda else ""),
         ("bases", ", ".join(base.kind for base in profile.bases)),
         ("packages", ", ".join(profile.packages)),
         ("sources", ", ".join(sources)),
@@ -255,8 +256,6 @@ def target_show(ui: Ui, target: str | None) -> None:
 
     Without TARGET, the configured one.
     """
-    import yaml
-
     from envbuild.catalog.loader import is_template, load_target
 
     loaded = load_target(target or load_config().target, template=True)
@@ -266,14 +265,7 @@ def target_show(ui: Ui, target: str | None) -> None:
     if template:
         ui.note("this is a template: extend it and say what stands in <angle brackets>")
     result = {"path": str(loaded.path), "files": files, "shipped": loaded.shipped, "template": template, "target": data}
-
-    def human() -> str:
-        """As a target file says it that extends no other."""
-        plain = _plain({key: value for key, value in redact_data(data).items() if key != "extends"})
-        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
-        return "".join([*(f"# from {path}\n" for path in files), text])
-
-    ui.result(result, human)
+    ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _as_file(redact_data(data))]))
 
 
 def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, stack: str | None, *, yes: bool) -> None:
@@ -400,7 +392,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         filesystems = ask(text, ",".join(base.scheduler.filesystems)) if kind == "pbs" else ""
         where = "{home}/envbuild" if job else "{data}/envbuild"
         usual_prefix = where if is_template(base) or base.name == "local" else base.prefix
-        prefix = ask(f"Folder for environments{', which all nodes share' * job}", usual_prefix, _prefix)
+        prefix = ask("Folder for environments" + (", which all nodes share" if job else ""), usual_prefix, _prefix)
         model, count = there.get(hosts, ("", 0)) if job else _gpus_here() if kind == "local" else ("", 0)
         usual_gpu = model or base.expects.gpu or ""
         text = "GPU model, as nvidia-smi has it without NVIDIA" + ("" if usual_gpu else " (empty: any)")
@@ -478,7 +470,14 @@ def _login(text: str) -> str:
 
 def _user(text: str) -> str:
     """An answer that is a login name, or empty. Raises click.BadParameter, and the question is asked again."""
-    return _login(f"{text.strip()}@host").removesuffix("@host") if text.strip() else ""
+    from envbuild.model.target import Login
+
+    try:
+        if text.strip():
+            Login(host="host", user=text.strip())
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no login name") from None
+    return text.strip()
 
 
 def _model(text: str, usual: str) -> str:
@@ -499,16 +498,14 @@ def _unknown_gpu(model: str) -> str:
 
 
 def _several_memories(model: str | None) -> str:
-    """That GPUs of a model have other memories than one another; empty where they have not."""
+    """That a model names GPUs of several memory sizes; empty where it names one."""
     from envbuild.provision.survey.ask import rules
     from envbuild.resolve.rules.node import rows_like
 
     rows = {f"{gpu.memory_gb:.0f} GB": gpu.name for gpu in reversed(rows_like(model, rules()))}
-    return (
-        f"there are {model} of {' and '.join(rows)}; name yours, as {' or '.join(rows.values())}"
-        if len(rows) > 1
-        else ""
-    )
+    if len(rows) < 2:
+        return ""
+    return f"there are {model} of {' and '.join(rows)}; name yours, as {' or '.join(rows.values())}"
 
 
 def _prefix(text: str) -> str:
@@ -577,7 +574,6 @@ def _shown(*command: str) -> str:
 
 def _gpus_here() -> tuple[str, int]:
     """Model and number of this machine's GPUs, where they are all alike."""
-
     names = [gpu["name"] for gpu in gpu_facts(search_path())["gpus"]]
     return (names[0].removeprefix("NVIDIA "), len(names)) if len(set(names)) == 1 else ("", len(names))
 
@@ -607,6 +603,14 @@ def _with_profile(ui: Ui, answers: Answers, file: Path, nodes: Mapping[str, Node
     if others := [name for name in loaded.stack.profiles if name != usual and judged[name].fits]:
         ui.note(f"profile: {usual}; for another, add `profile:` to the file: {', '.join(others)}")
     return answers
+
+
+def _as_file(data: dict[str, Any]) -> str:
+    """As a target file says it that extends no other."""
+    import yaml
+
+    plain = _plain({key: value for key, value in data.items() if key != "extends"})
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100))
 
 
 def _plain(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import getpass
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,16 +70,25 @@ class Time(click.ParamType[float]):
 
 
 def pairs(_: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """What an option KEY=VALUE says, however often it is given. Raises click.BadParameter."""
+    """The values of a repeatable option KEY=VALUE, by key. Raises click.BadParameter."""
     out: dict[str, str] = {}
     for text in texts:
         key, sign, value = text.partition("=")
-        if not (key and sign) or not (value or option.metavar != "NAME=URL"):
+        if not (key and sign):
             raise click.BadParameter(f"it takes {option.metavar}, not {text!r}")
         if key in out:
             raise click.BadParameter(f"{key} is given twice")
         out[key] = value
     return out
+
+
+def addresses(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """As `pairs`, for an option NAME=URL: a name without an address is refused too."""
+    urls = pairs(context, option, texts)
+    for name, url in urls.items():
+        if not url:
+            raise click.BadParameter(f"it takes {option.metavar}, not '{name}='")
+    return urls
 
 
 def missing_stack() -> click.MissingParameter:
@@ -110,6 +120,13 @@ def usual_stack(target: str | None, config: Config) -> str | None:
     return configured_stack(target, config) or load_target(target or config.target, template=True).target.stack
 
 
+def _stack_to_run(flags: dict[str, Any]) -> str | None:
+    """The stack of a command that runs one, where STACK is left out; None where nothing names one."""
+    config = configured(flags)
+    named = flags["target"] or config.stack or config.target != "local"
+    return usual_stack(flags["target"], config) if named else None
+
+
 def stack_argument(
     *, required: bool = False, run: bool = False, complete: names.Completion = names.stacks
 ) -> Callable[[F], F]:
@@ -134,11 +151,9 @@ def stack_argument(
                     why="STACK and --stack mean the same",
                     hint="name one stack, as the first argument",
                 )
-            stack = next(iter(given), None)
+            stack = given[0] if given else None
             if run and stack is None:
-                config = configured(kwargs)
-                named_there = kwargs["target"] or config.stack or config.target != "local"
-                stack = usual_stack(kwargs["target"], config) if named_there else None
+                stack = _stack_to_run(kwargs)
             if (required or run) and stack is None:
                 raise missing_stack()
             return function(*args, stack=stack, **kwargs)
@@ -265,7 +280,6 @@ build_options = options(
 
 def configured(flags: dict[str, Any]) -> Config:
     """Configuration with the flags of a command on top."""
-
     return load_config({key: value for key, value in flags.items() if key in KEYS and value is not None})
 
 
@@ -274,6 +288,11 @@ def described_target(flags: dict[str, Any]) -> Target:
     from envbuild.catalog.loader import load_target
 
     return load_target(flags["target"] or configured(flags).target, template=True).target
+
+
+def absolute(path: str) -> str:
+    """A path of this machine from its root, `~` filled in. Links stay: the environment in use is one."""
+    return os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - resolve() would follow them
 
 
 def submitter(target: Target) -> str:
@@ -351,7 +370,6 @@ def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> 
 
 def tell_lock(ui: Ui, path: Path) -> None:
     """Note that a lock is the user's copy of a shipped one."""
-
     if path.is_relative_to(resources.user_locks()):
         ui.note(f"lock: {path} (recorded by you)")
 

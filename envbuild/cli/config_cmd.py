@@ -27,7 +27,6 @@ def show(ui: Ui, name: str | None, origin: bool) -> None:
 
     With NAME, prints only this value: ansible-playbook "$(envbuild config show playbooks)/environment.yml".
     """
-
     loaded = load_config()
     for variable in loaded.unknown_variables:
         ui.note(f"the variable {variable} is no setting")

@@ -308,7 +308,6 @@ def _changed(target: Target, verb: str, flags: dict[str, Any], args: dict[str, A
 
 def change(target: Target, verb: str, args: dict[str, Any], node: str, *, wait: float) -> dict[str, Any]:
     """Ask a node to change something; `wait` so many seconds for another envbuild there. Raises EnvbuildError."""
-
     from envbuild.provision.contact.first_contact import node_request, run_node
 
     # A run gets its own lease again, so each command is a run.

@@ -19,7 +19,10 @@ _COMPARES = "what it compares"
 
 
 def explanation(code: str) -> str:
-    """What a code, an exit code, a word or a key of a target file means; of an error its messages too. Else empty."""
+    """What a code, an exit code, a word, a key of a target file or a shipped name means; of an error its messages too.
+
+    Empty for what is none of these.
+    """
     parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code)]
     parts += [*_of_key(code), *_of_name(code)]
     # The second finding of one rule in a draft.

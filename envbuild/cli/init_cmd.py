@@ -98,7 +98,6 @@ def init(
 
 def _asked(result: Result) -> Result:
     """Answers to what nothing says, at the terminal; an empty line takes the default."""
-
     draft = result.draft
     for missing in result.missing:
         choice = getattr(draft, missing.what) if missing.what in ("python", "torch", "flavour") else None
@@ -225,7 +224,6 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
     written into this folder, or used if they exist. The plan is shown, and you confirm it once. A second `up`
     changes nothing.
     """
-    from envbuild.catalog.loader import load_stack
     from envbuild.cli.provision_cmd import carry_out, show_built
 
     asks = not yes and not ui.json and sys.stdin.isatty() and sys.stderr.isatty()
@@ -237,10 +235,8 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
             # A target that is none is refused before anything is written.
             here = choose.described_target(flags).connection.kind == "local"
             stack = _draft_of(ui, stack, flags["flavour"], ask=asks, here=here)
-        else:
-            loaded = load_stack(stack)
-            for tree in [tree for profile in loaded.stack.profiles.values() for tree in profile.working_trees][:1]:
-                _drafted(ui, str(loaded.path.parent / tree.path))
+        elif folder := _folder_of(stack):
+            _drafted(ui, folder)
         if flags["flavour"]:
             _refuse_other_flavour(stack, flags.get("profile") or config.profile, flags["flavour"])
         _lock(ui, stack, flags.get("profile") or config.profile, _asking(yes, asks))
@@ -304,6 +300,15 @@ def _refuse_other_flavour(stack: str, profile: str | None, flavour: str) -> None
             f"`--flavour` is for a new draft, and {stack} has `flavours: [{', '.join(torch.flavours)}]`",
             hint="leave `--flavour` out" if loaded.shipped else change,
         )
+
+
+def _folder_of(stack: str) -> str:
+    """The folder of code that a stack file has as a source; empty where it has none."""
+    from envbuild.catalog.loader import load_stack
+
+    loaded = load_stack(stack)
+    trees = [tree for profile in loaded.stack.profiles.values() for tree in profile.working_trees]
+    return str(loaded.path.parent / trees[0].path) if trees else ""
 
 
 def _drafted(ui: Ui, source: str) -> str:

@@ -174,8 +174,8 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
             nodes=flags.get("nodes") or 1,
             gpus_per_node=gpus,
             environment=environment_of(stack, flags),
-            output=absolute(output),
-            hostfile=absolute(flags["hostfile"]) if flags.get("hostfile") else None,
+            output=choose.absolute(output),
+            hostfile=choose.absolute(flags["hostfile"]) if flags.get("hostfile") else None,
             master=flags.get("master"),
             port=flags.get("port"),
             job=flags.get("job"),
@@ -199,7 +199,7 @@ def _for_a_job(target: Target, flags: dict[str, Any]) -> bool:
 def environment_of(stack: str, flags: dict[str, Any]) -> str:
     """The environment of a launch: the one that is named, else where the one in use lies under the prefix."""
     if flags.get("environment"):
-        return absolute(flags["environment"])
+        return choose.absolute(flags["environment"])
     return f"{prefix_here(flags)}/current/{stack}"
 
 
@@ -211,7 +211,7 @@ def prefix_here(flags: dict[str, Any]) -> str:
     prefix = prefix.replace("{home}", str(Path.home())).replace("{data}", data)
     if "{user}" in prefix:
         prefix = prefix.replace("{user}", choose.submitter(target))
-    return absolute(prefix)
+    return choose.absolute(prefix)
 
 
 def profile_to_run(flags: dict[str, Any], verb: str, *, read: bool = False) -> str:
@@ -236,11 +236,6 @@ def _where(flags: dict[str, Any]) -> str:
     """Stack and target of these flags, as words of another command."""
     prefix = ["--prefix", flags["prefix"]] if flags["prefix"] else []
     return shlex.join([flags["stack"], "--target", flags["target"] or choose.configured(flags).target, *prefix])
-
-
-def absolute(path: str) -> str:
-    """A path of this machine as a run takes it. Links stay: the environment in use is one."""
-    return os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - resolve() would follow them
 
 
 def _of_rank(made: Launch, rank: int | None) -> Launch:
@@ -460,7 +455,7 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     prepared = choose.prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True)
     kind = "local" if logs else prepared.target.connection.kind
     if kind == "local":
-        flags["output"] = absolute(flags["output"] or "bench")
+        flags["output"] = choose.absolute(flags["output"] or "bench")
     if flags["dry_run"]:
         return _trial_as_text(ui, prepared, flags, trials)
     asked = Asked(

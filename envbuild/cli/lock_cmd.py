@@ -31,7 +31,7 @@ _index = click.option(
     "indexes",
     multiple=True,
     metavar="NAME=URL",
-    callback=choose.pairs,
+    callback=choose.addresses,
     help="Another address for a named index.",
 )
 _find_links = click.option(
@@ -88,7 +88,8 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     path = output or lock_path(loaded, name)
     previous = _previous(ui, path)
     made = _made(ui, loaded, name, previous, **flags)
-    if images := flags["images"]:  # their digests are also written to `images.toml` beside it
+    if images := flags["images"]:
+        # Their digests are also written to `images.toml` beside the lock.
         wanted = [image for image in images if image != "all"]
         wanted += images_of(made, shipped=loaded.shipped) if "all" in images else []
         ui.note(f"asking for the digests of {len(wanted)} images")
@@ -303,14 +304,14 @@ def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
 
     Without STACK, the locks of all profiles of all shipped stacks.
     """
+    from envbuild.catalog.loader import list_stacks, load_stack, lock_path
+
     if stack is not None:
         code, data, text = _check_one(ui, stack, profile, lock_file, offline=offline)
         ui.result(data, lambda: text)
         return code
     if profile or lock_file:
         raise click.UsageError("--profile and --lock are about one STACK: name it")
-    from envbuild.catalog.loader import list_stacks, load_stack, lock_path
-
     shipped = [(loaded, profile) for loaded in map(load_stack, list_stacks()) for profile in loaded.stack.profiles]
     checked = [
         _check_one(ui, loaded.stack.name, profile, None, offline=offline)

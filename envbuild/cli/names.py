@@ -120,7 +120,6 @@ def runs(_: click.Context) -> Iterable[str]:
 @_offered
 def environments(ctx: click.Context) -> Iterable[str]:
     """Folders of environments on this machine."""
-
     from envbuild.node.probe import inventory
 
     return map(os.path.basename, inventory.environments(str(ctx.params.get("prefix") or prefix())))

@@ -100,7 +100,6 @@ class Ui(NamedTuple):
 
 def write_json(data: dict[str, Any]) -> None:
     """One JSON document on stdout, redacted like every sink."""
-
     # Evidence names its own schema, and is read again as it is printed.
     head = {} if "schema_version" in data else {"schema": JSON_SCHEMA}
     document = {**head, **redact_data(data)}
@@ -158,7 +157,6 @@ def print_error(error: EnvbuildError) -> None:
 
 def print_traceback(error: EnvbuildError) -> None:
     """Where its cause was raised, else the error itself: on stderr, redacted."""
-
     say(_shown("".join(traceback.format_exception(error.__cause__ or error))).rstrip())
 
 
@@ -177,7 +175,6 @@ def _styled(text: str, style: str) -> str:
 
 def _shown(text: str) -> str:
     """Redacted, and harmless to a terminal: the text may come from a node or a file."""
-
     return visible(redact_text(text), keep_newlines=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from envbuild.text import few, grouped
 
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
+    from envbuild.model.facts import NodeFacts
     from envbuild.model.plan import NodePlan, Plan
     from envbuild.provision.run.context import Prepared, Selection, Settings, Survey
     from envbuild.provision.run.run_dir import RunDir
@@ -137,12 +138,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         repair, toolchain, bundle = settings.script, settings.toolchain_file, str(settings.bundle or "")
         recorded = load_facts(facts)
         if settings.script and prepared.target.connection.kind == "job":
-            # Where another user's facts were recorded, the submitter has the home of this machine.
-            own = {"user": choose.submitter(prepared.target), "home": str(Path.home())}
-            recorded = {
-                node: plain if plain.user == own["user"] else plain.model_copy(update=own)
-                for node, plain in recorded.items()
-            }
+            recorded = _of_submitter(recorded, choose.submitter(prepared.target))
         made, survey = plan_recorded(
             prepared, recorded, toolchain_file=toolchain, repair=repair, bundle=bundle, seen=modules_seen(facts)
         )
@@ -178,6 +174,12 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         for error in survey.errors.values():
             print_error(error)
     return exit_of(survey.errors)
+
+
+def _of_submitter(facts: Mapping[str, NodeFacts], user: str) -> dict[str, NodeFacts]:
+    """Facts for a job that `user` submits: where another user's were recorded, with the home of this machine."""
+    own = {"user": user, "home": str(Path.home())}
+    return {node: plain if plain.user == user else plain.model_copy(update=own) for node, plain in facts.items()}
 
 
 def _after(made: Plan, prepared: Prepared) -> str:
@@ -274,7 +276,7 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
     """The plan for people: per class of equal plans what, where, `why` and what it costs."""
     from envbuild.hostlist import fold_hosts
 
-    place = f"{plan.target}{', this machine' * (plan.target == 'local')}"
+    place = "local, this machine" if plan.target == "local" else plan.target
     lines = [f"plan: {plan.stack} ({plan.profile}) on {place}" + (f", {selection}" if selection else "")]
     if plan.profile_why:
         lines.append(f"  profile {plan.profile}: {plan.profile_why}")

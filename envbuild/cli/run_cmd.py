@@ -32,7 +32,6 @@ def run() -> None:
 @common_options
 def list_command(ui: Ui, count: int) -> None:
     """List the runs, the newest first."""
-
     runs = list_runs(load_config().runs_root)
     rows = [_row(item) for item in runs[:count]]
     if not rows:
@@ -52,7 +51,6 @@ def show(ui: Ui, run_id: str, *, follow: bool) -> int:
 
     A run on another machine cannot be followed. Ctrl-C stops following; the run continues.
     """
-
     shown = open_run(load_config().runs_root, run_id)
     if follow:
         return _follow(ui, shown)
@@ -83,7 +81,6 @@ def show(ui: Ui, run_id: str, *, follow: bool) -> int:
 
 def _follow(ui: Ui, followed: RunDir) -> int:
     """Raises EnvbuildError `run-elsewhere` (exit 7)."""
-
     if elsewhere := followed.elsewhere:
         raise EnvbuildError(
             "run-elsewhere",
@@ -122,7 +119,6 @@ def _row(run: RunDir) -> dict[str, Any]:
 
 def _exit(last: Event) -> int | None:
     """The exit code of a run whose last event this is; None where it has not ended, or does not say."""
-
     if last.kind == EventKind.INTERRUPTED:
         return int(ExitCode.INTERRUPTED)
     error = last.data.get("error")
@@ -151,7 +147,8 @@ def _by_node(events: Sequence[Event]) -> list[str]:
             seconds = event.data.get("seconds")
             took = f" {seconds:.1f} s" if isinstance(seconds, int | float) else ""
             status = event.data.get("status")
-            row.append(f"{event.data.get('step')}{took}{'' if status in ('ok', 'changed') else f' {status}'}")
+            ended = "" if status in ("ok", "changed") else f" {status}"
+            row.append(f"{event.data.get('step')}{took}{ended}")
         elif event.kind == "node-finished":
             ends[event.node] = str(event.data.get("status"))
             error = event.data.get("error")

@@ -38,7 +38,6 @@ def trace(ui: Ui, /, **flags: Any) -> int:
     Writes a Chrome trace (all iterations) and the document's xlsx (one iteration), named after the first FILE.
     Measures the share of the pipeline bubble. Counts and names broken lines, and shows the rest.
     """
-
     paths = [Path(file) for file in flags["files"]]
     spans = read(paths)
     pipeline = pipeline_of(spans, paths[0].name, flags["stages"], flags["chunks"])
@@ -72,7 +71,6 @@ def trace(ui: Ui, /, **flags: Any) -> int:
 
 def _write(ui: Ui, trace_data: Trace, pipeline: Pipeline, every: list[Iteration], flags: dict[str, Any]) -> list[str]:
     """The files that were asked for, none ever half written. A sheet that nobody asked for may fail."""
-
     _, spans = shown(trace_data, every, flags["iteration"])
     folder, first = Path(flags["output"]), Path(flags["files"][0])
     folder.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,6 @@ NAMES = {
 
 def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
     """The error for a command that is not there; `words`: as typed, `names`: those that are there."""
-
     meant = next((NAMES[typed] for typed in (" ".join(words), words[0]) if typed in NAMES), "")
     if not meant:
         # What holds the word comes before what resembles it a little.

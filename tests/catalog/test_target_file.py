@@ -256,6 +256,9 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     login = load_target(str(tmp_path / "lab.yaml")).target.connection.login
     assert login is not None and (login.user, login.host) == ("me", "login1")
     (tmp_path / "lab.yaml").unlink()
+    named = init(tmp_path, answers=("ssh", "", "a", "me@a", "me", "/p", "", ""))
+    assert named.exit_code == 0 and "'me@a' is no login name" in named.output
+    (tmp_path / "lab.yaml").unlink()
     answers = ("", "hpc", "login1", "", "", "1", "", "", "", "")
     assert init(tmp_path, "--extends", "azure-nd96", answers=answers).exit_code == 0
     login = load_target(str(tmp_path / "lab.yaml")).target.connection.login

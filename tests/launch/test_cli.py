@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from envbuild.cli.launch_cmd import absolute, asked_of, bench, launch
+from envbuild.cli.choose import absolute
+from envbuild.cli.launch_cmd import asked_of, bench, launch
 from envbuild.errors import EnvbuildError
 from envbuild.launch.request import Place
 from envbuild.schedule.cluster import Here, Login
