@@ -163,7 +163,7 @@ def export_lock(
     *,
     places: Places | None = None,
 ) -> str:
-    """Text of one variant in the format of another tool. Raises EnvbuildError:
+    """Text of one variant in the format of another tool. Raises ValueError for another format, and EnvbuildError:
 
     `variant-unknown`, `format-not-available`, `wheelhouse-incomplete` (exit 2); `hash-unrecorded`, `conda-unrecorded`,
     `hash-mismatch`, `address-mismatch` (exit 5); `address-missing` (exit 75); what uv's resolution raises.
@@ -187,6 +187,8 @@ def export_lock(
     if format == "conda-lock":
         wheels = {file: entry.get("url") or Path(entry["path"]).as_uri() for file, entry in where.items()}
         return conda_lock(variant, _header(lock, variant), places.channels, wheels)
+    if format != "pylock":
+        raise ValueError(f"no export format {format}")
     return _pylock(lock, variant, where)
 
 

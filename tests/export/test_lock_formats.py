@@ -164,6 +164,8 @@ def test_a_variant_or_format_that_the_lock_does_not_have_is_named() -> None:
     ):
         with fails(code, ExitCode.USAGE):
             export_lock(two, *arguments)
+    with pytest.raises(ValueError, match="poetry"):
+        export_lock(two, "a", "poetry")
 
 
 def test_sources_that_an_export_cannot_carry_are_said_in_it() -> None:
