@@ -74,7 +74,9 @@ def read_manifest(path: Path) -> bytes:
     try:
         return read_file(path, MAX_BYTES)
     except OSError as error:
-        raise (too_large(str(path)) if error.errno == errno.EFBIG else unreadable(path, error)) from None
+        if error.errno == errno.EFBIG:
+            raise too_large(str(path)) from None
+        raise unreadable(path, error) from None
 
 
 def refuse(code: str, name: str, line: int, column: int, problem: str, hint: str = "") -> EnvbuildError:

@@ -92,7 +92,7 @@ def test_d96_every_hint_that_is_a_command_parses() -> None:
 
 def test_variables_of_the_package_are_nouns() -> None:
     empty, fields = {"told", "said", "each", "found", "those"}, {"job.each", "controller.found", "sections.found"}
-    # One tree at a time: all of them together are a million objects, which every look for garbage walks.
+    # One tree at a time: the million objects of all trees together slow down every garbage collection.
     trees = ((path.stem, ast.parse(path.read_text(encoding="utf-8"))) for path in (TOP / "envbuild").rglob("*.py"))
     named = ((stem, node) for stem, tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name))
     assert {f"{stem}.{node.id}" for stem, node in named if node.id in empty} == fields

@@ -478,7 +478,8 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
     from envbuild.provision.jobs.launch import make_job
     from envbuild.provision.own_run import measured_by
 
-    (reference, measured), asked = measured_by(prepared.stack), asked_of(flags)
+    reference, measured = measured_by(prepared.stack)
+    asked = asked_of(flags)
     if prepared.target.connection.kind == "job":
         site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, prefix=prefix_here(flags))
         ui.note(NOT_ASKED)

@@ -103,3 +103,15 @@ def test_d58_doctor_of_this_machine_names_a_broken_driver_and_a_lost_gpu(
     shown = " ".join(CliRunner().invoke(doctor, []).output.split())
     line = shown[shown.index("warning gpus") :]
     assert all(words in line for words in says), line
+
+
+def test_doctor_of_this_machine_judges_a_prefix_as_that_of_a_node(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for prefix, level, says in (
+        (tmp_path / "file" / "below", "missing", f"{tmp_path}/file is not a folder"),
+        (Path("/no-such-mount/below"), "warning", "there is no /no-such-mount"),
+    ):
+        done = CliRunner().invoke(doctor, ["--prefix", str(prefix), "--json"])
+        (line,) = [line for line in json.loads(done.stdout)["checks"] if line["name"] == "prefix"]
+        assert line["level"] == level and line["found"].endswith(says), line
+        assert level == "warning" or not json.loads(done.stdout)["ok"]
