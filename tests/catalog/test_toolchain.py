@@ -90,7 +90,8 @@ def test_a_build_of_a_users_file_is_fetched_and_checked(tmp_path: Path) -> None:
 def test_every_index_but_the_default_has_an_address_without_a_template() -> None:
     for name, entry in load_indexes().items():
         assert name == entry.name and "{" not in name + entry.url
-        assert entry.url.startswith("https://download.pytorch.org/whl/") or (name, entry.url) == (DEFAULT_INDEX, "")
+        assert (entry.url == "") == (name == DEFAULT_INDEX)
+        assert name == DEFAULT_INDEX or entry.url.startswith("https://download.pytorch.org/whl/")
         assert (entry.verified != "no") == (name == DEFAULT_INDEX)
 
 

@@ -153,4 +153,4 @@ def test_any_text_with_any_marks_gives_balanced_harmless_markup(text: str, spans
     assert {tag for tag, _ in tags} <= {"code", "strong", "em", "a", "span", "mark", "sup"}
     for _, attributes in tags:
         assert attributes.keys() <= {"class", "href", "rel"}
-        assert (attributes.get("href") or "#f").startswith(("https://", "#f"))
+        assert (attributes.get("href", "#f") or "").startswith(("https://", "#f"))

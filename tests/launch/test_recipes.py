@@ -193,6 +193,7 @@ def test_two_nodes_need_an_address(name: str) -> None:
 
 def test_tensor_parallel_over_all_gpus_is_said_aloud() -> None:
     made = started(ALCF, place(2, 4))
+    assert made.commands[0].ends is None, "its exit code says how it ended"
     assert made.degrees == {"tensor": 8, "pipeline": 1, "sequence": 1, "data": 1, "global-batch": 1, "micro-batch": 1}
     [row] = [default for default in made.defaults if default.name == "MPSIZE"]
     assert (row.value, row.why) == ("8", "tensor parallel: all 8 GPUs of the job")

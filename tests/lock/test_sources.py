@@ -66,9 +66,10 @@ def test_a_patch_is_pinned_by_what_it_does_and_by_the_places_it_must_find(repos:
 def test_what_cannot_be_pinned_is_refused_with_both_sides(repos: Repos) -> None:
     first, second = repos.create("a"), repos.commit("a", "x", "2")
     tree, unknown = repos.tree("a", first), "1" * 40
+    both = f"tree {tree} at {Repos.url('a')}, {unknown} in the stack"
     for wanted, code, exit_code, says in (
         (source("a", first, patches=["no-such-patch"]), "patch-unknown", ExitCode.USAGE, ""),
-        (source("a", first, tree=unknown), "tree-mismatch", ExitCode.INTEGRITY, f"tree {tree} at"),
+        (source("a", first, tree=unknown), "tree-mismatch", ExitCode.INTEGRITY, both),
         (source("a", unknown), "commit-missing", ExitCode.INTEGRITY, ""),
         (source("a", tree), "commit-missing", ExitCode.INTEGRITY, "is a tree"),
         (source("a", first, contains=[second]), "ancestor-missing", ExitCode.INTEGRITY, f"contain {second}"),

@@ -109,6 +109,8 @@ def test_a_job_that_does_not_start_in_time_leaves_nothing_but_its_reason(world: 
     assert (done.rc, done.code) == (75, "job-not-started")
     assert "2 nodes" in done.err
     assert world.wait_for_state(world.submitted()[0]["job"], "CANCELLED")
+    world.target(scheduler={"nodes": 1})
+    assert world.job().rc == 0
 
 
 def test_a_build_that_fails_fails_every_node_by_name_and_the_next_run_repairs_it(world: JobWorld) -> None:

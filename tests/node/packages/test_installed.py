@@ -71,6 +71,7 @@ def test_a_second_name_of_a_site_packages_folder_is_no_second_one(top: Path) -> 
 def test_dist_infos_that_a_package_vendors_are_plain_files(tmp_path: Path) -> None:
     vendored = f"{SITE}/setuptools/_vendor/w-1.dist-info/RECORD"
     write_files(tmp_path, {vendored: b"../../bin/w,sha256=AAAA,0\n"})
+    assert merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))[vendored].tag == "file"
     assert checked(tmp_path) == (0, [])
 
 

@@ -131,6 +131,12 @@ def test_a_job_loads_the_modules_of_the_target_before_anything_else() -> None:
     assert "module use /soft/modulefiles || exit 1\nmodule load conda/1 || exit 1\n" in script
 
 
+def test_what_no_directive_can_carry_is_an_error_of_the_target() -> None:
+    with fails("job-invalid") as caught:
+        site({"idle": 2}).job("x", [JobStep(argv=("true",))], "/o\n#SBATCH --hold", 60)
+    assert "output" in caught.value.why
+
+
 @pytest.mark.parametrize(
     ("more", "missing"),
     [
