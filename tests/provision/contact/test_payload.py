@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from envbuild.catalog.node_facts import load_facts
+from envbuild.catalog.toolchain import ToolchainPython
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection
@@ -27,6 +28,7 @@ from envbuild.plan.tools import Tool
 from envbuild.provision.contact import payload as payloads
 from envbuild.provision.contact import toolchain as module
 from envbuild.provision.contact.payload import file_tool, read_answer, uv_tool, write_payload
+from envbuild.provision.contact.toolchain import fetched_python
 from envbuild.provision.contact.wheel_stores import LIMIT, receive
 from envbuild.regular_file import sha256_of
 from tests.resolve.builders import make_lock
@@ -202,6 +204,27 @@ def test_equal_tools_give_equal_payloads(tmp_path: Path, tools: list[Tool]) -> N
         write_payload(tmp_path / name, tools, prefix="/p", packed=True)
         os.utime(tools[0].source, (1, 1))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_a_standalone_python_is_checked_whenever_it_is_taken_and_fetched_again_where_it_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "x.tar.gz").write_bytes(b"x")
+    row = {
+        "name": "mine",
+        "version": "3.11.7",
+        "arch": "x86_64",
+        "url": (tmp_path / "x.tar.gz").as_uri(),
+        "witness": "w",
+    }
+    build = ToolchainPython.from_plain({**row, "sha256": hashlib.sha256(b"x").hexdigest()})
+    archive = fetched_python(build).source
+    archive.write_bytes(b"damaged")
+    fetched_python.cache_clear()
+    assert fetched_python(build).source.read_bytes() == b"x"
+    with fails("hash-mismatch", ExitCode.INTEGRITY):
+        fetched_python(build.model_copy(update={"sha256": "0" * 64}))
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "-x", "$(id)", "a\nb"])
