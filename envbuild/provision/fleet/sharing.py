@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode, writing
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan, SpreadClass
 from envbuild.node import paths, proc
 from envbuild.plan.sharing import install_args, keys_of, stamp_of_environment
@@ -64,8 +64,13 @@ class _SpreadGroup:
     waiting: list[str]
 
 
-# The bundle with the wheels of one class on this machine, and its index.
-_Built = tuple[Path, dict[str, Any]]
+@dataclass(frozen=True)
+class _Built:
+    """The bundle with the wheels of one class, on this machine."""
+
+    path: Path
+    digest: str
+    size: int
 
 
 def execute_shared(plan: Plan, files: Mapping[str, NodeHost], work: Work, stage: Stage) -> tuple[Plan, Outcome]:
@@ -207,6 +212,10 @@ class _Run:
             return (self._fetched(group) if lacking else None), lacking
         except EnvbuildError as error:
             return error
+        except OSError as error:
+            return EnvbuildError(
+                "bundle-not-written", f"the wheels of {group.by} cannot be stored on this machine", why=str(error)
+            )
         except Exception as error:  # noqa: BLE001 - in a thread; those who wait build for themselves
             return self.work.run.unexpected("they were not fetched", error)
 
@@ -239,29 +248,28 @@ class _Run:
         prefix = work.survey.facts[group.by].prefix.path
         here = work.run.staging / f"built-{secrets.token_hex(4)}.tar"
         self.bundles.append(here)
-        with writing(here):
-            bundle = fetch_wheels(group.by, prefix, store, group.keys, here, work.prepared.target.connection, work.run)
-        return here, bundle
+        bundle = fetch_wheels(group.by, prefix, store, group.keys, here, work.prepared.target.connection, work.run)
+        return _Built(here, bundle["digest"], bundle["bytes"])
 
     def _give(self, group: _BuildGroup, built: _Built | None, lacking: set[str], *, seconds: float) -> None:
         """Change requests and deliveries of those who wait: they take the wheels instead of building them."""
         self.work.journal.append(
             EventKind.HANDED_OVER, node=group.by, to=list(group.waiting), keys=group.keys,
-            bytes=built[1]["bytes"] if built else 0, seconds=seconds,
+            bytes=built.size if built else 0, seconds=seconds,
         )  # fmt: skip
         for node in group.waiting:
             install = self.requests[node]["install"] = copy.deepcopy(self.requests[node]["install"])
             handed: dict[str, Any] = {"by": group.by, "keys": group.keys}
             if built is not None and node in lacking:
-                handed.update(file=self._delivered(node, *built), digest=built[1]["digest"])
+                handed.update(file=self._delivered(node, built), digest=built.digest)
             install["args"]["build"].update(handed=handed, check_rebuild=False)
 
-    def _delivered(self, node: str, here: Path, bundle: dict[str, Any]) -> str:
+    def _delivered(self, node: str, built: _Built) -> str:
         """Put the bundle beside what else the node is brought; where it will lie there."""
-        files, name = self.files[node], f"built-{bundle['digest'][:12]}.tar"
+        files, name = self.files[node], f"built-{built.digest[:12]}.tar"
         prefix, variant = self.work.survey.facts[node].prefix.path, self.work.survey.variants[node]
         store = files.store or paths.delivered(prefix, variant.digest)
-        self.files[node] = replace(files, bundles={**files.bundles, name: here}, store=store)
+        self.files[node] = replace(files, bundles={**files.bundles, name: built.path}, store=store)
         return posixpath.join(store, name)
 
     def _has(self, group: _SpreadGroup) -> bool:

@@ -41,7 +41,7 @@ class Stage:
         self.lost: set[str] = set()
         self.has: set[str] = set()
         self.received: list[tuple[str, Path]] = []
-        self.pack_fails = False
+        self.pack_fails = self.disk_full = False
         self.plan = plan
         run = RunDir.create(tmp_path / "runs")
         self.journal = run.open_journal()
@@ -85,6 +85,8 @@ class Stage:
 
     def _receive(self, node: str, path: str, to: Path, **_: Any) -> None:
         self.received.append((path, to))
+        if self.disk_full:
+            raise OSError(28, "No space left on device", str(to))
         to.write_bytes(b"the wheel")
 
 
@@ -192,6 +194,16 @@ def test_what_cannot_be_handed_over_is_built_by_each_and_said(stage: Make) -> No
     assert handed(on.plays[1]) == {"b": None, "c": None}
     (note,) = on.work.notes
     assert note.startswith("ext of a could not be handed to b, c: the store has no such wheel")
+    assert outcome.errors == {}
+
+
+def test_wheels_that_cannot_be_stored_here_are_built_by_each_and_the_disk_is_named(stage: Make) -> None:
+    on = stage("a", "b")
+    on.disk_full = True
+    outcome = on.run()
+    assert [sorted(each) for each in on.plays] == [["a"], ["b"]]
+    (note,) = on.work.notes
+    assert "the wheels of a cannot be stored on this machine ([Errno 28] No space left on device" in note
     assert outcome.errors == {}
 
 
