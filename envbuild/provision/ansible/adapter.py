@@ -22,7 +22,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.node.redact import redactor
 from envbuild.provision.ansible.steps import (
     MARKER,
-    STEPS,
+    VERBS,
     Limits,
     NodeHost,
     StepsResult,
@@ -79,7 +79,8 @@ class Inventory:
 
 def host_variables(host: NodeHost) -> dict[str, Any]:
     """The host variables that roles read."""
-    if unknown := set(host.requests).difference(*STEPS.values()):
+    unknown = set(host.requests) - set(VERBS)
+    if unknown:
         raise ValueError(f"no playbook step for: {', '.join(sorted(unknown))}")
     out: dict[str, Any] = {
         # One path: Ansible quotes it for the shell itself (since 2.17).

@@ -72,13 +72,17 @@ def _listed(path: Path) -> Any:
 def hosts_of(listed: Any, path: Path) -> dict[str, HostAddress]:
     """The hosts in what `ansible-inventory --list` printed for `path`."""
     try:
-        variables = listed.get("_meta", {}).get("hostvars", {})
-        names = dict.fromkeys(name for group in listed.values() for name in group.get("hosts", ()))
-    except (AttributeError, TypeError):
+        variables = dict(listed.get("_meta", {}).get("hostvars", {}))
+        names = dict.fromkeys(check_host(name) for group in listed.values() for name in group.get("hosts", ()))
+    except (AttributeError, TypeError, ValueError):
         raise _invalid(path, "ansible-inventory printed something else than groups") from None
     if len(names) > MAX_HOSTS:
         raise EnvbuildError("hosts-too-many", f"{path} names more than {MAX_HOSTS} hosts", hint="split the inventory")
-    return {check_host(str(name)): _address(path, name, variables.get(name) or {}) for name in names}
+    hosts = {}
+    for name in names:
+        given = variables.get(name)
+        hosts[name] = _address(path, name, given if isinstance(given, dict) else {})
+    return hosts
 
 
 def _address(path: Path, name: str, given: Mapping[str, Any]) -> HostAddress:

@@ -161,12 +161,7 @@ def _end_overdue(
     requests: Mapping[str, Mapping[str, dict[str, Any]]], running: Mapping[str, str], outcome: Outcome, work: Work
 ) -> None:
     """Give every node that is not done an error. `running`: the steps that had begun; the play has been stopped."""
-
-    def is_done(node: str, verbs: Mapping[str, Any]) -> bool:
-        answers = outcome.responses.get(node, {})
-        return outcome.error_of(node) is not None or (bool(answers) and set(verbs) <= set(answers))
-
-    late = [node for node, verbs in requests.items() if node in running or not is_done(node, verbs)]
+    late = [node for node, verbs in requests.items() if node in running or not _done(node, verbs, outcome)]
     prefixes = {node: str(next(iter(requests[node].values()))["prefix"]) for node in late if requests[node]}
     lines = _last_lines(prefixes, work.run, work.prepared.target.connection)
     for node in late:
@@ -183,6 +178,12 @@ def _end_overdue(
             EventKind.STEP_FINISHED, node=node, step=step, status="overdue", seconds=None,
             text="not done within the deadline",
         )  # fmt: skip
+
+
+def _done(node: str, verbs: Mapping[str, Any], outcome: Outcome) -> bool:
+    """The node has answered to everything, or has ended with an error."""
+    answers = outcome.responses.get(node, {})
+    return outcome.error_of(node) is not None or (bool(answers) and set(verbs) <= set(answers))
 
 
 def _last_lines(prefixes: Mapping[str, str], run: RunDir, connection: Connection) -> dict[str, str]:
@@ -214,15 +215,17 @@ class _Watcher:
             self._journal.append(EventKind.STEP_STARTED, node=event.node, step=event.role)
             return
         self.running.pop(event.node, None)
-        # Of the node program, or of the toolchain payload.
+        # The node program and the toolchain payload answer; a step that copies files does not.
         answer = read_answer(event.stdout)
         if answer is not None:
             self._outcome.responses.setdefault(event.node, {})[event.role] = answer
         elif event.status in ("failed", "unreachable"):
             self._outcome.errors[event.node] = _step_error(event)
-        error = (answer or {}).get("error")
-        text = event.message if event.status in ("failed", "unreachable") else ""
-        text = str(error.get("what", "")) if error else text
+        error, text = (answer or {}).get("error"), ""
+        if error:
+            text = str(error.get("what", ""))
+        elif event.status in ("failed", "unreachable"):
+            text = event.message
         self._journal.append(
             EventKind.STEP_FINISHED, node=event.node, step=event.role, status=event.status, seconds=event.seconds,
             error=error, text=visible(text)[:LONGEST], **_parts(answer),

@@ -161,8 +161,11 @@ def signals(watch: Watch) -> Iterator[None]:
 
 
 def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, TaskEvent]) -> EnvbuildError:
-    """What a run raises that a deadline or an interrupt has ended; `events`: the last of each node."""
-    nodes = {node: f"{event.role}: {event.status}" for node, event in events.items()}
+    """What a run raises that a deadline or an interrupt has ended; `events`: the last of each node.
+
+    Its details have by node the step, as the plan and the journal name it, and how far it got: `install: started`.
+    """
+    nodes = {node: f"{event.role}: {event.status}" for node, event in events.items() if event.role}
     if reason == "deadline":
         return EnvbuildError(
             "playbook-deadline",
@@ -185,7 +188,8 @@ STEPS = {
     "provision.yml": ("toolchain", "deliver", "install", "smoke", "activate"),
     "image.yml": ("toolchain", "carry", "container"),
 }
-# What is only copied, without the node program.
+# Those of them that call the node program with a request, and those that only copy files.
+VERBS = ("install", "smoke", "activate", "container")
 _PUT = ("deliver", "carry")
 _POLL_SECONDS = 0.1
 

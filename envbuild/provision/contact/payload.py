@@ -87,7 +87,7 @@ def write_payload(path: Path, tools: Sequence[Tool], *, prefix: str, packed: boo
 
 
 def read_answer(stdout: str) -> dict[str, Any] | None:
-    """What a payload or the node program said: `ok`, `changed`, and `error`, or else what there is to say.
+    """What a payload or the node program answered: `ok`, `changed`, and `error` or the results.
 
     It is the last line that is a JSON object (a terminal on the way mixes stderr in); None when there is none.
     """

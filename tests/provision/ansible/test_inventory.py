@@ -199,6 +199,7 @@ def test_every_text_in_the_file_is_marked_unsafe_and_the_file_is_private(tmp_pat
     assert yaml.load(text, Loader=_Loader) == inventory.as_dict()
 
 
-def test_a_step_without_a_playbook_role_is_a_mistake(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ansible_connection", "toolchain", "deliver"])
+def test_a_request_that_no_step_of_a_playbook_takes_is_a_mistake(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="no playbook step"):
-        host_variables(_host(requests={"ansible_connection": tmp_path / "x"}))
+        host_variables(_host(requests={name: tmp_path / "x"}))

@@ -160,7 +160,15 @@ def test_an_interrupt_ends_the_steps_also_where_nobody_reads_what_is_said(tmp_pa
     def unread() -> None:
         raise BrokenPipeError
 
-    with fails("interrupted"):
+    with fails("interrupted") as caught:
         limits = Limits(600, lambda: text_of(pid).endswith("\n"), unread)
         run_here("provision.yml", host, on_event=lambda _: None, limits=limits)
+    assert caught.value.details["nodes"] == {"localhost": "install: started"}
     assert not alive(int(text_of(pid)))
+
+
+def test_a_run_that_is_interrupted_before_its_first_step_names_no_step(tmp_path: Path) -> None:
+    host = NodeHost("localhost", "/nowhere", "/nowhere", requests={"install": tmp_path / "install.json"})
+    with fails("interrupted") as caught:
+        run_here("provision.yml", host, on_event=lambda _: None, limits=Limits(600, lambda: True))
+    assert caught.value.details["nodes"] == {}

@@ -10,9 +10,8 @@ import yaml
 
 from envbuild import resources
 from envbuild.node.protocol import CONNECTION
-from envbuild.provision.ansible.steps import STEPS
+from envbuild.provision.ansible.steps import STEPS, VERBS
 
-VERBS = ("install", "smoke", "activate", "container")
 ROLES = resources.playbooks() / "roles"
 
 

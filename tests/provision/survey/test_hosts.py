@@ -135,6 +135,8 @@ def test_an_inventory_that_is_not_there_that_is_broken_and_that_is_empty(tmp_pat
     [
         ([], "hosts-invalid"),
         ({"g": {"hosts": [["x"]]}}, "hosts-invalid"),
+        ({"g": {"hosts": [7]}}, "hosts-invalid"),
+        ({"_meta": {"hostvars": "x"}, "g": {"hosts": ["x"]}}, "hosts-invalid"),
         ({"g": {"hosts": ["-oProxyCommand=id"]}}, "host-invalid"),
         ({"g": {"hosts": ["{{ x }}"]}}, "host-invalid"),
         ({"g": {"hosts": [f"n{i}" for i in range(20_001)]}}, "hosts-too-many"),
@@ -147,10 +149,10 @@ def test_hostile_answers_of_the_parser_are_refused(listed: object, code: str) ->
 
 def test_strange_variables_of_the_parsers_answer_count_as_none() -> None:
     listed = {
-        "_meta": {"hostvars": {"a": [], "b": {"ansible_host": "b", "ansible_ssh_port": "22"}}},
-        "g": {"hosts": ["a", "b"]},
+        "_meta": {"hostvars": {"a": [], "b": {"ansible_host": "b", "ansible_ssh_port": "22"}, "c": "x"}},
+        "g": {"hosts": ["a", "b", "c"]},
     }
-    assert hosts_of(listed, Path("hosts")) == {"a": HostAddress(), "b": HostAddress(port=22)}
+    assert hosts_of(listed, Path("hosts")) == {"a": HostAddress(), "b": HostAddress(port=22), "c": HostAddress()}
 
 
 # A program
