@@ -22,6 +22,8 @@ from envbuild.schedule.job import clock_text, seconds_of
 from envbuild.schedule.pbs import Queues
 from envbuild.text import few, plural
 
+LEAST_LIMIT = 1800  # seconds that a job may run
+
 
 class Generations:
     """The environments of one lock on the nodes of a run; `again`: nodes that build theirs again."""
@@ -163,9 +165,6 @@ def _in_clear(target: Target) -> str:
         f"{', '.join(names)} of the target's variables look{'s' * (len(names) == 1)} like a secret: values go in clear "
         "into activate.sh, the stamp and the modulefile, where everybody who can read the prefix can read them"
     )
-
-
-LEAST_LIMIT = 1800
 
 
 def limit_of(plan: Plan, target: Target) -> int:

@@ -349,11 +349,12 @@ def _elsewhere(prepared: Prepared, asked: Asked) -> Way:
     # Nothing starts, so nodes need no real address.
     place = asked.place.model_copy(update={"master": asked.place.master or "first"})
     made = launch(prepared.stack, prepared.profile, asked.run.values, place)
+    return Way([Trial(made, partial(_read, path)) for path in asked.logs])
 
-    def read(log: Path, _: str) -> Log:
-        return Log(log)
 
-    return Way([Trial(made, partial(read, path)) for path in asked.logs])
+def _read(log: Path, _: str) -> Log:
+    """The log of a run elsewhere, in the place of a run."""
+    return Log(log)
 
 
 def _with(node: NodeEvidence, check: Check) -> NodeEvidence:

@@ -233,7 +233,7 @@ def not_writable(folder: str, host: str, done: Finished) -> EnvbuildError:
     return EnvbuildError(
         "not-writable",
         f"{folder} cannot be written on {host}",
-        why=done.err.strip()[-300:] or "no answer in time",
+        why=failure_text(done),
         hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",
     )
 

@@ -136,7 +136,8 @@ def node_tools(
     Raises EnvbuildError `interpreter-missing` (exit 7) and what the download raises.
     """
     prefix = facts.stage_prefix
-    tools = [_node_program(folder), uv_tool()]
+    program, uv = _node_program(folder), uv_tool()
+    tools = [program, uv]
     standalone: Tool | None = None
     if variant.interpreter.kind == "standalone":
         try:
@@ -154,24 +155,33 @@ def node_tools(
         # An environment stands on what lies on the same disk.
         interpreter = standalone.path(facts.prefix.path)
 
-    def python(least: tuple[int, ...], own: Tool | None = None) -> str:
-        """One that the node has, else one that becomes a tool: its `own`, or the pinned one."""
+    def python_for(least: tuple[int, ...], own: Tool | None = None) -> str:
+        """A Python of the node that is new enough, else one that becomes a tool: `own`, or the pinned one."""
         there = newest_python(facts, least)
-        if there is None:
-            fetch = folder is not None
-            runner = own or bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file, fetch=fetch)
-            tools.extend([] if runner in tools else [runner])
-            there = runner.path(prefix)
-        return there
+        if there is not None:
+            return there
+        runner = own or bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file, fetch=folder is not None)
+        if runner not in tools:
+            tools.append(runner)
+        return runner.path(prefix)
 
-    program, uv, runs = tools[0].path(prefix), tools[1], python(least_python().release, standalone)
-    if variant.conda is None:
-        return NodeTools(tuple(tools), runs, program, uv.path(prefix), interpreter, uv.sha256)
-    check_platform(facts)
-    rattler = rattler_tool(make=folder is not None)
-    tools.append(rattler)
-    loads = python(LEAST_PYTHON)
-    return NodeTools(tuple(tools), runs, program, uv.path(prefix), interpreter, uv.sha256, rattler.path(prefix), loads)
+    python = python_for(least_python().release, standalone)
+    rattler = rattler_python = None
+    if variant.conda is not None:
+        check_platform(facts)
+        library = rattler_tool(make=folder is not None)
+        tools.append(library)
+        rattler, rattler_python = library.path(prefix), python_for(LEAST_PYTHON)
+    return NodeTools(
+        tools=tuple(tools),
+        python=python,
+        pyz=program.path(prefix),
+        uv=uv.path(prefix),
+        interpreter=interpreter,
+        uv_sha256=uv.sha256,
+        rattler=rattler,
+        rattler_python=rattler_python,
+    )
 
 
 def disk_bytes(tool: Tool) -> int:

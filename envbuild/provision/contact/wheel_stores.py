@@ -46,8 +46,8 @@ def fetch_wheels(
     # One node can give to several classes at once.
     there = posixpath.join(store, "tmp", f"bundle-{secrets.token_hex(6)}.tar")
     args = {"action": "pack", "store": store, "file": there, "keys": sorted(keys.values())}
-    request = {node: node_request("wheels", prefix, args)}
-    bundle = contact(request, connection, DEADLINE, run=run)[node].result()
+    requests = {node: node_request("wheels", prefix, args)}
+    bundle = contact(requests, connection, DEADLINE, run=run)[node].result()
     receive(node, there, to, size=bundle["bytes"], sha256=bundle["sha256"], connection=connection)
     return bundle
 

@@ -198,8 +198,8 @@ class InJobs(InImages):
 
 
 def _ask_login(work: Work, site: JobSite) -> dict[str, Any]:
-    request = {site.login: look_request(work, site.login)}
-    return told_of(contact(request, site.connection, run=work.run)[site.login])
+    requests = {site.login: look_request(work, site.login)}
+    return told_of(contact(requests, site.connection, run=work.run)[site.login])
 
 
 def _folder(login: Mapping[str, Any], work: Work) -> str:

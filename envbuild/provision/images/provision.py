@@ -232,12 +232,10 @@ class InImages(Route):
         responses = outcome.responses.get(node, {})
         answer, record = responses.get("container"), self.nodes[node].record
         if answer is None and node not in outcome.errors and not plan.steps:
-            parts: Mapping[str, Mapping[str, Any]] = {"verify": {"ok": True, "result": _of_record(record)}, **responses}
+            parts: dict[str, Mapping[str, Any]] = {"verify": {"ok": True, "result": _of_record(record)}, **responses}
         else:
-            # The answer of one verb as the answers of those that ran inside.
-            inside: Any = answer["result"] if answer is not None and answer.get("ok") else None
-            ran = {verb: {"ok": True, "result": inside[verb]} for verb in ("verify", "smoke") if verb in (inside or {})}
-            parts, record = responses if inside is None else ran, self.used.get(node, {})
+            parts = _parts(answer, responses)
+            record = self.used.get(node, {})
         evidence = collect.node_evidence(plan, work.survey.facts[node], parts, outcome.errors.get(node))
         if not record or evidence.status not in ("ok", "unchanged"):
             return evidence
@@ -256,6 +254,16 @@ def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
     record = node.record
     there = node.has and record.get("id") == image_id and record.get("runtime") == node.chosen.runtime
     return work.settings.repair or not there
+
+
+def _parts(
+    answer: Mapping[str, Any] | None, responses: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """The answer of one verb as the answers of those that ran inside."""
+    if answer is None or not answer.get("ok"):
+        return dict(responses)
+    result = answer["result"]
+    return {verb: {"ok": True, "result": result[verb]} for verb in ("verify", "smoke") if verb in result}
 
 
 def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:

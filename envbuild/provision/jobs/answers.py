@@ -266,12 +266,14 @@ def _tell_phases(
     responses: Mapping[str, dict[str, ContactResult]], failed: EnvbuildError, runner: Runner, folder: str
 ) -> None:
     """Put into the answers that a failed job owes, as errors, in which verb their nodes were and how it ended."""
-    owed = {
-        node: verbs
-        for node, answers in responses.items()
-        if (verbs := [verb for verb, answer in answers.items() if answer.error is failed])
-    }
-    for node, error in phases(failed, owed, runner, folder).items() if owed else ():
+    owed: dict[str, list[str]] = {}
+    for node, answers in responses.items():
+        for verb, answer in answers.items():
+            if answer.error is failed:
+                owed.setdefault(node, []).append(verb)
+    if not owed:
+        return
+    for node, error in phases(failed, owed, runner, folder).items():
         responses[node].update(dict.fromkeys(owed[node], ContactResult.failed(node, error)))
 
 

@@ -227,8 +227,11 @@ def end_of_job(
     finish(work, site, job, number, state, good=state.good)
     for note in work.notes:
         work.journal.stage(f"warning: {note}")
-    log, own = work.run.path / log_name(job, number), state.failure is None and state.phase is not Phase.LOST
-    return state, log, job_error(number, state, last) if not own or state.exit is None else state.exit
+    log = work.run.path / log_name(job, number)
+    # A job that is lost, or that something ended, has no exit code of its own.
+    if state.failure is not None or state.phase is Phase.LOST or state.exit is None:
+        return state, log, job_error(number, state, last)
+    return state, log, state.exit
 
 
 class _Follow:

@@ -136,6 +136,13 @@ def _contents(
         yield "files", f"files-{digest[:12]}.json.gz", pack(files), digest
 
 
+def _variants_of(work: Work, nodes: Iterable[NodeEvidence]) -> dict[str, Variant]:
+    """By digest the variants that nodes have: as they were built, else of the lock."""
+    known = {variant.digest: variant for variant in (*work.prepared.lock.variants, *work.survey.variants.values())}
+    wanted = dict.fromkeys(str(node.variant_digest) for node in nodes)
+    return {digest: known[digest] for digest in wanted if digest in known}
+
+
 def write_evidence(
     work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = (), pages: bool = True
 ) -> Evidence:
@@ -155,10 +162,7 @@ def write_evidence(
     if verb == "provision" and equality is not None:
         odd = {node.node for node in without_cause(nodes, equality) if node.exit == ExitCode.OK}
         nodes = [collect.of_another_root(node, equality.root, command) if node.node in odd else node for node in nodes]
-    known = {variant.digest: variant for variant in (*prepared.lock.variants, *work.survey.variants.values())}
-    # As they were built, else of the lock.
-    digests = dict.fromkeys(str(node.variant_digest) for node in nodes)
-    variants = {digest: known[digest] for digest in digests if digest in known}
+    variants = _variants_of(work, nodes)
     evidence = Evidence(
         envbuild=__version__,
         verb=verb,

@@ -242,8 +242,9 @@ def _checks(responses: Responses) -> Iterable[Check]:
         yield Check(name="overwritten", status="passed", says=says, level="measured", details=details)
     yield from _conda_checks(install.get("conda") or {})
     if install.get("required"):
-        asked, required = (install["required"][key] for key in ("asked", "required"))
-        says = f"{plural(asked, 'package')} for the stack, {required} that these require; nothing else is in the lock"
+        counts = install["required"]
+        says = f"{plural(counts['asked'], 'package')} for the stack, {counts['required']} that these require; "
+        says += "nothing else is in the lock"
         yield Check(name="required", status="passed", says=says, level="measured")
     stamped = _rooted({verb: response for verb, response in responses.items() if verb != "verify"})
     for verb in ("ensure", "smoke", "verify", "meet"):

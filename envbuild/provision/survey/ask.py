@@ -38,11 +38,13 @@ _OF_THE_PREFIX = frozenset({"prefix-usable", "disk-space", "disk-inodes"})
 def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
     """Nothing fits a node: the error carries the rules that were against it. `fits`: what was tried, in words."""
     against = [decision for decision in resolution.decisions if decision.verdict == "refuse"]
-    # Each of them has to go: what to do about one alone would lead to the next, or to one that nothing cures. But for
-    # a module that is missing, where that is what fits.
-    cures = [
-        item.instead or "" for item in against if item.rule != "base-module" or (item.compared or ("?",))[0] not in fits
-    ]
+
+    def is_named(decision: Decision) -> bool:
+        """Whether what fits is the module that is missing."""
+        return decision.rule == "base-module" and (decision.compared or ("?",))[0] in fits
+
+    # Each of them has to go: what to do about one alone would lead to the next, or to one that nothing cures.
+    cures = [item.instead or "" for item in against if not is_named(item)]
     instead = "; and ".join(dict.fromkeys(cures[:4])) if all(cures) else ""
     what = f"{resolution.node}: no variant of {resolution.stack} fits this node"
     why = "; ".join(map(_in_words, against[:4]))
@@ -453,9 +455,10 @@ def current_of(prepared: Prepared, node: str, listed: list[dict[str, Any]] | Env
             hint=f"`--profile {profile}` asks about the one in use; {builds} the other",
         )
     trees = few([str(tree["at"]) for tree in stamp.get("trees") or ()])
+    code = f", with the code in {trees}" if trees else ""
     return EnvbuildError(
         "environment-not-of-lock",
         f"{node}: the environment in use matches no variant of {prepared.lock_file.name}",
-        why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}{trees and f', with the code in {trees}'}",
+        why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}{code}",
         hint=f"{builds} what the lock says now; the old environment stays until removed",
     )

@@ -213,24 +213,24 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) ->
     `only_ask`: nodes are asked and not changed, so only how they are reached matters. `jobs`: the verb can work through
     jobs.
     """
-    job, source = target.connection.kind == "job", target.hosts if isinstance(target.hosts, HostSource) else None
-    given, scheduler = source.given if source else {}, target.scheduler.kind
-    image = target.engine == "container" and target.container is not None and target.container.runtime == "pyxis"
-    rows = {
-        f"connection: job (a job of {scheduler})": (job and not jobs, "connection: {kind: ssh}"),
-        "connection: job with base: image": (job and jobs and target.base == "image", "base: none"),
-        # The node file of PBS is there inside a job; a partition of Slurm is no list of nodes that take SSH.
-        f"hosts named by {', '.join(f'{key}: {value}' for key, value in given.items())}": (
-            bool(source and source.slurm) and not (job and jobs), "hosts: [...]",
-        ),
-        "privilege: sudo (envbuild installs no system packages)": (
-            not only_ask and target.privilege == "sudo", "privilege: none",
-        ),
-        "container: {runtime: pyxis} without jobs of Slurm": (
-            not only_ask and image and not (job and scheduler == "slurm"), "container: {runtime: enroot}",
-        ),
-    }  # fmt: skip
-    return {what: setting for what, (applies, setting) in rows.items() if applies}
+    job = target.connection.kind == "job"
+    missing = {}
+    if job and not jobs:
+        missing[f"connection: job (a job of {target.scheduler.kind})"] = "connection: {kind: ssh}"
+    elif job and target.base == "image":
+        missing["connection: job with base: image"] = "base: none"
+    # The node file of PBS is there inside a job; a partition of Slurm is no list of nodes that take SSH.
+    if isinstance(target.hosts, HostSource) and target.hosts.slurm and not (job and jobs):
+        named = ", ".join(f"{key}: {value}" for key, value in target.hosts.given.items())
+        missing[f"hosts named by {named}"] = "hosts: [...]"
+    if only_ask:
+        return missing
+    if target.privilege == "sudo":
+        missing["privilege: sudo (envbuild installs no system packages)"] = "privilege: none"
+    runtime = target.container.runtime if target.container is not None else "auto"
+    if target.engine == "container" and runtime == "pyxis" and not (job and target.scheduler.kind == "slurm"):
+        missing["container: {runtime: pyxis} without jobs of Slurm"] = "container: {runtime: enroot}"
+    return missing
 
 
 def refuse_unsupported(target: Target, *, only_ask: bool = False, jobs: bool = False) -> None:
