@@ -18,6 +18,7 @@ def places(data: Any, above: Place = ()) -> Iterator[Place]:
 
 
 def at(data: Any, place: Place) -> Any:
+    """What is at a place."""
     for key in place:
         data = data[key]
     return data

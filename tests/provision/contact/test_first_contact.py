@@ -105,20 +105,21 @@ def bare(tmp_path: Path) -> dict[str, str]:
 
 
 def asked(
-    asks: dict[str, Any], env: dict[str, str] | None = None, shared: str = "", **more: Any
+    asks: dict[str, Any], *, bare: dict[str, str] | None = None, shared: str = "", **more: Any
 ) -> first_contact.ContactResult:
-    """What /bin/sh answers; with an `env` of its own as on a node that has no Python in the usual places."""
+    """What /bin/sh answers. `bare`: its environment on a node that has no Python in the usual places."""
     script = first_contact.build_script(asks, node_pyz(), NONCE, shared)
-    if env is not None and not more:
+    if bare is not None:
+        more["env"] = bare
         for place in ("/usr/bin/python3", "/usr/local/bin/python3", "/usr/libexec/platform-python", "/opt/*"):
             script = script.replace(place, "/nonexistent")
         script = script.replace(" /usr/local/bin /usr/bin\n", "\n")
-    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, **more)
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, **more)
     return first_contact.parse_output(done.stdout, NONCE, "n1")
 
 
 def test_node_without_python_gives_findings_only(tmp_path: Path, bare: dict[str, str]) -> None:
-    found = asked(request(str(tmp_path / "p")), bare)
+    found = asked(request(str(tmp_path / "p")), bare=bare)
     assert found.python is None
     assert found.response is None
     assert found.findings["libc"]
@@ -132,7 +133,7 @@ def test_python_of_the_toolchain_is_used(minor: str, tmp_path: Path, bare: dict[
     folder = tmp_path / "p/tools/python-x/bin"
     folder.mkdir(parents=True)
     (folder / f"python{minor}").symlink_to(real)
-    found = asked(request(str(tmp_path / "p")), bare)
+    found = asked(request(str(tmp_path / "p")), bare=bare)
     assert found.python == str(folder / f"python{minor}")
     assert found.result()["toolchain"] == ["python-x"]
 
@@ -141,10 +142,13 @@ def test_a_python_staged_in_a_shared_folder_runs_where_the_node_has_none(tmp_pat
     folder = tmp_path / "it's shared/tools/python-x/python/bin"
     folder.mkdir(parents=True)
     (folder / "python3").symlink_to(sys.executable)
-    given = (request(str(tmp_path / "p")), bare, str(tmp_path / "it's shared"))
-    assert asked(*given).python == str(folder / "python3")
+
+    def python() -> str | None:
+        return asked(request(str(tmp_path / "p")), bare=bare, shared=str(tmp_path / "it's shared")).python
+
+    assert python() == str(folder / "python3")
     (tmp_path / "it's shared/tools").chmod(0o1777)
-    assert asked(*given).python is None, "others could have put it there"
+    assert python() is None, "others could have put it there"
 
 
 @pytest.mark.parametrize("owner", ["everybody", "somebody"])
@@ -157,7 +161,7 @@ def test_a_python_that_another_user_can_replace_is_never_run(owner: str, tmp_pat
         os.chown(tools, 65534, 65534)
     else:
         pytest.skip("only root can give a folder to another user")
-    assert asked(request(str(tmp_path / "p")), bare).python is None
+    assert asked(request(str(tmp_path / "p")), bare=bare).python is None
     assert not (tmp_path / "ran").exists()
 
 
@@ -165,7 +169,7 @@ def test_shim_and_too_old_python_are_passed_over(tmp_path: Path, bare: dict[str,
     for name, text in (("python3", "exit 127"), ("python3.13", "exit 1")):
         executable(tmp_path / "bin" / name, f"#!/bin/sh\n{text}\n")
     (tmp_path / "bin/python3.8").symlink_to(require_python("3.8"))
-    assert asked(request(str(tmp_path / "p")), bare).python == str(tmp_path / "bin/python3.8")
+    assert asked(request(str(tmp_path / "p")), bare=bare).python == str(tmp_path / "bin/python3.8")
 
 
 def test_a_newer_python_runs_the_node_program_where_an_old_one_comes_first(
@@ -175,7 +179,7 @@ def test_a_newer_python_runs_the_node_program_where_an_old_one_comes_first(
     (tmp_path / "bin/python3").symlink_to(require_python("3.6"))
 
     def ask(verb: str) -> first_contact.ContactResult:
-        return asked(request(str(tmp_path / "p")) | {"verb": verb}, bare)
+        return asked(request(str(tmp_path / "p")) | {"verb": verb}, bare=bare)
 
     assert ask("probe").python == str(tmp_path / "bin/python3")
     assert ask("probe").result()["toolchain"] == []
@@ -188,7 +192,7 @@ def test_a_newer_python_runs_the_node_program_where_an_old_one_comes_first(
 def test_prefix_in_somebody_elses_folder_is_not_writable() -> None:
     nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
-    found = asked(request("/usr/envbuild-test"), env, cwd="/", **nobody)
+    found = asked(request("/usr/envbuild-test"), env=env, cwd="/", **nobody)
     assert (found.findings["prefix_parent"], found.findings["prefix_writable"]) == ("/usr", "no")
     if found.python is None:
         pytest.skip("no Python that every user may run: the node program's own view is not proven here")
