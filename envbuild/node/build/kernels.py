@@ -69,17 +69,19 @@ def extensions(build: Json) -> list[str]:
 def project(folder: str, source: Json, build: Json, out: str) -> str:
     """Write the project that builds `build["modules"]` of the patched tree at `folder` into the new folder `out`.
 
-    Names and paths are what the lock's model lets through. Returns `out`; the tree itself is left alone. Raises
-    NodeError `kernel-sources-missing` (exit 4).
+    Returns `out`; the tree itself is left alone. Raises NodeError `kernel-sources-missing` (exit 4) and
+    `request-invalid`.
     """
-    modules = [_module(folder, source, module) for module in build["modules"]]
+    modules = [_module(folder, source, module) for module in build.get("modules") or []]
+    if not modules:
+        raise NodeError("request-invalid", f"source {source['name']}: kind kernels without modules")
     os.makedirs(out, 0o700)
     everything = {include for module in modules for include in module["include_dirs"]}
     for name in _wanted(folder, everything):
         place = os.path.join(out, name)
         os.makedirs(os.path.dirname(place), exist_ok=True)
         shutil.copyfile(os.path.join(folder, name), place)
-    for name in everything:  # without a file, too
+    for name in everything:  # also those without a file
         os.makedirs(os.path.join(out, name), exist_ok=True)
     text = _SETUP.format(
         source=source["name"],
@@ -94,17 +96,24 @@ def project(folder: str, source: Json, build: Json, out: str) -> str:
 
 
 def _module(folder: str, source: Json, module: Json) -> Json:
-    """A module with every field, once its files are in the tree."""
-    name = module["name"]
+    """A module with every field, once its name is one and its files are in the tree."""
+    name = str(module["name"])
+    if not name.isidentifier():
+        raise NodeError("request-invalid", f"source {source['name']}: a kernel module cannot be named {name[:80]!r}")
     made: Json = {"name": name, "torch": module.get("torch") is not False}
-    made.update({key: module.get(key) or [] for key in ("sources", "include_dirs", "cxx_flags", "nvcc_flags")})
+    for key in ("sources", "include_dirs", "cxx_flags", "nvcc_flags"):
+        made[key] = [str(item) for item in module.get(key) or []]
+    for path in made["sources"] + made["include_dirs"]:
+        leads_out = not path or path.startswith("/") or ".." in path.split("/")
+        if leads_out or any(mark in path for mark in '"\\'):
+            raise NodeError("request-invalid", f"source {source['name']}: not a path inside it: {path[:100]!r}")
     missing = [path for path in made["sources"] if not os.path.isfile(os.path.join(folder, path))]
     missing += [path for path in made["include_dirs"] if not os.path.isdir(os.path.join(folder, path))]
-    if missing:
+    if missing or not made["sources"]:
         raise NodeError(
             "kernel-sources-missing",
             f"source {source['name']} has no files for its kernel {name}",
-            why=f"not in the tree: {', '.join(missing)}",
+            why=f"not in the tree: {', '.join(missing) or '(no sources are named)'}",
             hint="correct `build.modules` of the stack: it names files of another commit",
             changed=True,
         )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from envbuild.node.build import kernels
+from envbuild.node.protocol import NodeError
 from tests.node import torch_env
 from tests.support.fails import fails
 from tests.support.files import write_file, write_files
@@ -133,6 +134,26 @@ def test_files_of_another_commit_are_named(tree: Path) -> None:
         kernels.project(str(tree), SOURCE, build_of(module), f"{tree}-kernels")
     assert "kernels/gone.cu, nowhere" in caught.value.why
     assert not os.path.exists(str(tree) + "-kernels")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "a.b"},
+        {"name": 'x"; import os #'},
+        {"sources": ["../add.cpp"]},
+        {"sources": ["/etc/passwd"]},
+        {"include_dirs": ["shared/../../x"]},
+    ],
+)
+def test_names_and_paths_that_could_lead_elsewhere_are_refused(tree: Path, change: dict[str, Any]) -> None:
+    with fails("request-invalid", 2):
+        kernels.project(str(tree), SOURCE, build_of(dict(MODULE, **change)), f"{tree}-kernels")
+
+
+def test_no_modules_are_refused(tree: Path) -> None:
+    with pytest.raises(NodeError, match="without modules"):
+        kernels.project(str(tree), SOURCE, build_of(), f"{tree}-kernels")
 
 
 def wheel_of(project: str, site: Path, **environment: str) -> Path:
