@@ -119,16 +119,18 @@ class _Output:
         import selectors
 
         self.process, self.limit, self.full = process, limit, False
-        self.streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
-        self.kept = [bytearray() for _ in self.streams]
-        self.selector = selectors.DefaultSelector()
-        for number, stream in enumerate(self.streams):
+        streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+        self.kept = [bytearray() for _ in streams]
+        self.selector = selectors.PollSelector()  # it takes no file descriptor, of which none may be left
+        for number, stream in enumerate(streams):
             self.selector.register(stream, selectors.EVENT_READ, number)
 
     def read(self, seconds: float) -> bool:
-        """Wait so long for more of it; False once there is none any more."""
+        """Wait at most `seconds` for more of it; False once all streams have ended."""
         for key, _ in self.selector.select(seconds) if self.selector.get_map() else ():
-            data, kept = os.read(key.fd, 65536), self.kept[key.data]
+            data, kept = b"", self.kept[key.data]
+            with contextlib.suppress(OSError):  # what cannot be read has ended
+                data = os.read(key.fd, 65536)
             if not data:
                 self.selector.unregister(key.fileobj)
             self.full = self.full or len(kept) + len(data) > self.limit
@@ -229,21 +231,20 @@ def _collect(
     grace: float,
 ) -> "Finished":
     output = _Output(process, limit)
-    with contextlib.closing(output.selector):
-        if stdin is not None and process.stdin is not None:
-            threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
-        ended = output.ends(None if timeout is None else begun + timeout, capped=True)
-        if not ended:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                _LIVE.kill(process.pid, number)
-                # After SIGKILL it may be in uninterruptible sleep (a sick driver or file system): then leave it behind.
-                if output.ends(time.monotonic() + grace):
-                    break
-        # A grandchild that outlives the program may keep a pipe open: end those of the group, and wait for no other.
-        _LIVE.kill(process.pid, signal.SIGKILL)
-        end = time.monotonic() + _DRAIN
-        while time.monotonic() < end and output.read(end - time.monotonic()):
-            pass
+    if stdin is not None and process.stdin is not None:
+        threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
+    ended = output.ends(None if timeout is None else begun + timeout, capped=True)
+    if not ended:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            _LIVE.kill(process.pid, number)
+            # After SIGKILL it may be in uninterruptible sleep (a sick driver or file system): then leave it behind.
+            if output.ends(time.monotonic() + grace):
+                break
+    # A grandchild that outlives the program may keep a pipe open: end those of the group, and wait for no other.
+    _LIVE.kill(process.pid, signal.SIGKILL)
+    end = time.monotonic() + _DRAIN
+    while time.monotonic() < end and output.read(end - time.monotonic()):
+        pass
     return Finished(
         rc=process.returncode if ended and not output.full else None,
         out=output.text(0),
@@ -259,13 +260,11 @@ def _wind_down(process: "subprocess.Popen[bytes]", grace: float) -> None:
 
     SIGTERM first, more than once, for what is just starting may miss the first; at most `grace` seconds.
     """
-    import subprocess
-
     end = time.monotonic() + grace
+    output = _Output(process, 0)  # what it still prints is read, so that it can end
     while process.poll() is None and time.monotonic() < end:
         _LIVE.kill(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(2.0)
+        output.ends(min(end, time.monotonic() + 2.0))
     _LIVE.kill(process.pid, signal.SIGKILL)
     _LIVE.groups.discard(process.pid)
     _LIVE.gentle.discard(process.pid)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import time
+import types
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -75,6 +77,24 @@ def test_d50_a_signal_while_a_program_starts_leaves_it_its_grace(tmp_path: Path,
     with pytest.raises(Interrupted):
         proc.run(["/bin/sh", "-c", f"{trap}; touch {signalled}; while :; do sleep 0.1; done"], grace=30.0)
     assert ended.exists()
+
+
+def test_a_program_that_prints_much_before_it_ends_has_its_grace_too(tmp_path: Path, signalled: Path) -> None:
+    """More than a pipe holds: somebody has to read it, or the program never gets to what it has to end."""
+    ended = tmp_path / "ended"
+    trap = f"trap 'trap \"\" TERM; head -c 1000000 /dev/zero; touch {ended}; exit 143' TERM"
+    with pytest.raises(Interrupted):
+        proc.run(["/bin/sh", "-c", f"{trap}; touch {signalled}; while :; do sleep 0.1; done"], grace=PATIENCE)
+    assert ended.exists()
+
+
+def test_what_cannot_be_read_has_ended_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(proc, "os", types.SimpleNamespace(**{**vars(os), "read": broken}))
+    done = proc.run(["/bin/sh", "-c", "echo x"])
+    assert (done.rc, done.out) == (0, "")
 
 
 def test_grandchild_that_keeps_the_pipe_open_does_not_hold_us() -> None:
