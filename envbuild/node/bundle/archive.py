@@ -1,13 +1,13 @@
 """A bundle as a tar file or a folder: written, read as a whole, or put into a folder. Nothing of it is executed.
 
-It has its index first, then every file. Who lists a file has hashed it.
+It has its index first, then every file, copied by the kernel where it can. Who lists a file has hashed it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING
@@ -16,12 +16,15 @@ from envbuild.node import hashing, paths
 from envbuild.node.bundle import index as bundle_index
 from envbuild.node.bundle import plain_tar
 from envbuild.node.protocol import Json, NodeError
+from envbuild.node.read_text import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     Member = tuple[str, int, Iterator[bytes]]
     Place = str | Path
+
+_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 
 
 def read_index(path: Place) -> Json:
@@ -71,7 +74,8 @@ def extract(path: Place, wanted: Mapping[str, Place]) -> None:
                     _check(path, rows.get(name), name, size, parts, out)
                 os.replace(half, wanted[name])
             finally:
-                paths.remove_tree(half)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(half)
 
 
 def _checked(path: Place, folder: str = "", digest: str | None = None) -> Json:
@@ -85,12 +89,15 @@ def _checked(path: Place, folder: str = "", digest: str | None = None) -> Json:
             file = next(expected, None)
             if file is None or file["path"] != name:
                 raise bundle_index.damaged(path, f"{name} is there, and its index does not list it here")
-            place = os.path.join(folder, name) if folder else os.devnull
+            if not folder:
+                with open(os.devnull, "wb") as nowhere:
+                    _check(path, file, name, size, parts, nowhere)
+                continue
+            place = os.path.join(folder, name)
             os.makedirs(os.path.dirname(place), exist_ok=True)
-            with open(place, "xb" if folder else "wb") as out:
+            with open(place, "xb") as out:
                 _check(path, file, name, size, parts, out)
-            if folder:
-                os.chmod(place, 0o644)  # noqa: S103 - wheels are read by whoever may read the prefix
+            os.chmod(place, 0o644)  # noqa: S103 - wheels are read by whoever may read the prefix
         missing = next(expected, None)
         if missing is not None:
             raise bundle_index.damaged(path, f"its index lists {missing['path']}, which is not there")
@@ -140,24 +147,17 @@ def _folder(top: Place) -> Iterator[Member]:
 @contextlib.contextmanager
 def _file(path: Place, follow: bool = True) -> Iterator[IO[bytes]]:
     """A regular file, never waited for. Raises NodeError `bundle-missing` (exit 2)."""
-    why = "not a regular file"
     try:
-        # Non-blocking, because opening a pipe would wait for its writer for ever.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+        stream = opened(path, follow)
     except OSError as error:
-        handle, why = -1, error.strerror or str(error)
-    if handle >= 0 and stat.S_ISREG(os.fstat(handle).st_mode):
-        with os.fdopen(handle, "rb", buffering=0) as stream:
-            yield stream
-        return
-    if handle >= 0:
-        os.close(handle)
-    raise NodeError(
-        "bundle-missing",
-        f"cannot read the bundle {path}",
-        why=why,
-        hint="give the file or the folder that `envbuild bundle create STACK -o FILE` wrote",
-    )
+        raise NodeError(
+            "bundle-missing",
+            f"cannot read the bundle {path}",
+            why=error.strerror or str(error),
+            hint="give the file or the folder that `envbuild bundle create STACK -o FILE` wrote",
+        ) from None
+    with stream:
+        yield stream
 
 
 def to_tar(out: IO[bytes], index: Json, sources: Mapping[str, Place]) -> None:
@@ -187,10 +187,20 @@ def to_folder(folder: Place, index: Json, sources: Mapping[str, Place]) -> None:
 
 
 def _copy(source: Place, row: Json, out: IO[bytes]) -> None:
+    """Append a file, whose bytes never come into this process where the file system can do that."""
     with open(source, "rb", buffering=0) as stream:
         before, left = os.fstat(stream.fileno()), row["bytes"]
         out.flush()
-        while done := os.sendfile(out.fileno(), stream.fileno(), None, left):  # no byte comes into this process
+        while left:
+            try:
+                done = os.sendfile(out.fileno(), stream.fileno(), None, left)
+            except OSError as error:
+                if error.errno not in _CANNOT:
+                    raise
+                done = out.write(stream.read(min(left, plain_tar.CHUNK)))
+                out.flush()
+            if not done:
+                break
             left -= done
         after = os.fstat(stream.fileno())
     if left or after.st_size != row["bytes"] or after.st_mtime_ns != before.st_mtime_ns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -57,6 +58,25 @@ def test_some_files_can_be_taken_out_and_each_is_checked(tmp_path: Path) -> None
     with pytest.raises(NodeError, match="differs from its index"):
         archive.extract(str(tmp_path / "b.tar"), {"sources/gamma-1234.bundle": str(tmp_path / "gamma")})
     assert sorted(each.name for each in tmp_path.iterdir()) == ["alpha.whl", "b.tar"]
+
+
+def test_what_is_in_the_way_of_a_file_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "b.tar").write_bytes(made())
+    write_file(tmp_path / "alpha.whl.part" / "own", "mine")
+    with pytest.raises(OSError):
+        archive.extract(str(tmp_path / "b.tar"), {ALPHA: str(tmp_path / "alpha.whl")})
+    assert (tmp_path / "alpha.whl.part" / "own").read_text() == "mine"
+
+
+def test_where_the_kernel_cannot_copy_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    folder = unpacked(tmp_path / "b")
+    with (tmp_path / "b.tar").open("wb") as out:
+        archive.to_tar(out, archive.read_index(folder), {path: folder / path for path in FILES})
+    assert (tmp_path / "b.tar").read_bytes() == made()
 
 
 def test_of_many_flipped_bits_none_is_accepted_and_nothing_is_unpacked(tmp_path: Path) -> None:
