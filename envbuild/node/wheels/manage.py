@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import NamedTuple
 
 from envbuild.node import identity, lease, paths, protocol
@@ -134,7 +133,8 @@ def _prune(path: str, args: Json) -> tuple[bool, Store, Json]:
             kept.append({"name": item.row["name"], "why": why})
         else:
             removed.append(item.row)
-    for path in () if dry else map(partial(store.place, "leases"), names(store.place("leases"))):
+    for name in [] if dry else names(store.place("leases")):
+        path = store.place("leases", name)
         if _mtime(path) < writing:
             _unlink(path)
     result = {"removed": removed, "kept": kept, "bytes": sum(row["size"] for row in removed)}

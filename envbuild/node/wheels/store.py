@@ -86,19 +86,19 @@ def check(folder: str, trusted: frozenset[int], into: str | None = None) -> Entr
 
 
 def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
 def _opened(path: str, trusted: frozenset[int]) -> IO[bytes]:
     try:
-        stream = open(path, "rb", opener=_no_link)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise _unreadable(path, error) from None
-    why = trust.problem(os.fstat(stream.fileno()), trusted, folder=False)
+    why = trust.problem(os.fstat(handle), trusted, folder=False)
     if why:
-        stream.close()
+        os.close(handle)
         raise UnusableEntryError("untrusted", f"{os.path.basename(path)}: {why}")
-    return stream
+    return os.fdopen(handle, "rb")
 
 
 def _blocks(stream: IO[bytes], path: str) -> Iterator[bytes]:

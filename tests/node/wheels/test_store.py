@@ -261,6 +261,16 @@ def test_an_entry_that_others_can_write_is_not_used(tmp_path: Path, which: str, 
     assert "others can write it" in store.notes[0]
 
 
+def test_a_folder_in_the_place_of_a_wheel_is_not_used_and_not_moved(tmp_path: Path) -> None:
+    store, key = filled(tmp_path / "store", tmp_path)
+    wheel = the_wheel(Path(store.path, key))
+    wheel.unlink()
+    wheel.mkdir()
+    assert store.find(key) is None
+    assert "it is not a regular file" in store.notes[0]
+    assert names(Path(store.path, "quarantine")) == []
+
+
 def test_the_owner_of_a_store_is_trusted_where_nobody_else_could_have_put_it_there(
     tmp_path: Path, stranger: Give
 ) -> None:
