@@ -104,7 +104,7 @@ def last_test(environment: str, stamp: Json) -> Json:
 def existing(prefix: str, path: object) -> str:
     """`path` of an environment that is there; raises NodeError `request-invalid` or `environment-unknown` (exit 2)."""
     environment = paths.checked_environment(prefix, path)
-    if not os.path.lexists(environment):
+    if not os.path.isdir(environment):
         raise NodeError(
             "environment-unknown",
             f"there is no environment {environment}",
