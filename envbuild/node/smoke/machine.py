@@ -32,7 +32,7 @@ def run(work: Work) -> list[Part]:
         gemm, gpus = _gemm(work)
         parts.append(gemm)
     elif spec.cuda:
-        gpus = work.run("gpus", {}).facts().get("gpus")
+        gpus = _count(work.run("gpus", {}).facts().get("gpus"))
     if chosen(spec.only, "machine/copies"):
         parts.append(_copies(work))
     if chosen(spec.only, "machine/all-reduce"):
@@ -41,6 +41,11 @@ def run(work: Work) -> list[Part]:
         for part in parts[:1]:
             part.failures.append(f"torch sees {gpus} of {spec.gpus} GPUs that the target is to have")
     return parts
+
+
+def _count(value: object) -> int | None:
+    """A number of GPUs; None for what else a program wrote there."""
+    return value if isinstance(value, int) else None
 
 
 def _gemm(work: Work) -> tuple[Part, int | None]:
@@ -66,7 +71,7 @@ def _gemm(work: Work) -> tuple[Part, int | None]:
     rates = [(_rate(part.details, index), index) for index in range(len(part.details.get("gpu_names") or []))]
     if len(rates) > 1:
         part.whose = dict.fromkeys(CUDA_GEMM[-1], f" on GPU {min(rates)[1]}")
-    return part.stop(), part.details.get("gpus")
+    return part.stop(), _count(part.details.get("gpus"))
 
 
 def _impossible(facts: Json, peaks: dict[str, float]) -> list[str]:
