@@ -340,6 +340,7 @@ def coded() -> Iterator[None]:
         raise EnvbuildError.from_dict(error.as_dict()) from error
 
 
+# As of the node program, with errors of this machine: `bundle-damaged`, `bundle-unsafe` (exit 5), `bundle-missing` (2).
 read_index, verify = coded()(archive.read_index), coded()(archive.verify)
 unpack, extract = coded()(archive.unpack), coded()(archive.extract)
 

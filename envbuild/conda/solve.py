@@ -178,11 +178,12 @@ class _Solver:
         raise failed or EnvbuildError("channel-missing", f"the channel {name} has no address")
 
     async def _solve(self, wish: Wish, locked: Sequence[RepoDataRecord] = ()) -> list[RepoDataRecord]:
+        parts = [(name, *value.partition("=")) for name, value in wish.virtual.items()]
         virtual = [
             rattler.GenericVirtualPackage(
                 rattler.PackageName(name), rattler.Version(version), rattler.BuildString(build or "0")
             )
-            for name, (version, _, build) in ((name, value.partition("=")) for name, value in wish.virtual.items())
+            for name, version, _, build in parts
         ]
         end = datetime.combine(date.fromisoformat(wish.as_of), time.max, UTC) if wish.as_of else None
         try:

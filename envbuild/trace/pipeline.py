@@ -124,11 +124,11 @@ def shown(trace: Trace, iterations: list[Iteration], number: int | None) -> tupl
 
     Raises EnvbuildError `trace-unusable` (exit 2).
     """
-    most = max(iteration.spans for iteration in iterations)
-    fitting = [
-        iteration for iteration in iterations
-        if (iteration.spans == most if number is None else iteration.number == number)
-    ]  # fmt: skip
+    if number is None:
+        most = max(iteration.spans for iteration in iterations)
+        fitting = [iteration for iteration in iterations if iteration.spans == most]
+    else:
+        fitting = [iteration for iteration in iterations if iteration.number == number]
     if not fitting:
         raise EnvbuildError(
             "trace-unusable",

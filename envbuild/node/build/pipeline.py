@@ -208,8 +208,9 @@ class Builder:
         """Make `src/<name>` a link to a folder of the user. Raises NodeError `source-unreachable` (exit 7)."""
         name, place = paths.checked_name(tree.get("name"), "source name"), str(tree.get("at") or "")
         above, real = os.path.realpath(paths.envs_dir(self.prefix)), os.path.realpath(place)
-        within = (real + "/").startswith(above + "/") and "lies among the environments, which envbuild removes"
-        problem = git_source.tree_state(place)["problem"] or within if place.startswith("/") else "has no absolute path"
+        problem = git_source.tree_state(place)["problem"] if place.startswith("/") else "has no absolute path"
+        if not problem and (real + "/").startswith(above + "/"):
+            problem = "lies among the environments, which envbuild removes"
         if problem:
             raise NodeError(
                 "source-unreachable",

@@ -28,7 +28,7 @@ def toolchain_names(prefix: str) -> "list[str]":
 
 def files_found(wanted: "list[str]") -> "dict[str, str]":
     """Wanted file name -> its path in a local find-links folder of pip's (or uv's) configuration on this node."""
-    folders = pip_config.folders(pip_config.read(os.environ).find_links)
+    folders = pip_config.folders(pip_config.read(os.environ).find_links) if wanted else []
     by_name = {}
     for name in wanted:
         if "/" in name or "\0" in name or name in ("", ".", ".."):

@@ -193,13 +193,13 @@ def _infiniband(root: str) -> "list[Json]":
 
 def scheduler_facts(folders: "list[str]") -> Json:
     """`SchedulerFacts`: the job we are in, else the scheduler whose client is there and answers as itself."""
-    for kind, job, tool, version_ in _SCHEDULERS:
+    for kind, job, tool, pattern in _SCHEDULERS:
         path = which(tool, folders)
         inside = os.environ.get(job)
         if not path and not inside:
             continue
         answer = proc.run([path, "--version"], timeout=DEADLINE) if path else proc.Finished()
-        version = first(version_, answer.out + answer.err)
+        version = first(pattern, answer.out + answer.err)
         # Other batch systems have a `qstat` too.
         if inside or version or kind == "slurm":
             return {"kind": kind, "version": version, "job": inside}
