@@ -142,5 +142,5 @@ def writing(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or str(error)
-        raise EnvbuildError("output-unwritable", f"{path} cannot be written", why=why, hint="name another") from error
+        why, hint = error.strerror or str(error), "make it writable, free some space there, or name another"
+        raise EnvbuildError("output-unwritable", f"{path} cannot be written", why=why, hint=hint) from error

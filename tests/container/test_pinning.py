@@ -50,6 +50,7 @@ def test_digests_that_cannot_be_written_leave_those_that_are_there(
     with fails("output-unwritable") as caught:
         write_digests(asked("b:2"), file)
     assert caught.value.why == "No space left on device"
+    assert "free some space" in caught.value.hint
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("images.toml", before)]
 
 
