@@ -272,17 +272,18 @@ def stream(command: Sequence[str], on_line: Callable[[str], None] | None, cwd: P
 
 
 _NO_IDS = "the image has files of users for whom this user has no subordinate ids"
-# What builders say, as patterns, and what it means; the first that fits. docker has words of its own.
+# What builders say, as patterns, and what it means; the first that fits counts. docker has words of its own.
 OF_REGISTRIES = (
-    ("StatusCode: 403|access to the resource is denied|403 Forbidden|HTTP 403 response|pull access denied"
-     "|invalid status code from registry 403", "registry-refused", "the registry denied access"),
-    ("authentication required|401 Unauthorized|no basic auth credentials", "registry-refused",
-     "the registry requires a login"),
-    ("StatusCode: 429|toomanyrequests|429 Too Many Requests|too many requests to registry", "registry-busy",
-     "the registry's rate limit is reached"),
     ("StatusCode: 404|manifest unknown|name unknown|not found: manifest|resolve source metadata .*: not found",
      "image-base-unknown", "the registry has no such image or digest"),
     ("match provided manifest digest", "image-base-unknown", "the registry has something else"),
+    # Before "denied": of a private image Docker Hub says both, and a login helps.
+    ("authentication required|401 Unauthorized|no basic auth credentials", "registry-refused",
+     "the registry requires a login"),
+    ("StatusCode: 403|access to the resource is denied|403 Forbidden|HTTP 403 response|pull access denied"
+     "|invalid status code from registry 403", "registry-refused", "the registry denied access"),
+    ("StatusCode: 429|toomanyrequests|429 Too Many Requests|too many requests to registry", "registry-busy",
+     "the registry's rate limit is reached"),
     # What is said before a registry is asked for an image at all.
     ("https?://localhost/v2/", "image-base-unknown",
      "no image of this machine has that name, and `localhost` is no registry"),

@@ -230,6 +230,11 @@ def test_what_builders_say_becomes_a_code(output: str, code: str, exit_code: int
     assert found.why and found.hint
 
 
+def test_of_a_private_image_a_login_is_named_as_docker_hub_denies_and_asks_for_one() -> None:
+    both = "errors:\ndenied: requested access to the resource is denied\nunauthorized: authentication required"
+    assert failure("buildah", both).what == "the registry requires a login"
+
+
 def test_lines_come_as_they_are_printed(tmp_path: Path) -> None:
     seen: list[str] = []
     code, output = stream([sys.executable, "-c", "print('a'); raise SystemExit(3)"], seen.append, tmp_path)
