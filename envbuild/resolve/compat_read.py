@@ -223,8 +223,18 @@ def _limits(row: Mapping[str, Any]) -> Limits:
     )
 
 
+_FIGURES = (
+    "memory_gb",
+    "bf16_dense_tflops",
+    "fp16_dense_tflops",
+    "sparse_tflops",
+    "memory_bandwidth_gbs",
+    "nvlink_gbs",
+)
+
+
 def _gpu(model: str, row: Mapping[str, Any], note: Note) -> Gpu:
-    figures = {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
+    figures = {name: float(row[name]) for name in _FIGURES if name in row}
     unverified = ", ".join(row.get("unverified", ())) or None
     return Gpu(
         model=model,

@@ -96,7 +96,9 @@ def test_newest_and_oldest_torch_by_python_agree_with_what_was_asked_live() -> N
 
 
 def test_damaged_data_are_a_coded_error() -> None:
-    plain = copy.deepcopy(plain_compat())
-    del plain["cuda"]["driver_floors"]
-    with fails("installation-broken"):
-        compat_from_plain(plain)
+    lacking, wrong = copy.deepcopy(plain_compat()), copy.deepcopy(plain_compat())
+    del lacking["cuda"]["driver_floors"]
+    wrong["gpus"]["models"]["H200-SXM-141GB"]["sparse_tflops"] = "many"
+    for plain in (lacking, wrong):
+        with fails("installation-broken"):
+            compat_from_plain(plain)
