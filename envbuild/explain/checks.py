@@ -125,6 +125,8 @@ def _sed(check: f.SedCheck, text: str) -> _Answer:
     done = proc.run(["grep", "-o", "-e", check.pattern], env=env, stdin=text.encode())
     if done.missing:
         raise _NotRun("the grep program is not installed")
+    if done.rc not in (0, 1):  # 1: nothing matches
+        raise _NotRun(f"grep could not search: {done.err.strip() or 'it did not end in time'}")
     count = len(done.out.splitlines())
     return count == check.expected, f"matches {_times(count)} in {check.path}"
 

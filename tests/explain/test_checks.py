@@ -15,6 +15,7 @@ from envbuild.explain.text import render_text
 from envbuild.explain.view import Explained, RecipeRun, document_recipes, explain
 from envbuild.lock.readers.git import git_reader
 from envbuild.model.stack import Stack
+from envbuild.node import proc
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import load_compat
 from tests.lock.conftest import Repos
@@ -87,6 +88,19 @@ def test_checks_against_sources(
     [result] = ask(make_stack({"check": check | {"at": "code"}}, commit=commits[1]), compat)
     assert result.outcome == ("holds" if holds else "broken"), result.detail
     assert result.question
+
+
+def test_a_search_that_does_not_end_is_not_run(
+    make_stack: Make, commits: tuple[str, str], compat: Compat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(argv: list[str], **options: Any) -> proc.Finished:
+        return proc.Finished(timed_out=True) if argv[0] == "grep" else real(argv, **options)
+
+    real = proc.run
+    monkeypatch.setattr(proc, "run", run)
+    check = {"kind": "sed-hits", "path": "setup.py", "pattern": "absent", "expected": 0, "at": "code"}
+    [result] = ask(make_stack({"check": check}, commit=commits[1]), compat)
+    assert (result.outcome, result.detail) == ("not-run", "grep could not search: it did not end in time")
 
 
 def test_history_is_asked_of_git(make_stack: Make, commits: tuple[str, str], compat: Compat) -> None:
