@@ -67,7 +67,7 @@ def _integer(text: str) -> int:
 def _float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is no number in JSON, or larger than any number")
+        raise ValueError(f"{text[:20]} is not a finite number")
     return value
 
 
@@ -129,9 +129,9 @@ def _invalid(path: Path, why: str) -> EnvbuildError:
 
 
 def _why(version: object) -> str:
-    major, own = (text.partition(".")[0] for text in (str(version), EVIDENCE_VERSION))
+    major = integer(str(version).partition(".")[0]) or 0
     reads = f"reads schema {EVIDENCE_VERSION}"
-    if (integer(major) or 0) > int(own):
+    if major > int(EVIDENCE_VERSION.partition(".")[0]):
         return f"a newer envbuild wrote it: this one {reads}, and a new major version changes it"
     return f"this envbuild {reads}"
 
