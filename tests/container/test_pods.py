@@ -135,6 +135,28 @@ def test_d111_what_is_asked_for_is_there() -> None:
     assert container["resources"]["limits"]["memory"] == "64Gi"
 
 
+# What YAML, Jinja or both would take for more than a value.
+HOSTILE = (
+    "a\n---\nkind: Secret", "key: value", "{a: b}", "{{ 7 * 7 }}", "{% raw %}", "{# gone #}", "*labels", "&x 1", "!!int 5",
+    "- x", "| x", "# gone", "'\"\\", "null", "yes", "1e3", "0x10", "\ttab", "\u2028\x85é\U0001f600", " " * 200, "w " * 3000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_no_word_of_a_command_or_variable_is_more_than_a_word(kind: str) -> None:
+    lines = [word for word in HOSTILE if word.isprintable()]
+    given = [part for at, word in enumerate(lines) for part in ("--env", f"V{at}={word}")]
+    plain, hostile = (documents("--kind", kind, *more) for more in (COMMAND, (*given, "--", *HOSTILE)))
+    assert [document["kind"] for document in hostile] == [document["kind"] for document in plain]
+    for made, usual in zip(templates(hostile[-1]), templates(plain[-1]), strict=True):
+        (container,), (other,) = made["spec"].pop("containers"), usual["spec"].pop("containers")
+        assert made == usual
+        assert [filled(word, {}) for word in container.pop("args")] == list(HOSTILE)
+        variables = {each["name"]: each["value"] for each in container.pop("env")}
+        assert [filled(variables[f"V{at}"], {}) for at in range(len(lines))] == lines
+        assert container == {key: value for key, value in other.items() if key not in ("args", "env")}
+
+
 def test_d87_the_model_of_the_gpu_is_the_targets(tmp_path: Path) -> None:
     product, words = "nvidia.com/gpu.product", ("--gpus-per-node", "8", *COMMAND)
     assert pod(*words, stack="opt-175b")["nodeSelector"] == {product: "NVIDIA-A100-SXM4-80GB"}
