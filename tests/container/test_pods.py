@@ -137,8 +137,9 @@ def test_d111_what_is_asked_for_is_there() -> None:
 
 # What YAML, Jinja or both would take for more than a value.
 HOSTILE = (
-    "a\n---\nkind: Secret", "key: value", "{a: b}", "{{ 7 * 7 }}", "{% raw %}", "{# gone #}", "*labels", "&x 1", "!!int 5",
-    "- x", "| x", "# gone", "'\"\\", "null", "yes", "1e3", "0x10", "\ttab", "\u2028\x85é\U0001f600", " " * 200, "w " * 3000,
+    "a\n---\nkind: Secret", "key: value", "{a: b}", "{{ 7 * 7 }}", "{% raw %}", "{# gone #}", "*labels", "&x 1",
+    "!!int 5", "- x", "| x", "# gone", "'\"\\", "null", "yes", "1e3", "0x10", "\ttab", "\u2028\x85é\U0001f600",
+    " " * 200, "w " * 3000,
 )  # fmt: skip
 
 
