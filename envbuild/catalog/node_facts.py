@@ -39,7 +39,9 @@ def of_example(ref: str, target: Target) -> str:
     """
     if ref not in list_facts():
         copied = next((name for name in list_facts() if _hosts(name) == _hosts(ref)), "")
-        return f"an edited copy of the example facts of {copied}: what you did not change is not yours" * bool(copied)
+        return (
+            f"an edited copy of the example facts of {copied}: what you did not change is not yours" if copied else ""
+        )
     modules = target.scheduler.modules
     lacking = ", ".join(sorted(modules_seen(ref).difference(modules.load if modules else ())))
     seen = f", seen with the module {lacking} loaded, as jobs of `extends: {ref}` load it" if lacking else ""

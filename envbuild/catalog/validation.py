@@ -24,10 +24,6 @@ _MISSING = object()
 Step = str | int
 Model = TypeVar("Model", bound=StrictModel)
 
-_PARTITION = "hosts: {slurm: NAME}"
-_GPUS = "`expects: {gpus_per_node: 8}`; a job asks for GPUs as its site has them"
-# Keys that people know from schedulers, and what to write.
-_ELSEWHERE = {"partition": f"`{_PARTITION}`", **dict.fromkeys(("gpus", "gres", "ngpus"), _GPUS)}
 _COMMIT = "must be a full commit or tree hash: 40 lower-case hex digits"
 _TIME = "must be a time: 90s, 40m or 2h"
 _BY_FIELD = {
@@ -51,7 +47,7 @@ def read_model(model: type[Model], path: Path) -> Model:
 
 
 def manifest_error(
-    error: ValidationError, model: type[BaseModel], data: Any, documents: Sequence[YamlDocument]
+    error: ValidationError, model: type[StrictModel], data: Any, documents: Sequence[YamlDocument]
 ) -> EnvbuildError:
     """The `manifest-invalid` error for plain `data` that `model` refused.
 
@@ -108,9 +104,36 @@ def _step(current: Any, step: Step) -> Any:
     return _MISSING
 
 
-def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[YamlDocument]) -> dict[str, Any]:
+def _problem(item: Any, model: type[StrictModel], data: Any, documents: Sequence[YamlDocument]) -> dict[str, Any]:
     kind = item["type"]
     path = _real_path(item["loc"], kind, data)
+    field = _dotted(path)
+    wanted = path[:-1] if kind == "missing" else path
+    place = next(((document.name, *document.locate(wanted)) for document in documents if document.holds(wanted)), None)
+    file, line, column = place or (None, None, None)
+    value = item.get("input")
+    says = _says(item, kind, path)
+    has_value = kind not in ("missing", "extra_forbidden") and not isinstance(value, dict | list)
+    shown = f": {show_value(value)}" if has_value else ""
+    where = f"{file}:{line}:{column}" if place else "given on the command line"
+    hint = _hint(item, says, path, model)
+    # What a check of ours says is a sentence of its own; what a type says begins with "must".
+    is_sentence = kind == "value_error" and not says.startswith(("must ", "has "))
+    message = f"{field}{':' if is_sentence else ''} {says}" if field else says
+    return {
+        "field": field,
+        "says": says,
+        "told": message,
+        "file": file,
+        "line_number": line,
+        "column": column,
+        "hint": hint,
+        "at": where + shown,
+        "line": f"{where}: {message}{shown}{f' ({hint})' if hint.startswith('did you mean') else ''}",
+    }
+
+
+def _dotted(path: tuple[Step, ...]) -> str:
     field = ""
     for step in path:
         if isinstance(step, int):
@@ -119,41 +142,30 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
             # A key is a stranger's text as well.
             name = step if step.isidentifier() or step.replace("-", "_").isidentifier() else show_value(step)
             field += f".{name}" if field else name
-    wanted = path[:-1] if kind == "missing" else path
-    place = next(((document.name, *document.locate(wanted)) for document in documents if document.holds(wanted)), None)
-    value = item.get("input")
-    says = _says(item, kind, path)
-    shown = "" if kind == "missing" or isinstance(value, dict | list) else f": {show_value(value)}"
-    where = f"{place[0]}:{place[1]}:{place[2]}" if place else "given on the command line"
-    hint = ""
+    return field
+
+
+def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel]) -> str:
+    """What to write; empty where nobody can know."""
+    kind, value = item["type"], item.get("input")
+    key = str(path[-1]) if path else ""
+    meant = model.hints.get(key, "")
     if kind == "extra_forbidden":
-        hint = _inside(model, path) or did_you_mean(str(path[-1]), _keys_at(model, path[:-1]))
-        shown = ""
-    elif kind == "string_type" and isinstance(value, float):
-        hint = f"put {field} in quotes (without them 3.10 is the number 3.1)"
-    elif kind == "tuple_type" and isinstance(value, str | int | float):
-        hint = f'write {path[-1]}: ["{show_value(value).strip(chr(34))}"]'
-        hint += f"; of a partition {_PARTITION}" * (path == ("hosts",))
-    elif says == "must be a mapping" and (keys := _keys_at(model, path)):
-        hint = f"write {path[-1]}: {{KEY: VALUE}}, KEY being {' or '.join(keys)}"
-    elif kind == "string_pattern_mismatch" and isinstance(path[-1], int) and re.search(r"\w[:,]\s*\w", str(value)):
-        hint = f"write [{', '.join(re.split(r'[:,] *', show_value(value).strip(chr(34))))}]"
-    elif kind == "literal_error":
+        meant = meant or _inside(model, path)
+        return f"write {meant}" if meant else did_you_mean(key, _keys_at(model, path[:-1]))
+    if kind == "string_type" and isinstance(value, int | float) and says == MUST_BE[kind]:
+        number = " (without them 3.10 is the number 3.1)" if isinstance(value, float) else ""
+        return f"put {_dotted(path)} in quotes{number}"
+    if kind == "tuple_type" and isinstance(value, str | int | float):
+        return f'write {key}: ["{_bare(value)}"]{f", or {meant}" if meant else ""}'
+    if says == "must be a mapping" and (keys := _keys_at(model, path)):
+        return f"write {key}: {{KEY: VALUE}}, KEY being {' or '.join(keys)}"
+    if kind == "string_pattern_mismatch" and isinstance(path[-1], int) and re.search(r"\w[:,]\s*\w", str(value)):
+        return f"write [{', '.join(re.split(r'[:,] *', _bare(value)))}]"
+    if kind == "literal_error":
         expected = str(item.get("ctx", {}).get("expected", "")).replace(" or ", ",").split(",")
-        hint = did_you_mean(str(value), [part.strip(" '") for part in expected if part.strip(" '")])
-    # What a check of ours says is a sentence of its own; what a type says begins with "must".
-    message = (
-        f"{field}{':' * (kind == 'value_error' and not says.startswith(('must ', 'has ')))} {says}" if field else says
-    )
-    return {
-        "field": field,
-        "says": says,
-        "told": message,
-        **dict(zip(("file", "line_number", "column"), place or (None, None, None), strict=True)),
-        "hint": hint,
-        "at": where + shown,
-        "line": f"{where}: {message}{shown}{f' ({hint})' if hint.startswith('did you mean') else ''}",
-    }
+        return did_you_mean(str(value), [part.strip(" '") for part in expected if part.strip(" '")])
+    return ""
 
 
 def _says(item: Any, kind: str, path: tuple[Step, ...]) -> str:
@@ -177,6 +189,11 @@ def show_value(value: Any) -> str:
     return shown if len(shown) <= _LONGEST_VALUE else shown[: _LONGEST_VALUE - 4] + '..."'
 
 
+def _bare(value: Any) -> str:
+    """The same without quotes."""
+    return show_value(value).strip('"')
+
+
 def _keys_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[str]:
     """The keys that a model knows at a data path (the union of the alternatives there)."""
     annotations: list[Any] = [model]
@@ -187,12 +204,12 @@ def _keys_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[str]:
 
 
 def _inside(model: type[BaseModel], path: tuple[Step, ...]) -> str:
-    """Where a key belongs that stands beside the key which has it."""
+    """Where a key belongs that stands beside the key which has it; empty where none has it."""
     *above, key = path
-    has = (name for name in _keys_at(model, tuple(above)) if key in _keys_at(model, (*above, name)))
-    inside = next((f"`{name}: {{{key}: …}}`" for name in has), "")
-    meant = _ELSEWHERE.get(str(key), inside) if "prefix" in model.model_fields else inside
-    return f"write {meant}" * bool(meant)
+    for name in _keys_at(model, tuple(above)):
+        if key in _keys_at(model, (*above, name)):
+            return f"`{name}: {{{key}: …}}`"
+    return ""
 
 
 def _descend(annotation: Any, step: Step) -> list[Any]:

@@ -270,7 +270,8 @@ class _Reader:
             return refuse("manifest-invalid", self.name, mark.line + 1 if mark else 1, tab + 1, problem, hint)
         words = "; ".join(part for part in (error.context, error.problem) if part)
         hint = f"check the indentation, brackets and quotes of line {mark.line + 1} and the line before" if mark else ""
-        if match := re.search(r":\s+(\{(?:home|user|data)\}\S*)", self.text):
+        # `prefix: {home}/envs`: YAML takes the bracket for a mapping, and something follows its end.
+        if match := re.search(r":\s+(\{\w+\}[^\s,}\]]+)", line):
             hint = f'put what begins with a bracket in quotes: "{match[1]}"'
         return self.refusal("manifest-invalid", mark, f"not valid YAML: {words}", hint)
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -60,6 +60,9 @@ class StrictModel(BaseModel):
     """Base of all models: no unknown key, no coercion, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+    # What to write for a key that people know from another tool, or write in another way.
+    hints: ClassVar[Mapping[str, str]] = {}
 
     def to_json_dict(self) -> dict[str, Any]:
         """JSON-ready dict without unset optionals (`None`), with the names that files use (`if`, not `if_`)."""

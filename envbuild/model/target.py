@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -303,6 +303,9 @@ class Expectation(StrictModel):
     peer_access: bool | None = None
 
 
+_GPUS = "`expects: {gpus_per_node: 8}`; a job asks for GPUs as its site has them"
+
+
 class Target(StrictModel):
     """One target file, with its `extends:` resolved.
 
@@ -314,6 +317,14 @@ class Target(StrictModel):
     bundles are there if `placement: node-local` puts the prefix on each node's own disk.
     Images with pyxis without Slurm jobs, and a Slurm partition over SSH, can be planned but not provisioned.
     """
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "hosts": "`hosts: {slurm: NAME}` for a partition",
+        "partition": "`hosts: {slurm: NAME}`",
+        "gpus": _GPUS,
+        "gres": _GPUS,
+        "ngpus": _GPUS,
+    }
 
     name: Name
     summary: Text = ""
@@ -396,16 +407,22 @@ class Target(StrictModel):
             raise ValueError("connection: job needs `scheduler: {kind: slurm}` or `{kind: pbs}`")
         if isinstance(hosts, HostSource) and (hosts.slurm or hosts.pbs) and kind not in hosts.given:
             raise ValueError(f"hosts from {next(iter(hosts.given))} need a scheduler of that kind")
-        given, asked = hosts.given if isinstance(hosts, HostSource) else {}, self.scheduler
+        asked = self.scheduler
         if kind == "slurm" and (asked.queue or asked.queues or asked.resources or asked.filesystems):
-            raise ValueError(
-                "queue, queues, resources and filesystems are of PBS; Slurm has `hosts: {slurm: PARTITION}`"
-            )
+            says = "queue, queues, resources and filesystems are of PBS; Slurm has `hosts: {slurm: PARTITION}`"
+            raise ValueError(says)
         if kind == "pbs" and asked.qos:
             raise ValueError("qos is of Slurm; PBS has `scheduler: {queue: NAME}`")
-        if self.connection.kind == "job" and kind == "slurm" and not given.get("slurm"):
+        return self
+
+    @model_validator(mode="after")
+    def _a_job_says_where_it_runs(self) -> Self:
+        if self.connection.kind != "job":
+            return self
+        kind, given = self.scheduler.kind, self.hosts.given if isinstance(self.hosts, HostSource) else {}
+        if kind == "slurm" and not given.get("slurm"):
             raise ValueError("a job of Slurm runs on the nodes of a partition: write `hosts: {slurm: PARTITION}`")
-        if self.connection.kind == "job" and kind == "pbs" and given.get("pbs") != NODE_FILE:
+        if kind == "pbs" and given.get("pbs") != NODE_FILE:
             raise ValueError("a job of PBS runs on the nodes that it gets: write `hosts: {pbs: nodefile}`")
         return self
 
