@@ -27,21 +27,54 @@ _GEMM_KEY = re.compile(r"gpu([0-9]{1,2})_([a-z0-9]{1,12})_tflops")
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What is drawn at a place: a bar, a dot of radius `size`, a label, or a curve in a box of height `size`.
+class Bar:
+    """A rectangle; `kind` is a class of the style sheet, `says` its tooltip."""
 
-    `kind` is a class of the style sheet; `text` a tooltip, the words of a label (whose `anchor` is as in SVG), or the
-    points of a curve, each 0 to 1000 from the left and from the top of a box that is as wide as the picture.
-    """
-
-    shape: Literal["bar", "dot", "label", "curve"]
     x: float
     y: float
+    width: float
+    height: float
+    kind: str
+    says: str = ""
+    shape: Literal["bar"] = "bar"
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A circle of radius `r` pixels."""
+
+    x: float
+    y: float
+    r: float
+    kind: str
+    says: str = ""
+    shape: Literal["dot"] = "dot"
+
+
+@dataclass(frozen=True)
+class Label:
+    """A line of text; `anchor` as in SVG."""
+
+    x: float
+    y: float
+    text: str
     kind: str = ""
-    text: str = ""
-    width: float = 0
-    size: float = 0
     anchor: Literal["start", "middle", "end"] = "start"
+    shape: Literal["label"] = "label"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line through points, each 0 to 1000 from the left and from the top of a box that is as wide as the picture."""
+
+    y: float
+    height: float
+    points: str
+    kind: str
+    shape: Literal["curve"] = "curve"
+
+
+Shape = Bar | Dot | Label | Curve
 
 
 @dataclass(frozen=True)
@@ -104,23 +137,21 @@ def _line(rows: Sequence[tuple[str, Metric]], y: float) -> list[Shape]:
     name, unit = _short(figure(metrics[0].name)), metrics[0].unit
     least, most = min(m.least for m in metrics), max([*(m.greatest for m in metrics), *floors])
     if most <= 0:
-        return [Shape("label", 0, y + 13, text=f"{name}: {number(metrics[0].median)}")]
+        return [Label(0, y + 13, f"{name}: {number(metrics[0].median)}")]
     medians = sorted(m.median for m in metrics)
     asked = f", floor {_ends(floors)}" if floors else ""
-    shapes = [
-        Shape("label", 0, y + 13, text=name),
-        Shape("label", 0, y + 29, "quiet", _short(f"{_ends(medians)} {unit}{asked}", 48)),
-        Shape("label", 100, y + 13, "quiet", f"0 to {number(most)} {unit}", anchor="end"),
-        Shape("bar", 0, y + 35, "track", width=100, size=14),
-    ]
+    shapes: list[Shape] = [Label(0, y + 13, name)]
+    shapes.append(Label(0, y + 29, _short(f"{_ends(medians)} {unit}{asked}", 48), "quiet"))
+    shapes.append(Label(100, y + 13, f"0 to {number(most)} {unit}", "quiet", "end"))
+    shapes.append(Bar(0, y + 35, 100, 14, "track"))
     left, right = _share(least, most), _share(max(m.greatest for m in metrics), most)
-    shapes.append(Shape("bar", left, y + 38, "range", width=max(0.3, round(right - left, 2)), size=8))
+    shapes.append(Bar(left, y + 38, max(0.3, round(right - left, 2)), 8, "range"))
     # Nodes that are equal to a pixel are one dot; the worst ones are drawn last, on top.
     dots = {(round(_share(m.median, most), 1), below_floor(m)): who for who, m in rows}
     for (x, bad), who in sorted(dots.items(), key=lambda dot: dot[0][1]):
-        shapes.append(Shape("dot", x, y + 42, "median failed" if bad else "median", who, size=5))
+        shapes.append(Dot(x, y + 42, 5, "median failed" if bad else "median", who))
     for floor in floors:
-        shapes.append(Shape("bar", _share(floor, most), y + 31, "floor", f"floor {number(floor)} {unit}", size=22))
+        shapes.append(Bar(_share(floor, most), y + 31, 0, 22, "floor", f"floor {number(floor)} {unit}"))
     return shapes
 
 
@@ -161,7 +192,7 @@ def _heat(kind: str, nodes: Mapping[str, Mapping[int, float]]) -> Picture:
     shapes: list[Shape] = []
     for line, who in enumerate(slowest[:_NODES]):
         host = who if who.replace(".", "").isdigit() else who.partition(".")[0]
-        shapes.append(Shape("label", 0, line * _LINE + 16, text=_short(host, 9)))
+        shapes.append(Label(0, line * _LINE + 16, _short(host, 9)))
         for gpu, value in sorted(nodes[who].items()):
             says = f"{who}, GPU {gpu}: {value:.1f} TFLOP/s"
             shapes += _cell(says, gpu, value, middle, count, line * _LINE + 1)
@@ -185,9 +216,9 @@ def _cell(says: str, column: int, value: float, middle: float, count: int, y: fl
     wide = (100 - _LEFT) / count
     x = _LEFT + column * wide
     level = min(9, max(0, int((1 - value / middle) * 90)))
-    box = Shape("bar", round(x, 2), y, f"h{level}", says, width=round(wide * 0.97, 2), size=22)
+    box = Bar(round(x, 2), y, round(wide * 0.97, 2), 22, f"h{level}", says)
     shown = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-    text = Shape("label", round(x + 0.485 * wide, 2), y + 15, text=shown, anchor="middle")
+    text = Label(round(x + 0.485 * wide, 2), y + 15, shown, "", "middle")
     return [box, text] if count <= 8 else [box]
 
 
@@ -212,17 +243,13 @@ def _losses(evidence: Evidence) -> Iterator[Picture]:
 def _curves(name: str, says: str, runs: Sequence[tuple[str, Sequence[float]]]) -> Picture:
     shown = runs[:_CURVES]
     most, count = max(max(values) for _, values in shown), max(len(values) for _, values in shown)
-    shapes = [
-        Shape("label", 0, 11, "quiet", f"{most:.4g}"),
-        Shape("curve", 0, 18, "ground", "0,1000 1000,1000", size=_CURVE),
-    ]
+    shapes: list[Shape] = [Label(0, 11, f"{most:.4g}", "quiet"), Curve(18, _CURVE, "0,1000 1000,1000", "ground")]
     for index, (_, values) in enumerate(shown, 1):
         wide, high = len(values) - 1, most or 1.0
         points = " ".join(f"{1000 * i / wide:.0f},{1000 * (most - v) / high:.0f}" for i, v in enumerate(values))
-        shapes.append(Shape("curve", 0, 18, f"c{index}", points, size=_CURVE))
+        shapes.append(Curve(18, _CURVE, points, f"c{index}"))
     under = 18 + _CURVE + 15
-    shapes.append(Shape("label", 0, under, "quiet", "0, step 1"))
-    shapes.append(Shape("label", 100, under, "quiet", f"step {count}", anchor="end"))
+    shapes += [Label(0, under, "0, step 1", "quiet"), Label(100, under, f"step {count}", "quiet", "end")]
     if len(runs) > _CURVES:
         says += f" Shown are {_CURVES} of {plural(len(runs), 'curve')}."
     rows = [
