@@ -207,8 +207,11 @@ def _figure(rows: list[tuple[str, Metric, Check]], *, named: bool) -> Claim:
     elif named:
         spread = f"on {who}, {spread}"
     says = f"{bad} of {plural(len(rows), 'node')} below the floor; {spread}" if bad else spread
-    floored = ("green", "floor held") if worst.floor is not None else ("", "")
-    tone, verdict = ("red", "below the floor") if bad else floored
+    tone, verdict = "", ""
+    if bad:
+        tone, verdict = "red", "below the floor"
+    elif worst.floor is not None:
+        tone, verdict = "green", "floor held"
     of_floor = "–" if not worst.floor else f"{percent(100 * worst.median / worst.floor, 100)} %"
     return Claim(
         name=worst.name, unit=worst.unit, claimed="–", measured=number(worst.median, worst.floor),
@@ -304,10 +307,10 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
     every = tuple(node.node for node in evidence.nodes)
     out += _of_images(evidence)
     copied = {node.node for node, check in node_checks(evidence) if check.details.get("peer_gbps")}
-    if several := tuple(node.node for node in evidence.nodes
-                        if node.facts and len(node.facts.gpus) > 1 and node.node not in copied):  # fmt: skip
+    several = [node.node for node in evidence.nodes if node.facts and len(node.facts.gpus) > 1]
+    if unlinked := tuple(name for name in several if name not in copied):
         why = "bandwidth between each two GPUs was not measured; `envbuild smoke --only machine/copies` does it"
-        out.append(Gap("links", why, several))
+        out.append(Gap("links", why, unlinked))
     untried = tuple(node.node for node in evidence.nodes if node.checks and node.status in GOOD
                     and not any(check.name.startswith("smoke/") for check in node.checks))  # fmt: skip
     if evidence.verb in ("verify", "provision", "bench", "strategy") and untried:

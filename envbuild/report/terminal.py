@@ -199,9 +199,12 @@ def _check_rows(nodes: Sequence[NodeEvidence]) -> list[tuple[Check, str, int]]:
     many = len(nodes) > 1
     failed = [(check, f"{who}: {check.says}" if many else check.says, 1)
               for who, check in every if check.status == "failed"]  # fmt: skip
-    rest = [(index, who, check) for index, (who, check) in enumerate(every) if check.status != "failed"]
-    groups = grouped(rest, lambda row: (row[2].name, row[2].status) if many else row[0])
-    others = [(group[0][2], _sentence([row[1:] for row in group]), len(group)) for group in groups.values()]
+    rest = [(who, check) for who, check in every if check.status != "failed"]
+    # On one node each check speaks for itself, also beside one of the same name.
+    groups = [[row] for row in rest]
+    if many:
+        groups = list(grouped(rest, lambda row: (row[1].name, row[1].status)).values())
+    others = [(group[0][1], _sentence(group), len(group)) for group in groups]
     return failed + sorted(others, key=lambda row: row[0].status == "passed")
 
 

@@ -151,16 +151,12 @@ class View:
     @cached_property
     def nodes_by_need(self) -> tuple[NodeEvidence, ...]:
         """Failed nodes first, then nodes with a failed check, then the rest."""
-        return tuple(sorted(self.evidence.nodes, key=lambda node: (
-            node.status in GOOD, node.status == "not-begun", all(check.status != "failed" for check in node.checks)
-        )))  # fmt: skip
+        return tuple(sorted(self.evidence.nodes, key=_need))
 
     @cached_property
     def outcomes(self) -> tuple[Alike, ...]:
         """The same nodes, grouped by outcome and root."""
-        return _alike(self.nodes_by_need, lambda node: (
-            node.status, node.exit, node.variant_digest, node.root, node.root_level, node.files, node.bytes
-        ))  # fmt: skip
+        return _alike(self.nodes_by_need, _outcome)
 
     @cached_property
     def errors(self) -> tuple[Alike, ...]:
@@ -191,6 +187,15 @@ class View:
 
 def _alike(nodes: Sequence[NodeEvidence], key: Callable[[NodeEvidence], Hashable]) -> tuple[Alike, ...]:
     return tuple(Alike(tuple(node.node for node in group), group[0]) for group in grouped(nodes, key).values())
+
+
+def _need(node: NodeEvidence) -> tuple[bool, bool, bool]:
+    failed = any(check.status == "failed" for check in node.checks)
+    return node.status in GOOD, node.status == "not-begun", not failed
+
+
+def _outcome(node: NodeEvidence) -> Hashable:
+    return node.status, node.exit, node.variant_digest, node.root, node.root_level, node.files, node.bytes
 
 
 def _error(node: NodeEvidence) -> Hashable:

@@ -79,15 +79,18 @@ def open_report(path: Path) -> Opened:
 
 
 def _folder(folder: Path, path: Path, text: bytes) -> Opened:
-    html, markdown, signature = (
-        read_bytes(folder / name) if os.path.lexists(folder / name) else None
-        for name in ("report.html", "report.md", evidence_file.SIGNATURE)
-    )
-    pages = (
-        None if page is None else _text(folder / name, page)
-        for name, page in (("report.html", html), ("report.md", markdown))
-    )
-    return Opened(path, folder, text, read_evidence(text, path), signature, *pages)
+    evidence = read_evidence(text, path)
+    html, markdown = _page(folder / "report.html"), _page(folder / "report.md")
+    return Opened(path, folder, text, evidence, _beside(folder / evidence_file.SIGNATURE), html, markdown)
+
+
+def _beside(path: Path) -> bytes | None:
+    return read_bytes(path) if os.path.lexists(path) else None
+
+
+def _page(path: Path) -> str | None:
+    data = _beside(path)
+    return None if data is None else _text(path, data)
 
 
 def _text(path: Path, data: bytes) -> str:
