@@ -314,7 +314,8 @@ def _on_nothing(variant: Variant, containers: Containers) -> Place:
     cuda = dotted(flavour_cuda(variant.flavour))
     if compiled and cuda:
         image, names = containers.cuda_image(cuda), containers.cuda_images
-        build, runtime = (name.format(version=image.version, os=image.os) for name in (names.build, names.runtime))
+        build = names.build.format(version=image.version, os=image.os)
+        runtime = names.runtime.format(version=image.version, os=image.os)
         return Place(containers.fetch, build, runtime, None, numbers(image.glibc), cuda, lacks=names.lacks)
     plain = containers.plain
     runtime = plain.runtime.format(python=variant.python)

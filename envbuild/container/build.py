@@ -54,7 +54,8 @@ def write(folder: Path, files: Mapping[str, str]) -> list[str]:
 def compare(folder: Path, wanted: Mapping[str, str]) -> str:
     """A unified diff from what is in `folder` to the files `wanted`; empty when they agree."""
     out: list[str] = []
-    for path, text in ((folder / name, text) for name, text in sorted(wanted.items())):
+    for name, text in sorted(wanted.items()):
+        path = folder / name
         if not path.exists():
             out.append(f"{path} is missing\n")
         elif (written := path.read_bytes().decode("utf-8", "replace")) != text:
@@ -166,8 +167,11 @@ def _secrets(recipe: ImageRecipe, options: Options, *, offline: bool) -> Iterato
         if certificates and Path(certificates).is_file():
             secrets["certificates"] = Path(certificates)
         native = "certificates" in secrets
-        for name, lines in (("pip.conf", _pip_conf(indexes, offline=offline)),
-                            ("uv.toml", _uv_toml(indexes, offline=offline, native=native))):  # fmt: skip
+        configurations = {
+            "pip.conf": _pip_conf(indexes, offline=offline),
+            "uv.toml": _uv_toml(indexes, offline=offline, native=native),
+        }
+        for name, lines in configurations.items():
             secrets[name] = Path(top, name)
             secrets[name].write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         netrc = Path(environ.get("NETRC") or Path(environ.get("HOME", "~"), ".netrc").expanduser())
