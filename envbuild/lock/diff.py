@@ -77,10 +77,7 @@ def _variant(a: Variant, b: Variant) -> list[Change]:
         ("base package", lambda own, _: own.provided),
         ("source", lambda own, _: {source.name: source.commit for source in own.sources}),
         ("working tree", lambda own, _: {tree.name: tree.install for tree in own.trees}),
-        ("variable", lambda own, _: {name: value if isinstance(value, str) else f"{value.path} (if it exists)"
-                                     for name, value in own.environment.items()}),
-        ("smoke item", lambda own, _: {item.name: _flat(item.model_dump(exclude_none=True, exclude={"name"}))
-                                       for item in own.smoke}),
+        ("variable", _variables), ("smoke item", _smoke),
     )  # fmt: skip
     changes = []
     for what, view in views:
@@ -112,6 +109,17 @@ def _words(value: object) -> str:
     if isinstance(value, Mapping):
         return f"({_flat(value)})"
     return ",".join(map(_words, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _variables(variant: Variant, _: Variant) -> dict[str, str]:
+    return {
+        name: value if isinstance(value, str) else f"{value.path} (if it exists)"
+        for name, value in variant.environment.items()
+    }
+
+
+def _smoke(variant: Variant, _: Variant) -> dict[str, str]:
+    return {item.name: _flat(item.model_dump(exclude_none=True, exclude={"name"})) for item in variant.smoke}
 
 
 def _packages(own: Variant, other: Variant) -> dict[str, str]:

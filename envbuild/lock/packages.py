@@ -335,9 +335,10 @@ def lock_offers(
         chosen.append((offer, item))
     locked = []
     for (offer, _), item in zip(chosen, with_sizes(item for _, item in chosen), strict=True):
-        index, lacks = request.indexes.get(offer.name), None if item.sha256 else "the index states no sha256"
+        reason = None if item.sha256 else "the index states no sha256"
         sha256 = item.sha256 or "unrecorded"
-        file = ArtifactFile(file=item.file, sha256=sha256, size=item.size, unpacked=item.unpacked, reason=lacks)
+        file = ArtifactFile(file=item.file, sha256=sha256, size=item.size, unpacked=item.unpacked, reason=reason)
+        index = request.indexes.get(offer.name)
         place = index.name if index else PYPI
         locked.append(LockedPackage(name=offer.name, version=offer.version, index=place, files=(file,)))
     return tuple(sorted(locked, key=lambda package: package.name))

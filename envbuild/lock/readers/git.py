@@ -193,16 +193,17 @@ class GitReader:
         place = self.repository(url, commit, "history")
         return run_git(["merge-base", "--is-ancestor", ancestor, commit], cwd=place).returncode == 0
 
-    def _grep(self, url: str, commit: str, under: str, kind: str, text: str) -> list[str]:
-        """Paths of the text files, below a path or of a name with `*`, in which something is found."""
+    def _grep(self, url: str, commit: str, pathspec: str, syntax: str, pattern: str) -> list[str]:
+        """Paths of the text files that a pathspec (empty: all) names and a pattern of that syntax matches in."""
 
         def is_asked(path: str) -> bool:
-            return not under or path == under or path.startswith(f"{under}/") or fnmatchcase(path, under)
+            below = path == pathspec or path.startswith(f"{pathspec}/")
+            return not pathspec or below or fnmatchcase(path, pathspec)
 
         blobs = {oid for path, (mode, oid) in self.tree(url, commit).items() if mode[:3] == "100" and is_asked(path)}
         place = self._with_blobs(url, commit, blobs)
-        paths = ["--", under] if under else []
-        done = run_git(["grep", "-I", "-l", "-z", kind, "-e", text, commit, *paths], cwd=place)
+        paths = ["--", pathspec] if pathspec else []
+        done = run_git(["grep", "-I", "-l", "-z", syntax, "-e", pattern, commit, *paths], cwd=place)
         if done.returncode > 1:
             raise _failed("grep", url, done.stderr)
         return sorted(name.partition(":")[2] for name in done.stdout.split("\0") if name)
