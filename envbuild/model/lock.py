@@ -255,10 +255,12 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
         for package in data["packages"]:
             package["files"].sort(key=lambda file: file["file"])
         # An empty list counts as not said, so that a lock outlives these fields.
-        for holder in (*data["sources"], data):
-            for key in ("patch_pins", "outputs", "trees"):
-                if holder.get(key) == []:
-                    del holder[key]
+        for source in data["sources"]:
+            for key in ("patch_pins", "outputs"):
+                if not source[key]:
+                    del source[key]
+        if not data["trees"]:
+            del data["trees"]
         return data
 
     def compute_digest(self, stack: str, profile: str) -> str:

@@ -301,10 +301,10 @@ class Resolver:
 
 def _flavour_rank(variant: Variant, *, usable: bool) -> int:
     """0 is what the node's hardware wants; `usable`: it has a GPU that works."""
-    if variant.flavour is None:
-        return 0
     is_cuda = variant.flavour != "cpu"
-    return 0 if is_cuda == usable else 2 if is_cuda else 1
+    if variant.flavour is None or is_cuda == usable:
+        return 0
+    return 2 if is_cuda else 1
 
 
 def _gpu_use(

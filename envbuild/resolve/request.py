@@ -142,12 +142,19 @@ class Ruling(NamedTuple):
     note: Note
 
     def __call__(self, verdict: Verdict, what: str, instead: str | None = None, torch: str | None = None) -> Decisions:
-        """Its decision. A refusal by data that are not firm becomes a warning that says so."""
-        rule, compared, (source, verified, firm) = self
-        if verdict == "refuse" and not firm:
+        """Its decision. Data that nobody has verified refuse nothing: a refusal by them becomes a warning."""
+        if verdict == "refuse" and not self.note.firm:
             verdict, what = "warn", f"{what} (by data that are not verified, so it is not refused)"
-        made = Decision(rule=rule, verdict=verdict, what=what, compared=compared, source=source, verified=verified,
-                        instead=instead, torch=torch)  # fmt: skip
+        made = Decision(
+            rule=self.rule,
+            verdict=verdict,
+            what=what,
+            compared=self.compared,
+            source=self.note.source,
+            verified=self.note.verified,
+            instead=instead,
+            torch=torch,
+        )
         return (made,)
 
 
@@ -176,9 +183,8 @@ def engine_rule(variant: Variant, target: Target) -> Decisions:
         return says("refuse", what, instead)
     if engine == "container":
         if base.kind in ("none", "image"):
-            return says(
-                "allow", f"the image is built on {base.image}" if base.image else "an image is built from the lock"
-            )
+            what = f"the image is built on {base.image}" if base.image else "an image is built from the lock"
+            return says("allow", what)
         what = f"the variant uses a base of the node ({base.kind}), which an image does not have"
         return says("refuse", what, "a target with `engine: venv`")
     if base.kind == "image" and target.base != "image":

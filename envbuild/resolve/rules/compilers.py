@@ -113,9 +113,11 @@ def apex_cuda_check(facts: NodeFacts, request: Request, compat: Compat) -> Decis
 def own_cuda_list(facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`own-cuda-list`: DeepSpeed keeps its own list of tolerated minor versions."""
     pair = _minor_pair(facts, request, compat)
-    for name in request.compiled if pair else ():
+    if pair is None:
+        return
+    for name in request.compiled:
         own = compat.cuda.own_list.get(name.lower())
-        if own is None or pair is None:
+        if own is None:
             continue
         says, nvcc = Ruling("own-cuda-list", _as_text(pair), own.note), f"nvcc {dotted(pair[1])}"
         accepts = f"{name} accepts this pair of CUDA versions"
@@ -153,7 +155,9 @@ def _at_least(version: str, least: str) -> bool:
 def nvcc_knows_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`nvcc-knows-gpu`: the toolkit can compile for each GPU, or for an older one of its major."""
     nvcc, release, _cuda = toolkits(facts, request, compat)
-    gpus = capabilities(facts) if nvcc is not None and release else ()
+    if nvcc is None or not release:
+        return NOTHING
+    gpus = capabilities(facts)
     return tuple(item for name, capability in gpus for item in _knows(name, capability, release, compat))
 
 
@@ -247,10 +251,12 @@ def gcc_range(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
 def cxx11_abi(_facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`cxx11-abi`: a prebuilt package, and a source that sets a C++ ABI, has the C++ ABI of torch."""
     build = request.build(compat)
-    for name, abi in request.abis.items() if build else ():
-        torch = f"torch {request.torch}+{build.flavour} has {build.abi}" if build else ""
+    if build is None:
+        return
+    for name, abi in request.abis.items():
+        torch = f"torch {request.torch}+{build.flavour} has {build.abi}"
         says = Ruling("cxx11-abi", (f"{name} has C++ ABI {abi}", torch), compat.abi_note)
-        if build and abi == build.abi:
+        if abi == build.abi:
             yield from says("allow", f"{name} and torch have the same C++ ABI")
         else:
             instead = "a build for this torch, or a source that leaves the ABI to torch"

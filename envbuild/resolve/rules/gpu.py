@@ -31,8 +31,10 @@ def needs_ptx(build: TorchBuild, capability: Numbers) -> bool:
 def gpu_arch(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`gpu-arch`: the build holds code for each GPU model (same major and not newer, or PTX)."""
     build = request.build(compat)
-    gpus = capabilities(facts) if build is not None else ()
-    return tuple(item for gpu in gpus if build is not None for item in _gpu_arch(*gpu, build, request, compat))
+    if build is None:
+        return NOTHING
+    gpus = capabilities(facts)
+    return tuple(item for name, capability in gpus for item in _gpu_arch(name, capability, build, request, compat))
 
 
 def _gpu_arch(name: str, capability: Numbers, build: TorchBuild, request: Request, compat: Compat) -> Decisions:
@@ -91,8 +93,10 @@ def nearest_build(request: Request, capability: Numbers, compat: Compat) -> str 
 
 def bf16_tensor_cores(facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`bf16-tensor-cores`: training in bf16 on a GPU without bf16 tensor cores works, slowly; never refuses."""
+    if request.precision != "bf16":
+        return
     least = compat.limits.bf16_min_capability
-    for name, capability in capabilities(facts) if request.precision == "bf16" else ():
+    for name, capability in capabilities(facts):
         compared = (f"{name} ({dotted(capability)})", f"bf16 from {dotted(least)}")
         says = Ruling("bf16-tensor-cores", compared, compat.limits.bf16_note)
         if capability >= least:
@@ -104,9 +108,11 @@ def bf16_tensor_cores(facts: NodeFacts, request: Request, compat: Compat) -> Ite
 def image_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`image-gpu`: the CUDA of an NVIDIA image knows the GPUs."""
     image = compat.images.get(request.image or "")
-    for name, capability in capabilities(facts) if image else ():
+    if image is None:
+        return
+    for name, capability in capabilities(facts):
         first = compat.cuda.first_cuda.get(capability)
-        if image is None or first is None:
+        if first is None:
             continue
         compared = (f"{name} ({dotted(capability)}) needs CUDA {dotted(first)}", f"CUDA {dotted(image.cuda)}")
         says = Ruling("image-gpu", compared, image.cuda_note)
@@ -286,14 +292,19 @@ def driver_minor_compat(facts: NodeFacts, request: Request, compat: Compat) -> D
 
 def driver_knows_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
     """`driver-knows-gpu`: the driver's branch is one that knows the GPU model at all."""
-    driver = numbers(facts.driver.version)
-    for name, capability in capabilities(facts) if driver and _asked(facts, request, compat)[0] else ():
+    driver, (cuda, _) = numbers(facts.driver.version), _asked(facts, request, compat)
+    if not driver or not cuda:
+        return
+    for name, capability in capabilities(facts):
         first = compat.cuda.gpu_first_branch.get(capability)
-        if first is not None:
-            compared = (f"driver {facts.driver.version}", f"R{first} for {dotted(capability)}")
-            says = Ruling("driver-knows-gpu", compared, compat.cuda.gpu_driver_note)
-            known = driver[0] >= first
-            yield from says("allow" if known else "refuse", f"the driver {'knows' if known else 'may not know'} {name}")
+        if first is None:
+            continue
+        compared = (f"driver {facts.driver.version}", f"R{first} for {dotted(capability)}")
+        says = Ruling("driver-knows-gpu", compared, compat.cuda.gpu_driver_note)
+        if driver[0] >= first:
+            yield from says("allow", f"the driver knows {name}")
+        else:
+            yield from says("refuse", f"the driver may not know {name}")
 
 
 def cuda_ceiling(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:

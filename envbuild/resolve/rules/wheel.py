@@ -156,9 +156,12 @@ def _locator(release: TorchRelease, flavour: str, compat: Compat) -> str:
 def glibc_floor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`glibc-floor`: the node's C library is glibc and not older than the wheel's platform tag asks for."""
     release, build = request.wheel(compat), request.build(compat)
-    by_tag = compat.glibc_by_tag.get(release.platform_tag.get(request.machine, "")) if release else None
-    need = (build.glibc if build and build.glibc else by_tag) if release else None
-    if release is None or need is None:
+    if release is None:
+        return NOTHING
+    need = compat.glibc_by_tag.get(release.platform_tag.get(request.machine, ""))
+    if build and build.glibc:
+        need = build.glibc
+    if need is None:
         return NOTHING
     kind, libc = facts.libc.kind, numbers(facts.libc.version)
     compared = (f"{kind or 'unknown libc'} {facts.libc.version}".strip(), f"glibc {dotted(need)}")
