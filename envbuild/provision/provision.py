@@ -122,7 +122,6 @@ def smoke(prepared: Prepared, settings: Settings, watch: Watch) -> tuple[Evidenc
     by all of it): one report says which code was tested in which files.
     Raises EnvbuildError `smoke-unknown` (exit 2) for a name that `only` gives and the stack does not have.
     """
-
     from envbuild.provision.fleet.multi_node_smoke import smoke_args
 
     def args(variant: Variant, stamp: Mapping[str, Any]) -> dict[str, Any]:
