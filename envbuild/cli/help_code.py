@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from envbuild import resources
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import ExitCode
+from envbuild.model.stack import Stack
 from envbuild.regular_file import read_text
 
 # The head of the table of checks; those of other words say of each what it is.
@@ -73,20 +75,18 @@ def _of_exit(code: str) -> Iterator[str]:
 
 def _of_finding(code: str) -> Iterator[str]:
     """Of a finding about the document of a shipped stack what `explain` says of it."""
-    for name in list_stacks():
-        for finding in load_stack(name).stack.findings:
+    for stack in _stacks():
+        for finding in stack.findings:
             if finding.id == code:
                 texts = (("says", finding.says), ("truth", finding.truth), ("does", finding.does))
                 lines = [f"  {label + ':':7}{text}" for label, text in texts if text]
-                yield "\n".join([f"{code}: a finding ({finding.severity}) about the document of {name}", "", *lines])
+                about = f"{code}: a finding ({finding.severity}) about the document of {stack.name}"
+                yield "\n".join([about, "", *lines])
 
 
 def _of_key(code: str) -> Iterator[str]:
     """Of a key of a target file where it stands, and the sentences that name it."""
-    from envbuild.model.target import Target
-
-    schema = Target.model_json_schema()
-    for name, part in (("Target", schema), *schema["$defs"].items()):
+    for name, part in _target_parts():
         if code in part.get("properties", ()):
             sentences = re.split(r"(?<=\.) |(?<=;) (?=`)", " ".join(part.get("description", "").split()))
             matches = [sentence.rstrip(";") for sentence in sentences if f"`{code}`" in sentence]
@@ -98,14 +98,28 @@ def _of_name(code: str) -> Iterator[str]:
     for noun, shipped in (("stack", list_stacks()), ("target", list_targets())):
         if code in shipped:
             yield f"{code}: a shipped {noun}; `envbuild {noun} show {code}`"
-    if stacks := [name for name in list_stacks() if code in load_stack(name).stack.profiles]:
+    if stacks := [stack.name for stack in _stacks() if code in stack.profiles]:
         yield f"{code}: a profile of {', '.join(stacks)}; `envbuild stack show STACK` says what each profile needs"
 
 
 def codes() -> list[str]:
     """Every code of an error, a rule or a finding, every word of the glossary and every name of a check."""
-    findings = {finding.id for name in list_stacks() for finding in load_stack(name).stack.findings}
+    findings = {finding.id for stack in _stacks() for finding in stack.findings}
     return sorted({row[0] for row in _rows()} | _rules().keys() | _words().keys() | findings)
+
+
+@cache
+def _stacks() -> list[Stack]:
+    return [load_stack(name).stack for name in list_stacks()]
+
+
+@cache
+def _target_parts() -> list[tuple[str, dict[str, Any]]]:
+    """Name and JSON schema of a target file and of each of its parts."""
+    from envbuild.model.target import Target
+
+    schema = Target.model_json_schema()
+    return [("Target", schema), *schema["$defs"].items()]
 
 
 def _ending(numbers: set[str]) -> str:
