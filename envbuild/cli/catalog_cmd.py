@@ -207,7 +207,7 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
                 ui.warn(f"{reference}: {why}" + (f"; `profile: {able}` fits" if able else ""))
         if target.expects.gpu and (unknown := _unknown_gpu(target.expects.gpu)):
             ui.warn(f"{reference}: expects.gpu: {unknown}")
-        elif several := _several_memories(target.expects.gpu):
+        elif several := _several_models(target.expects.gpu):
             ui.warn(f"{reference}: expects.gpu: {several}")
         return {"name": target.name, "template": is_template(target)}
 
@@ -304,6 +304,8 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
             stream.write(text)
     except OSError as error:
         raise _unwritable(file, error.strerror or str(error), "name a file in a folder that you can write") from None
+    if several := _several_models(answers.gpu, extended.expects.gpu or ""):
+        ui.note(f"expects.gpu: {several}")
     try:
         made, _ = _valid(str(file))
     except EnvbuildError:
@@ -490,22 +492,22 @@ def _model(text: str, usual: str) -> str:
 def _unknown_gpu(model: str) -> str:
     """That a GPU model is not in our tables, with the nearest that is; empty where it is."""
     from envbuild.provision.survey.ask import rules
-    from envbuild.resolve.rules.node import rows_like
+    from envbuild.resolve.compat import rows_like
 
     near = did_you_mean(model.upper(), [gpu.name for gpu in rules().gpus.values()])
     known = rows_like(model.removeprefix("NVIDIA "), rules())
     return "" if known else f"{model!r} is no GPU model that envbuild knows; {near}"
 
 
-def _several_memories(model: str | None) -> str:
-    """That a model names GPUs of several memory sizes; empty where it names one."""
+def _several_models(name: str | None, usual: str = "") -> str:
+    """That a GPU's name fits several models, those first that `usual` fits too; empty where it fits one."""
     from envbuild.provision.survey.ask import rules
-    from envbuild.resolve.rules.node import rows_like
+    from envbuild.resolve.compat import is_model, rows_like
 
-    rows = {f"{gpu.memory_gb:.0f} GB": gpu.name for gpu in reversed(rows_like(model, rules()))}
-    if len(rows) < 2:
-        return ""
-    return f"there are {model} of {' and '.join(rows)}; name yours, as {' or '.join(rows.values())}"
+    models = sorted(
+        (gpu.name for gpu in rows_like(name, rules())), key=lambda model: not (usual and is_model(usual, model))
+    )
+    return f"{name} fits {', '.join(models)}; name the one that `nvidia-smi -L` prints" if len(models) > 1 else ""
 
 
 def _prefix(text: str) -> str:
@@ -539,7 +541,7 @@ def partitions() -> dict[str, tuple[str, int]]:
     The model is empty where Slurm's name of it is none that we know.
     """
     from envbuild.provision.survey.ask import rules
-    from envbuild.resolve.rules.node import rows_like
+    from envbuild.resolve.compat import rows_like
     from envbuild.schedule.slurm import parse_gres
 
     shown = _shown("sinfo", "-h", "-o", "%P|%G")

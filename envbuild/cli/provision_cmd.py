@@ -195,7 +195,7 @@ def _after(made: Plan, prepared: Prepared) -> str:
         from envbuild.launch.recipes import document_values
         from envbuild.launch.request import Place
         from envbuild.provision.survey.ask import rules
-        from envbuild.resolve.rules.node import rows_like
+        from envbuild.resolve.compat import rows_like
 
         claims = [claim for claim in reference.figures if claim.model or claim.unit == "minutes"]
         says = ", ".join(f"{'at least ' if claim.least else ''}{claim.value:g} {claim.unit}" for claim in claims)

@@ -90,18 +90,19 @@ def strategy(ui: Ui, /, deadline: float, **flags: Any) -> int:
 def _problem(stack: Stack, flags: dict[str, Any], here: Gpu | None) -> Problem:
     """What is searched, on the GPU that was named, else the one that is here, else the one that the target expects."""
     from envbuild.provision.survey.ask import rules
+    from envbuild.resolve.compat import rows_like
     from envbuild.strategy.search import machine_of, problem
 
     gpus = rules().gpus
-    name = flags["gpu"] or flags.get("expected")
-    named = next((gpu for gpu in gpus.values() if name in (gpu.model, gpu.name)), None)
-    gpu = named if flags["gpu"] else here or named
+    named = rows_like(flags["gpu"] or flags.get("expected"), rules())
+    gpu = here if here and not flags["gpu"] else named[0] if len(named) == 1 else None
     if gpu is None:
+        known = f"--gpu MODEL: {', '.join([row.model for row in named] or sorted(gpus))}"
         raise EnvbuildError(
             "strategy-gpu",
-            f"{flags['gpu']} is not in envbuild's GPU tables" if flags["gpu"] else "no GPU model is given",
-            why="" if flags["gpu"] else "this machine has no known GPU, and the target names none",
-            hint=did_you_mean(flags["gpu"], list(gpus)) if flags["gpu"] else f"--gpu MODEL: {', '.join(sorted(gpus))}",
+            f"{flags['gpu']} is not one of envbuild's GPU models" if flags["gpu"] else "no GPU model is given",
+            why="" if flags["gpu"] else "this machine has no known GPU, and the target does not name one",
+            hint=did_you_mean(flags["gpu"], gpus) if flags["gpu"] and not named else known,
         )
     machine = machine_of(gpu, flags["gpus_per_node"], flags["network"])
     return problem(stack, flags["gpus"], machine, flags["model"], flags["global_batch"])

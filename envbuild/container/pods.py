@@ -21,8 +21,8 @@ from envbuild.container.runtime_stage import HOME, USER
 from envbuild.errors import EnvbuildError
 from envbuild.launch.shell import head, steps_of
 from envbuild.model.common import SettableName, StrictModel, Text
+from envbuild.resolve.compat import rows_like
 from envbuild.resolve.compat_read import load_compat
-from envbuild.resolve.rules.node import is_model
 from envbuild.text import comment
 
 if TYPE_CHECKING:
@@ -117,11 +117,9 @@ def pod_request(known: Pods | None, **given: Any) -> PodRequest:
 
 def gpu_names(expected: str | None) -> tuple[str, ...]:
     """The whole names of the GPUs that a target's `expects: {gpu: ...}` fits, as their drivers print them."""
-    rows = load_compat().gpus.values() if expected else ()
+    rows = rows_like(expected, load_compat())
     # The brand was Tesla up to Turing.
-    names = {f"{'Tesla' if gpu.capability < (8,) else 'NVIDIA'} {gpu.name}": gpu for gpu in rows}
-    whole = tuple(name for name, gpu in names.items() if expected in (gpu.model, gpu.name))
-    return whole or tuple(name for name in names if is_model(expected or "", name))
+    return tuple(f"{'Tesla' if gpu.capability < (8,) else 'NVIDIA'} {gpu.name}" for gpu in rows)
 
 
 def launch_words(made: Launch, output: str) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target, as_login
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.survey.ask import index_addresses, rules
+from envbuild.resolve.compat import rows_like
 from envbuild.resolve.estimate import sources_needed
-from envbuild.resolve.rules.node import rows_like
 
 DEADLINE = 30.0
 

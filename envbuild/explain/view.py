@@ -21,10 +21,10 @@ from envbuild.model.plan import Decision, Resolution
 from envbuild.model.stack import LockedConda, Profile, Source, Stack
 from envbuild.model.target import Modules, Target
 from envbuild.resolve.artifacts import dotted, flavour_cuda
+from envbuild.resolve.compat import rows_like
 from envbuild.resolve.engine import Resolver
 from envbuild.resolve.request import capabilities
 from envbuild.resolve.rules.gpu import holds_code
-from envbuild.resolve.rules.node import rows_like
 from envbuild.text import grouped, plural
 
 if TYPE_CHECKING:

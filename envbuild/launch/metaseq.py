@@ -17,8 +17,8 @@ from envbuild.explain.view import parameters as weights
 from envbuild.launch.request import Count, Order, Parameters, Place, Value, fill, model_row, read, require
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Launch, LaunchFile, ModelSize
+from envbuild.resolve.compat import rows_like
 from envbuild.resolve.compat_read import load_compat
-from envbuild.resolve.rules.node import rows_like
 from envbuild.text import plural
 
 END = "done training in"

@@ -49,7 +49,7 @@ from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
 from envbuild.regular_file import read_text
 from envbuild.report.claimed import Claim, Gpus, claim_for, compare, gpus_of, in_words, metric, named
-from envbuild.resolve.rules.node import rows_like
+from envbuild.resolve.compat import rows_like
 from envbuild.schedule.job import Job
 from envbuild.strategy.search import estimated
 from envbuild.text import last_lines, number, plural, seconds_of

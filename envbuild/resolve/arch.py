@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from envbuild.model.facts import CompilerFacts, NodeFacts, NvccFacts
 from envbuild.model.lock import Variant
 from envbuild.resolve.artifacts import Numbers, dotted, flavour_cuda, minor, numbers
-from envbuild.resolve.compat import Compat, Cuda, TorchBuild
+from envbuild.resolve.compat import Compat, Cuda, TorchBuild, rows_like
 from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, Ruling, capabilities
 
 _CODE = re.compile(r"[0-9]{1,2}\.[0-9][af]?(\+PTX)?")
@@ -97,18 +97,7 @@ def _codes_of(text: str) -> tuple[str, ...]:
 
 def _expected(text: str | None, compat: Compat) -> tuple[tuple[str, Numbers], ...]:
     """The GPU model that a target names, as (name, compute capability); empty for one that is not known."""
-    wanted = _plain(text or "")
-    if not wanted:
-        return ()
-    exact = [gpu for gpu in compat.gpus.values() if wanted in (_plain(gpu.model), _plain(gpu.name))]
-    gpus = exact or [
-        gpu for gpu in compat.gpus.values() if f" {wanted} " in f" {_plain(gpu.name)} {_plain(gpu.model)} "
-    ]
-    return tuple((text or "", capability) for capability in sorted({gpu.capability for gpu in gpus}))
-
-
-def _plain(text: str) -> str:
-    return " ".join(re.split(r"[\s-]+", text.lower())).strip()
+    return tuple((text or "", capability) for capability in sorted({gpu.capability for gpu in rows_like(text, compat)}))
 
 
 def _codes(wanted: Iterable[Numbers], build: TorchBuild | None, nvcc: Numbers, cuda: Cuda) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
@@ -51,6 +52,9 @@ def _within(place: int, ranges: Ranges) -> bool:
 
 # What nvidia-smi puts before the name of a row; older drivers leave NVIDIA out, and Volta and Turing are Tesla.
 _BRANDS = ("", "NVIDIA ", "Tesla ", "NVIDIA Tesla ")
+
+# Words of a GPU's name that other words of it imply, or that are compared apart.
+_BESIDE_MODEL = re.compile("[0-9]+gb|sxm[0-9]?|pcie|hbm[0-9]e?|rtx|geforce|nvidia|tesla")
 
 _LONGEST_NOTE = 120
 
@@ -279,6 +283,38 @@ class Compat(NamedTuple):
             if any(p in name if " " in p or kind == "geforce" else p in words for p in patterns):
                 return kind
         return "unknown"
+
+
+@cache
+def is_model(expected: str, name: str) -> bool:
+    """Whether a GPU's name in full or in part (`A100 80 GB`) can be that of a GPU as its driver prints it.
+
+    What only one of the two says, memory or PCIe and SXM, contradicts nothing: `H200-SXM-141GB` is `NVIDIA H200`.
+    """
+    wanted, printed = _words_of(expected), _words_of(name)
+    model = {word for word in wanted if not _BESIDE_MODEL.fullmatch(word)}
+    return model <= printed and all(
+        not said or not has or said & has
+        for said, has in ((kind(wanted), kind(printed)) for kind in (_memory_of, _socket_of))
+    )
+
+
+def _words_of(name: str) -> frozenset[str]:
+    return frozenset(re.split(r"[\s_-]+", re.sub(r"([0-9])[\s_-]+gb\b", r"\1gb", name.lower()).strip()))
+
+
+def _memory_of(words: frozenset[str]) -> set[str]:
+    return {word for word in words if re.fullmatch("[0-9]+gb", word)}
+
+
+def _socket_of(words: frozenset[str]) -> set[str]:
+    """PCIe or SXM; drivers name the H100 for SXM by its memory (`H100 80GB HBM3`)."""
+    return {"pcie" if word == "pcie" else "sxm" for word in words if re.fullmatch("pcie|sxm[0-9]?|hbm3", word)}
+
+
+def rows_like(model: str | None, compat: Compat) -> list[Gpu]:
+    """The rows of our tables for a GPU that is named in full or in part (`H100`)."""
+    return [gpu for gpu in compat.gpus.values() if model and is_model(model, f"{gpu.name} {gpu.model}")]
 
 
 def short(text: str) -> str:

@@ -160,6 +160,15 @@ def test_a_gpu_model_that_is_none_is_asked_again_with_the_nearest(tmp_path: Path
     assert "profile: exact; for another, add `profile:` to the file: exact-" in result.output
 
 
+def test_a_gpu_s_name_that_fits_several_is_taken_and_all_are_named_the_closest_target_s_first(tmp_path: Path) -> None:
+    result = init(tmp_path, "--extends", "azure-nd96", answers=(*[""] * 7, "A100 80 GB", ""))
+    assert result.exit_code == 0, result.output
+    assert "expects.gpu: A100 80 GB fits A100-SXM4-80GB, A100 80GB PCIe; name the one" in " ".join(
+        result.output.split()
+    )
+    assert load_target(str(tmp_path / "lab.yaml")).target.expects.gpu == "A100 80 GB"
+
+
 def test_a_target_file_with_a_number_for_a_gpu_and_a_time_in_other_units_is_told_so(tmp_path: Path) -> None:
     file = tmp_path / "lab.yaml"
     file.write_text("{name: lab, extends: local, expects: {gpu: '64'}}")

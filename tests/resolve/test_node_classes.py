@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from envbuild.model.facts import GpuFacts, NodeFacts
+from envbuild.resolve.compat import rows_like
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.health import mig_instances
 from envbuild.resolve.node_classes import NodeClass, describe, gpu_fault, group
@@ -127,6 +128,21 @@ def test_mig_instances_are_counted_as_a_process_may_use_them() -> None:
 def test_only_the_whole_name_of_a_gpu_is_its_row(name: str | None, model: str | None) -> None:
     found = load_compat().gpu_of(name)
     assert (found.model if found else None) == model
+
+
+@pytest.mark.parametrize(
+    ("text", "models"),
+    [
+        *((name, [gpu.model]) for gpu in load_compat().gpus.values() for name in (gpu.model, gpu.name)),
+        ("A100 80 GB", ["A100-SXM4-80GB", "A100-PCIE-80GB"]),
+        ("nvidia_a100_80gb_pcie", ["A100-PCIE-80GB"]),
+        ("H100 SXM", ["H100-SXM5-80GB"]),
+        ("A100 16GB", []),
+        ("", []),
+    ],
+)
+def test_a_name_that_people_write_fits_every_row_that_it_does_not_contradict(text: str, models: list[str]) -> None:
+    assert [gpu.model for gpu in rows_like(text, load_compat())] == models
 
 
 def test_a_gpu_that_mig_divides_has_not_the_peak_of_the_whole() -> None:

@@ -127,8 +127,8 @@ class Prepared(NamedTuple):
         built, gpu = self.stack.built_on, self.target.expects.gpu
         here = built.get(self.profile, "")
         if here and gpu:
+            from envbuild.resolve.compat import rows_like
             from envbuild.resolve.compat_read import load_compat
-            from envbuild.resolve.rules.node import rows_like
 
             models = {word for row in rows_like(gpu, load_compat()) for word in re.split(r"[ -]", row.model)}
             if models and models.isdisjoint(re.split(r"[ ,-]+", here)):

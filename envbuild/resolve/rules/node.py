@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
 from envbuild.node.probe.system import VIRTUAL_NIC
 from envbuild.resolve.artifacts import dotted, numbers
-from envbuild.resolve.compat import Compat, Gpu, Note
+from envbuild.resolve.compat import Compat, Note, is_model
 from envbuild.resolve.health import driver_fault, mig_instances, what_shows_gpus
 from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, Ruling, physical_gpus, visible_gpus
 
@@ -28,22 +27,6 @@ def unexpected(facts: NodeFacts, target: Target) -> tuple[str, ...]:
     if expects.driver is not None and not _driver_fits(expects.driver, facts.driver.version):
         out.append(f"the target expects driver {expects.driver} and the node has {facts.driver.version or 'none'}")
     return tuple(out)
-
-
-@cache
-def is_model(expected: str, name: str) -> bool:
-    """`H200-SXM-141GB` is `NVIDIA H200`: words that the printed name does not have at all cannot contradict it."""
-    wanted, printed = (re.split(r"[\s-]+", text.lower()) for text in (expected, name))
-    memory = [word for word in printed if re.fullmatch(r"[0-9]+gb", word)]
-    model = [word for word in wanted if not re.fullmatch(r"[0-9]+gb|sxm[0-9]?|pcie|rtx|geforce|nvidia", word)]
-    if not all(word in printed for word in model):
-        return False
-    return not memory or not any(re.fullmatch(r"[0-9]+gb", w) for w in wanted) or any(w in wanted for w in memory)
-
-
-def rows_like(model: str | None, compat: Compat) -> list[Gpu]:
-    """The rows of our tables for a GPU that is named in full or in part (`H100`)."""
-    return [gpu for gpu in compat.gpus.values() if model and is_model(model, gpu.name)]
 
 
 def _driver_fits(expected: str, version: str | None) -> bool:
