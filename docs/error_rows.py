@@ -307,11 +307,16 @@ def findings() -> set[Row]:
     return _made(_FINDINGS)
 
 
+def _form(row: Row) -> tuple[str, ...]:
+    return tuple(re.sub("[A-Z]{2,}(?:-[A-Z]+)*", "…", text) for text in row)
+
+
 def _made(makers: Collection[str]) -> set[Row]:
+    """Of rows that differ in the words for what is filled in, the one with the nouns."""
     made: set[Row] = set()
     for path in sorted(PACKAGE.rglob("*.py")):
         for function in module(path).functions:
             for call in _calls(function):
                 if _called(call) in makers and call.args:
                     made.update(_of_call(path, function, call))
-    return made
+    return {*{_form(row): row for row in sorted(made, reverse=True)}.values()}

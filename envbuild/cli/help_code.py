@@ -18,6 +18,7 @@ from envbuild.regular_file import read_text
 
 # The head of the table of checks; those of other words say of each what it is.
 _COMPARES = "what it compares"
+_HOLDS = "what it holds"
 
 
 def explanation(code: str) -> str:
@@ -27,8 +28,16 @@ def explanation(code: str) -> str:
     """
     parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code)]
     parts += [*_of_key(code), *_of_name(code)]
-    # The second finding of one rule in a draft.
-    return "\n\n".join(parts) or (explanation(code[: match.start()]) if (match := re.search(r"-\d+$", code)) else "")
+    if not parts and (match := re.search(r"-\d+$", code)):  # the second finding of one rule in a draft
+        return explanation(code[: match.start()])
+    return "\n\n".join(parts or _with_word(code))
+
+
+def _with_word(text: str) -> list[str]:
+    """What the tables say of names of which a word is one of these words, also in the plural."""
+    asked = {word.removesuffix("s") for word in text.lower().split()}
+    names = [name for name in _words() if asked & {word.removesuffix("s") for word in name.split()}]
+    return [meaning for name in names for meaning in meanings(name)]
 
 
 def meanings(word: str) -> list[str]:
@@ -85,12 +94,14 @@ def _of_finding(code: str) -> Iterator[str]:
 
 
 def _of_key(code: str) -> Iterator[str]:
-    """Of a key of a target file where it stands, and the sentences that name it."""
-    for name, part in _target_parts():
-        if code in part.get("properties", ()):
-            sentences = re.split(r"(?<=\.) |(?<=;) (?=`)", " ".join(part.get("description", "").split()))
-            matches = [sentence.rstrip(";") for sentence in sentences if f"`{code}`" in sentence]
-            yield "\n  ".join([f"{code}: a key of a target file (docs/reference/files.md, {name})", *matches])
+    """Of a key of a target or stack file where it stands, and the sentence about it; else that about its part."""
+    rows = [row for row in _parts() if code in row[2]["properties"]]
+    # Checks of findings share keys with everything.
+    for noun, name, part in [row for row in rows if not row[1].endswith("Check")] or rows:
+        sentences = re.split(r"(?<=\.) |(?<=;) (?=`)", " ".join(part["description"].split()))
+        own = [sentence for sentence in sentences if re.match(rf"(`[^`]+`(?:,| and) )*`{code}`", sentence)]
+        named = own or [sentence for sentence in sentences if f"`{code}`" in sentence] or sentences[:1]
+        yield "\n  ".join([f"{code}: a key of a {noun} file (docs/reference/files.md, {name})", *named])
 
 
 def _of_name(code: str) -> Iterator[str]:
@@ -114,12 +125,15 @@ def _stacks() -> list[Stack]:
 
 
 @cache
-def _target_parts() -> list[tuple[str, dict[str, Any]]]:
-    """Name and JSON schema of a target file and of each of its parts."""
+def _parts() -> list[tuple[str, str, dict[str, Any]]]:
+    """`target` or `stack`, heading in the reference, and JSON schema of such a file and of each of its parts."""
     from envbuild.model.target import Target
 
-    schema = Target.model_json_schema()
-    return [("Target", schema), *schema["$defs"].items()]
+    schemas = {model.__name__.lower(): model.model_json_schema(by_alias=True) for model in (Target, Stack)}
+    whole = [(noun, f"Keys of a {noun} file", schema) for noun, schema in schemas.items()]
+    parts = [(noun, name, part) for noun, schema in schemas.items() for name, part in schema["$defs"].items()]
+    first = {row[1]: row for row in reversed(parts) if "properties" in row[2]}
+    return [*whole, *reversed(first.values())]
 
 
 def _ending(numbers: set[str]) -> str:
@@ -141,10 +155,13 @@ def _words() -> dict[str, list[str]]:
     """What each word of the glossary, of plans and of reports means, and each name of a check."""
     words: dict[str, list[str]] = {}
     kind = ""
-    for names, meaning in (row for row in _tables() if len(row) == 2):
-        if meaning in ("meaning", _COMPARES):
-            kind = "a check: " if meaning == _COMPARES else ""
+    kinds = {"meaning": "", _COMPARES: "a check: ", _HOLDS: "a folder below the prefix: "}
+    for names, meaning, *more in (row for row in _tables() if len(row) in (2, 4)):
+        if meaning in kinds:
+            kind = kinds[meaning]
             continue
+        if bool(more) != (kind == kinds[_HOLDS]):
+            continue  # a table of a page that explains no words
         for name in names.split(", "):
             words.setdefault(name.lower(), []).append(kind + meaning.replace("`", ""))
     return words

@@ -249,9 +249,11 @@ def _one_is_a_list(value: Any) -> Any:
 class Finding(StrictModel):
     """A statement of a document that is wrong, stale or unpinned, and what envbuild does instead.
 
-    `anchor`: an exact part of one line of the document, none if the document leaves it out. `nth`: which occurrence.
-    `also`: further places that say the same. `replacement`: what to type instead of the anchored command. `check`: one
-    check or a list of which all must hold. A finding without a check says `unverified: true`.
+    `id`: of the finding, for `help`. `says`: what the document says. `truth`: what is true. `evidence`: how that is
+    known. `does`: what envbuild does. `severity`: which kind: wrong, stale, unpinned, trap or note. `anchor`: an exact
+    part of one line of the document, none if the document leaves it out. `nth`: which occurrence. `also`: further
+    places that say the same. `replacement`: what to type instead of the anchored command. `check`: one check or a list
+    of which all must hold. `unverified`: true for a finding without a check.
     """
 
     id: Name

@@ -45,11 +45,11 @@ LogFormat = Annotated[Text, AfterValidator(_log_format)]
 class Step(StrictModel):
     """The program of the smoke item `step`, one rank for each GPU, in its own work folder.
 
-    `script`: a path in `source`, which is installed as a path or editable. In `arguments` and `files` (JSON files of
-    the work folder) envbuild fills in `{ranks}`, `{tensor}`, `{data}`, `{batch}` and `{work}`. `{tensor}` is 2 for an
-    even number of ranks, else 1. `{data}` is ranks divided by tensor; `{batch}` is four sequences for each. `data`:
-    synthetic data of this kind in the work folder. `log`: the format of the losses. `steps`: how many losses there
-    must be.
+    `source`: the source that has the script; it is installed as a path or editable. `script`: a path in it. `launcher`:
+    what starts the ranks. In `arguments` and `files` (JSON files of the work folder) envbuild fills in `{ranks}`,
+    `{tensor}`, `{data}`, `{batch}` and `{work}`. `{tensor}` is 2 for an even number of ranks, else 1. `{data}` is ranks
+    divided by tensor; `{batch}` is four sequences for each. `environment`: its variables. `data`: synthetic data of
+    this kind in the work folder. `log`: the format of the losses. `steps`: how many losses there must be.
     """
 
     source: SourceName
@@ -78,7 +78,10 @@ RecipeName = Literal["command", "alpa", "mpi-deepspeed", "megatronapp", "metaseq
 
 
 class Words(StrictModel):
-    """Arguments that the command line has only if the value `when` is given and true."""
+    """Arguments that the command line has only under a condition.
+
+    `words`: these arguments. `when`: the value that must be given and true.
+    """
 
     when: Name
     words: Annotated[tuple[Text, ...], Field(min_length=1)]
@@ -87,12 +90,13 @@ class Words(StrictModel):
 class LaunchData(StrictModel):
     """The input of a stack's recipe. `{name}` in an argument is replaced by a value of the recipe.
 
-    With `command`, the recipe of any stack, it is a parameter of `defaults` or a value of the place (`PLACE_WORDS`).
-    With `{rank}` each node has its own command; without it one command starts all nodes. `source`: the source whose
-    folder (or `folder` below it) is the working directory; without it, the output folder. `defaults`: values of
-    parameters that the user does not give, as in the document's own scripts. `document`: values that the document's own
-    command gives them instead. `before`: arguments in front of the program, by launcher. `configs`: JSON files that the
-    program reads, by name.
+    `recipe`: what makes the commands. With `command`, the recipe of any stack, a name is a parameter of `defaults` or a
+    value of the place (`PLACE_WORDS`). With `{rank}` each node has its own command; without it one command starts all
+    nodes. `source`: the source whose folder (or `folder` below it) is the working directory; without it, the output
+    folder. `defaults`: values of parameters that the user does not give, as in the document's own scripts. `document`:
+    values that the document's own command gives them instead. `before`: arguments in front of the program, by launcher.
+    `arguments`: those of the program. `environment`: its variables. `configs`: JSON files that the program reads, by
+    name.
     """
 
     recipe: RecipeName = "command"
@@ -196,7 +200,11 @@ class Launch(StrictModel):
 
 
 class ModelSize(StrictModel):
-    """One row of a model table; `vocabulary` and `sequence` in tokens, `batch_tokens` tokens a step."""
+    """One row of a model table.
+
+    `name`: of the size. `layers`, `hidden`, `heads`: its shape. `sequence`, `vocabulary`: in tokens. `batch_tokens`:
+    tokens of an optimizer step. `model_parallel`: GPUs that share a model. `note`: what else is known.
+    """
 
     name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     layers: Count
@@ -210,9 +218,13 @@ class ModelSize(StrictModel):
 
 
 class BenchmarkCase(StrictModel):
-    """One published or launched case. `tflops` is per GPU, `source` its publisher, `gpu` the model of GPU.
+    """One published or launched case.
 
-    Degrees: data (`dp`), tensor (`tmp`) and pipeline (`pp`) parallel; empty if nobody published them.
+    `model`: the size. `gpus`, `hosts`: how many. `gpu`: the model of GPU. `tflops`: the figure, per GPU. `source`: its
+    publisher. `note`: what else is known. `dp`, `tmp`, `pp`: data, tensor and pipeline parallel degrees; empty if
+    nobody published them. `global_batch`, `microbatches`, `micro_batch_size`: samples of a step, its parts, and samples
+    of a part. `checkpointing`: whether activations are computed twice. `best`: whether it is the best published case of
+    its size.
     """
 
     gpus: Count
@@ -233,9 +245,10 @@ class BenchmarkCase(StrictModel):
 
 
 class ManualCases(StrictModel):
-    """All cases of a manual search for one model on one number of GPUs.
+    """All cases of a manual search.
 
-    Each case is [global batch, data parallel, tensor parallel, pipeline parallel, microbatches].
+    `model`, `gpus`: the size, and the number of GPUs. `cases`: each is [global batch, data parallel, tensor parallel,
+    pipeline parallel, microbatches].
     """
 
     gpus: Count
@@ -251,9 +264,11 @@ class ManualCases(StrictModel):
 
 
 class Figure(StrictModel):
-    """One published number with its unit; `least`: it is a lower bound.
+    """One published number.
 
-    `gpu`, `gpus`, `hosts`, `model`: what it applies to.
+    `name`: of the figure. `value`, `unit`: the number. `where`: on what machines. `source`: who says it. `least`:
+    whether it is a lower bound. `reproduced`: whether somebody reproduced it. `gpu`, `gpus`, `hosts`, `model`: what it
+    applies to.
     """
 
     name: Name
@@ -270,10 +285,12 @@ class Figure(StrictModel):
 
 
 class Bench(StrictModel):
-    """How the stack's own run is measured: `metric` is the name of a figure in log lines of the format `log`.
+    """How the stack's own run is measured.
 
-    The first `warmup` lines of a run are ignored; at least `least` lines must remain. `figure` is the claim if
-    it is not a benchmark case. `updates`: optimizer steps of a run, each with the `batch_tokens` of its model.
+    `log`: the format of its log lines. `metric`: the name of the figure in them. `unit`: of the figure.
+    `lower_is_better`: whether less is better. `warmup`: how many lines at the start are ignored. `least`: how many
+    lines must remain. `figure` is the claim if it is not a benchmark case. `updates`: optimizer steps of a run, each
+    with the `batch_tokens` of its model.
     """
 
     log: LogFormat
@@ -293,7 +310,10 @@ class Bench(StrictModel):
 
 
 class LaunchVariable(StrictModel):
-    """One variable that a launch script reads, its real default, and its effect or trap."""
+    """One variable that a launch script reads.
+
+    `name`: of the variable. `default`: its real default. `effect`: what it does, or its trap.
+    """
 
     name: EnvName
     default: Text | None = None
@@ -301,10 +321,11 @@ class LaunchVariable(StrictModel):
 
 
 class MemoryModel(StrictModel):
-    """Least number of nodes for the largest model (`model`): bytes a parameter, spread over all GPUs.
+    """Least number of nodes for the largest model.
 
-    `usable` is the part of a GPU's memory (`gpu_gb`, 10^9 bytes) that weights, gradients and optimizer state may take;
-    the rest is for activations, buffers and NCCL.
+    `model`: its size. `bytes_per_parameter`: of weights, gradients and optimizer state, spread over all GPUs. `usable`
+    is the part of a GPU's memory (`gpu_gb`, 10^9 bytes) that these may take; the rest is for activations, buffers and
+    NCCL. `gpus_per_node`: GPUs of a node. `source`: who says so.
     """
 
     model: Text
@@ -316,9 +337,10 @@ class MemoryModel(StrictModel):
 
 
 class DataFile(StrictModel):
-    """One file that a benchmark reads; without `sha256` its hash is not recorded.
+    """One file that a benchmark reads.
 
-    `synthetic`: how to make a small substitute for it.
+    `name`: of the file. `url`: where it is. `sha256`: its hash, if somebody recorded it. `synthetic`: how to make a
+    small substitute for it. `note`: what else is known.
     """
 
     name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -329,12 +351,16 @@ class DataFile(StrictModel):
 
 
 class Reference(StrictModel):
-    """All tables of one stack; `prepare` are the argument lists that make the data, run in the folder of the data.
+    """All tables of one stack.
 
-    `{source}` in them is the folder that `launch` runs in. If the first command only unpacks a file of `data`, it is
-    skipped for synthetic data, which is not packed. `unused`: modules that these commands import but do not use; an
-    empty module replaces each of them. `no_data`: why the stack's own tool cannot make small data. `launch` has the
-    arguments of the stack's own command, from which a recipe of `envbuild/launch` makes the commands.
+    `models`: sizes of its model. `cases`: published runs. `manual`: cases of a search by hand. `figures`: published
+    numbers. `variables`: those that launch scripts read. `heuristics`: rules of thumb of the document. `memory`: how
+    many nodes a model needs. `data`: files that a run reads. `bench`: how its run is measured. `prepare` are the
+    argument lists that make the data, run in the folder of the data. `{source}` in them is the folder that `launch`
+    runs in. If the first command only unpacks a file of `data`, it is skipped for synthetic data, which is not packed.
+    `unused`: modules that these commands import but do not use; an empty module replaces each of them. `no_data`: why
+    the stack's own tool cannot make small data. `launch` has the arguments of the stack's own command, from which a
+    recipe of `envbuild/launch` makes the commands.
     """
 
     models: tuple[ModelSize, ...] = ()

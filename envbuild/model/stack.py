@@ -41,7 +41,10 @@ VirtualName = Literal["__glibc", "__cuda", "__linux", "__archspec", "__unix"]
 
 
 class CondaChannel(StrictModel):
-    """A channel by its name; `url` only if the user's conda configuration does not resolve the name."""
+    """A channel of conda.
+
+    `name`: of the channel. `url`: only if the user's conda configuration does not resolve the name.
+    """
 
     name: Name
     url: WebUrl | None = None
@@ -50,10 +53,11 @@ class CondaChannel(StrictModel):
 class CondaSpec(StrictModel):
     """What conda adds to a profile, besides the profile's `python`.
 
-    `packages`: match specs. `provides`: distribution (pip's name) to the conda package that provides it; pip's resolver
-    leaves it out. `virtual`: sets of virtual packages to solve for without a node's facts, the preferred one first
-    (`{__glibc: "2.28", __cuda: "11.3"}`). `link_scripts`: packages whose post-link script may run. `only`: the profile
-    has no environment of the engine venv. `allow_defaults`: Anaconda's `defaults` may be used.
+    `channels`: where packages come from, the preferred one first. `packages`: match specs. `provides`: distribution
+    (pip's name) to the conda package that provides it; pip's resolver leaves it out. `virtual`: sets of virtual
+    packages to solve for without a node's facts, the preferred one first (`{__glibc: "2.28", __cuda: "11.3"}`).
+    `link_scripts`: packages whose post-link script may run. `only`: the profile has no environment of the engine venv.
+    `allow_defaults`: Anaconda's `defaults` may be used.
     """
 
     channels: Annotated[tuple[CondaChannel, ...], Field(min_length=1)] = (CondaChannel(name="conda-forge"),)
@@ -124,9 +128,10 @@ BaseKind = Literal["none", "system", "prefix", "module", "image"]
 
 
 class Document(StrictModel):
-    """The setup document of a stack: `url` is its repository, `path` the file in it at `commit`.
+    """The setup document of a stack.
 
-    `sha256` is the hash of its text and identifies any copy of it.
+    `title`: as reports name it. `url`, `commit`, `path`: its repository, and the file in it at a commit. `sha256`: the
+    hash of its text, which identifies any copy of it.
     """
 
     title: Text
@@ -137,7 +142,10 @@ class Document(StrictModel):
 
 
 class TorchSpec(StrictModel):
-    """Which torch and in which flavours, the preferred one first."""
+    """Which torch.
+
+    `version`: of the release, as 1.11.0. `flavours`: builds for a CUDA version or `cpu`, the preferred one first.
+    """
 
     version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
     flavours: Annotated[tuple[Flavour, ...], Field(min_length=1)]
@@ -146,10 +154,11 @@ class TorchSpec(StrictModel):
 class Base(StrictModel):
     """The base of an environment.
 
-    `system`: an interpreter of the node with its site packages. `prefix`: the same under a named directory. `module`:
-    the same after `module load`. `image`: the same inside a container image (`image` is its reference, by digest if
-    known). `provides` are requirements that the base must satisfy and that are never replaced. `accepts` are packages
-    that the base may have. envbuild keeps such a package of the base if its version is in the range.
+    `kind`: `none`, or one of these. `system`: an interpreter of the node with its site packages. `prefix`: the same
+    under a named directory. `module`: the same after `module load`. `image`: the same inside a container image (`image`
+    is its reference, by digest if known). `provides` are requirements that the base must satisfy and that are never
+    replaced. `accepts` are packages that the base may have. envbuild keeps such a package of the base if its version is
+    in the range.
     """
 
     kind: BaseKind
@@ -170,7 +179,10 @@ class Base(StrictModel):
 
 
 class EnvPath(StrictModel):
-    """An environment variable with a path, set only if the path exists."""
+    """An environment variable with a path, set only if the path exists.
+
+    `path`: its value. `if`: always `exists`.
+    """
 
     path: Text
     if_: Literal["exists"] = Field(alias="if")
@@ -182,8 +194,9 @@ EnvironmentValue = Text | EnvPath
 class KernelModule(StrictModel):
     """One extension module that a source would compile when it is first used, built ahead of time instead.
 
-    Paths are relative to the source; a `.cu` file among `sources` makes it CUDA code. `torch: false`: a plain pybind11
-    module, which is not linked to torch.
+    `name`: as it is imported. `sources`: its files; a `.cu` file makes it CUDA code. `include_dirs`: folders of
+    headers. Paths are relative to the source. `cxx_flags`, `nvcc_flags`: options of the compilers. `torch`: false for a
+    plain pybind11 module, which is not linked to torch.
     """
 
     name: ModuleName
@@ -197,12 +210,13 @@ class KernelModule(StrictModel):
 class Build(StrictModel):
     """How a source is built. Newer fields are None by default, so that the digests of older locks stay.
 
-    `wheel`: a wheel through setup.py or PEP 517, taken from the wheel store if it has one (the default of `install:
-    wheel`). `inplace`: `setup.py build_ext --inplace` in the source. `kernels`: the `modules` that the source would
-    compile at its first start, as a separate wheel. `extensions` are the modules that the wheel must contain.
-    `environment` applies to this build only. `memory_per_job` is the memory of one compile job in GB. `cxx11_abi` is
-    the C++ ABI (`_GLIBCXX_USE_CXX11_ABI`) that the source's own build sets, where it does not leave that to torch.
-    `requires` are packages that the build imports without declaring them. The build sees no other packages.
+    `kind`: `wheel`, `inplace` or `kernels`. `wheel`: a wheel through setup.py or PEP 517, taken from the wheel store if
+    it has one (the default of `install: wheel`). `inplace`: `setup.py build_ext --inplace` in the source. `kernels`:
+    the `modules` that the source would compile at its first start, as a separate wheel. `flags`: options for setup.py.
+    `modules`: of `kind: kernels`. `extensions` are the modules that the wheel must contain. `environment` applies to
+    this build only. `memory_per_job` is the memory of one compile job in GB. `cxx11_abi` is the C++ ABI
+    (`_GLIBCXX_USE_CXX11_ABI`) that the source's own build sets, where it does not leave that to torch. `requires` are
+    packages that the build imports without declaring them. The build sees no other packages.
     """
 
     kind: Literal["wheel", "inplace", "kernels"] = "wheel"
@@ -227,9 +241,13 @@ class Build(StrictModel):
 class Source(StrictModel):
     """A git repository pinned by commit and tree.
 
-    `ref` is the branch or tag the commit came from; `lock check` says when it has moved. `contains` are commits that
-    must be ancestors. `generated` are glob patterns (relative to the source) of files that runs create. `outputs` are
-    folders that runs write, each a link to `<prefix>/outputs/<stack>/<source>/...`, which no verb deletes.
+    `name`: of the source; also that of the distribution if it is installed. `git`: its address. `commit`: the full
+    hash. `tree`: the hash of the files at that commit. `ref` is the branch or tag the commit came from; `lock check`
+    says when it has moved. `contains` are commits that must be ancestors. `submodules`: whether they are fetched too.
+    `install`: as a `wheel`, `editable`, or as a `path` on sys.path. `path`: the folder in it that has the project.
+    `build`: how it is built. `patches`: edits of it, by name. `generated` are glob patterns (relative to the source) of
+    files that runs create. `outputs` are folders that runs write, each a link to
+    `<prefix>/outputs/<stack>/<source>/...`, which no verb deletes.
     """
 
     name: SourceName
@@ -270,9 +288,9 @@ class Source(StrictModel):
 class WorkingTree(StrictModel):
     """A folder of the user as a source: used in its place, and never copied, changed or deleted.
 
-    `path` is relative to the stack file. Neither lock nor root covers its contents; reports name commit and changes.
-    `install: path` puts it on sys.path. `install: editable` runs its build backend there, which may write its metadata
-    into the folder.
+    `name`: of the source. `path`: the folder, relative to the stack file. Neither lock nor root covers its contents;
+    reports name commit and changes. `install`: `path` puts it on sys.path, and `editable` runs its build backend there,
+    which may write its metadata into the folder.
     """
 
     name: SourceName
@@ -300,7 +318,11 @@ AnySource = Annotated[
 
 
 class SmokeItem(StrictModel):
-    """One item of the smoke test: deadline (seconds), floors (metric name to least value), the program of `step`."""
+    """One item of the smoke test.
+
+    `name`: which item. `deadline`: seconds that it may take. `floors`: least values of its figures, by name. `step`:
+    the program of the item `step`.
+    """
 
     name: Literal["sound", "machine", "training", "extensions", "step"]
     deadline: Annotated[float, Field(gt=0, le=86400)] = 600.0
@@ -320,8 +342,9 @@ _TORCH = re.compile(r"[Tt]orch(?![A-Za-z0-9._-])")
 class Training(StrictModel):
     """How the stack trains, for the rules about GPUs and frameworks. Rules ignore a field that is None.
 
-    `gpus`: GPUs that each node must give, with one process each. `pipeline`: whether the model runs under DeepSpeed's
-    pipeline engine (also with one stage). `peak_tflops`: the dense peak of a GPU that MFU is computed from.
+    `precision`: the number format of its weights. `gpus`: GPUs that each node must give, with one process each.
+    `zero_stage`: the stage of DeepSpeed's ZeRO. `pipeline`: whether the model runs under DeepSpeed's pipeline engine
+    (also with one stage). `peak_tflops`: the dense peak of a GPU that MFU is computed from.
     """
 
     precision: Literal["fp32", "fp16", "bf16"] | None = None
@@ -332,7 +355,10 @@ class Training(StrictModel):
 
 
 class SystemPackage(StrictModel):
-    """A package of the operating system that a build or run needs, by its Debian name; checked, never forced."""
+    """A package of the operating system that a build or run needs; checked, never installed.
+
+    `name`: as Debian has it. `why`: what needs it.
+    """
 
     name: Annotated[Text, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")]
     why: Text
@@ -343,7 +369,17 @@ Runs = Literal["imports", "first-step", "benchmark"]
 
 
 class Profile(StrictModel, defer_build=False):  # used whole and as a part: built once for both
-    """One way to build the stack; its lock is made from these fields. `runs`: how far its environments run."""
+    """One way to build the stack; its lock is made from these fields.
+
+    `python`: versions, the preferred one first. `interpreters`: whether a node's own Python is used (`present`) or one
+    that envbuild brings (`standalone`). `bases`: what environments are built on. `torch`: its version and builds.
+    `conda`: what conda adds. `as_of`: packages are resolved as the index was on that day. `packages`: requirements, as
+    pip has them. `constraints`: versions of packages, if something else requires them. `sources`: git repositories and
+    folders that are built or put on the path. `system_packages`: packages of the operating system that a node needs.
+    `imports`: modules that must be importable. `environment`: variables that activation sets. `smoke`: the items of the
+    smoke test. `training`: how the stack trains, for rules. `deviations`: what the profile does differently from the
+    document. `runs`: how far its environments run: they import, take first steps, or run the benchmark.
+    """
 
     python: Annotated[tuple[PythonVersion, ...], Field(min_length=1)]
     interpreters: Annotated[tuple[InterpreterKind, ...], Field(min_length=1)] = ("present",)
@@ -413,7 +449,11 @@ def mpi_on_nodes(profiles: Mapping[str, Profile], name: str, nodes: int) -> tupl
 
 
 class Repository(StrictModel):
-    """A repository that only findings name; nothing is installed from it. They refer to `commit`."""
+    """A repository that only findings name; nothing is installed from it.
+
+    `git`: its address. `commit`: the one that findings refer to. `tree`: the hash of the files at that commit. `what`:
+    what it is.
+    """
 
     git: GitUrl
     commit: Commit
@@ -422,7 +462,13 @@ class Repository(StrictModel):
 
 
 class Stack(StrictModel):
-    """One stack file; `built_on`: on which GPUs a profile is known to have been built and to have trained."""
+    """One stack file.
+
+    `name`: of the stack. `summary`: one line for `stack list`. `document`: the setup document that it reproduces.
+    `profiles`: ways to build it, by name. `built_on`: on which GPUs a profile is known to have been built and to have
+    trained. `repositories`: those that only findings name. `reference`: published figures, and how the stack's own
+    training is started and measured. `findings`: what the document gets wrong.
+    """
 
     name: Name
     summary: Text

@@ -125,11 +125,13 @@ Duration = Annotated[str, Field(pattern=DURATION)]
 class ContainerSettings(StrictModel):
     """How images reach the nodes of a target and run there.
 
-    `image`: nodes pull this image; nothing is built. `registry`: a built image is pushed to this repository, and nodes
-    pull it by digest; without one, envbuild sends a file over SSH. `base`, `runtime_image`, `fetch_image`, `python`,
-    `glibc`, `wheelhouse`, `gitconfig` and `builder`: as the options of `image build`. `ipc: host` (default) or
-    `shm_size` (`16g`). `gpus: auto`: if the node has GPUs. `devices`: besides those of InfiniBand. `mounts`:
-    `/from:/to:ro`. `options`: passed to the runtime unchanged.
+    `runtime`: the program that runs images; `auto` takes one that the node has. `image`: nodes pull this image; nothing
+    is built. `registry`: a built image is pushed to this repository, and nodes pull it by digest; without one, envbuild
+    sends a file over SSH. `insecure`: the registry has no TLS. `base`, `runtime_image`, `fetch_image`, `python`,
+    `glibc`, `wheelhouse`, `gitconfig` and `builder`: as the options of `image build`. `ipc`: `host` (default) shares
+    the node's /dev/shm. `shm_size`: the size of an own /dev/shm (`16g`). `gpus`: `auto` gives GPUs to a container if
+    the node has some. `devices`: besides those of InfiniBand. `mounts`: `/from:/to:ro`. `options`: passed to the
+    runtime unchanged.
     """
 
     runtime: Literal["auto"] | RuntimeName = "auto"
@@ -198,7 +200,10 @@ Hosts = Annotated[
 
 
 class Login(StrictModel):
-    """The host from which jobs are submitted (default: the machine where envbuild runs)."""
+    """The host from which jobs are submitted (default: the machine where envbuild runs).
+
+    `host`: its name for ssh. `user`, `port`: as ssh says without them.
+    """
 
     host: HostName
     user: Name | None = None
@@ -206,7 +211,10 @@ class Login(StrictModel):
 
 
 class HostAddress(StrictModel):
-    """How to reach one host that differs from the connection of the target."""
+    """How to reach one host that differs from the connection of the target.
+
+    `address`: its name or IP address for ssh. `user`, `port`: as in `connection` without them.
+    """
 
     address: HostName | None = None
     user: Name | None = None
@@ -216,9 +224,12 @@ class HostAddress(StrictModel):
 class Connection(StrictModel):
     """How nodes are reached.
 
-    `local`: this machine. `ssh`: as `ssh HOST` with the user's configuration. Host keys are always compared with the
-    user's and the system's known_hosts, or with `known_hosts`. `job`: a job of the scheduler, submitted from `login`,
-    runs the node program on every node. `hosts`: exceptions by host name.
+    `kind`: `local` is this machine, `ssh` is as `ssh HOST` with the user's configuration, and `job` is a job of the
+    scheduler. Such a job, submitted from `login`, runs the node program on every node. `login`: the host from which
+    jobs are submitted. `user`, `port`, `identity`: who logs in, where, and with which key file; as ssh says without
+    them. `known_hosts`: host keys are compared with this file instead of the user's and the system's. They are always
+    compared. `config`: this ssh configuration only, instead of the user's and the system's. `connect_timeout`: seconds
+    for one connection. `hosts`: exceptions by host name.
     """
 
     kind: Literal["local", "ssh", "job"] = "local"
@@ -238,7 +249,10 @@ class Connection(StrictModel):
 
 
 class QueueLimits(StrictModel):
-    """One queue of a site and the jobs that it takes: from `min_nodes` to `max_nodes`, running `time_limit` at most."""
+    """One queue of a site and the jobs that it takes: from `min_nodes` to `max_nodes`, running `time_limit` at most.
+
+    `name`: as `qstat -Q` prints it.
+    """
 
     name: Requested
     min_nodes: Annotated[int, Field(ge=1, le=20000)] = 1
@@ -256,13 +270,15 @@ class Modules(StrictModel):
 class Scheduler(StrictModel):
     """The scheduler of the nodes, and what a job requests.
 
-    `nodes`: how many (default: all that `hosts` names). `cpus_per_node`: processors on each node (default: all of whole
-    nodes, else the share of its GPUs). `start_deadline`: how long a job may wait, in the queue and for nodes that
-    start, before envbuild cancels it. `time_limit`: how long it may run (`40m`, `2h`). `constraints`: features of nodes
-    (Slurm's `--constraint`), or resources that PBS selects by. `qos`: Slurm's, for sites that require one.
-    `filesystems`: for PBS sites that require them.
-    `resources`: further resources of a PBS job (`singularity_fakeroot=true`). `queues`: of a PBS site, if `queue` is
-    not set: a job goes to the first that accepts it. `modules`: every job loads them.
+    `kind`: `slurm`, `pbs`, or `none` without a scheduler. `nodes`: how many (default: all that `hosts` names).
+    `exclusive`: a job gets whole nodes, which no other job uses. `account`: the account or project that jobs are
+    charged to. `cpus_per_node`: processors on each node (default: all of whole nodes, else the share of its GPUs).
+    `start_deadline`: how long a job may wait, in the queue and for nodes that start, before envbuild cancels it.
+    `time_limit`: how long it may run (`40m`, `2h`). `constraints`: features of nodes (Slurm's `--constraint`), or
+    resources that PBS selects by. `qos`: Slurm's, for sites that require one. `filesystems`: for PBS sites that require
+    them. `resources`: further resources of a PBS job (`singularity_fakeroot=true`). `queue`: of PBS; the partition of
+    Slurm stands in `hosts`. `queues`: of a PBS site, if `queue` is not set: a job goes to the first that accepts it.
+    `modules`: every job loads them.
     """
 
     kind: Literal["none", "slurm", "pbs"] = "none"
@@ -294,7 +310,9 @@ class Scheduler(StrictModel):
 class Expectation(StrictModel):
     """The hardware that a target declares; plan and report warn about differences.
 
-    `peer_access`: whether GPUs of one node reach each other's memory; false where its absence is not a fault.
+    `gpu`: the model of the nodes' GPUs, in full or in part (`A100-SXM4-80GB`, `H100`). `gpus_per_node`: how many GPUs a
+    node has; `bench` and `launch` use them all. `driver`: versions of the GPU driver (`>=470`). `peer_access`: whether
+    GPUs of one node reach each other's memory; false where its absence is not a fault.
     """
 
     gpu: Text | None = None
@@ -309,13 +327,25 @@ _GPUS = "`expects: {gpus_per_node: 8}`; a job asks for GPUs as its site has them
 class Target(StrictModel):
     """One target file, with its `extends:` resolved.
 
-    `prefix` may contain `{user}`, `{home}` and `{data}` (XDG data directory), which the node fills in. `delivery`: who
-    fetches packages and sources: the node, the controller, or (`auto`) the controller if only it can. `store`: the
-    wheel store (default `<prefix>/store/wheels`; nodes may share it). `build_jobs`: how many compile jobs run at once
-    (default: from cores and memory). `smoke_nodes`: how many nodes take part in the joint smoke test, the first ones
-    (default: all; 0: no such test). `shared`: a folder that the login node and all nodes of a job see; jobs, tools and
-    bundles are there if `placement: node-local` puts the prefix on each node's own disk.
-    Images with pyxis without Slurm jobs, and a Slurm partition over SSH, can be planned but not provisioned.
+    `name`: of this target; the only required key beside `extends`. `summary`: one line for `target list`. `extends`: a
+    shipped target or a file; what this file does not say is as there. `stack`: what is built if the command names no
+    stack. `profile`: which of its profiles. `hosts`: a list of nodes (`gpu[01-04]`), or a source of names.
+    `connection`: how nodes are reached. `scheduler`: what asks for jobs, and how. `engine`: what makes environments: uv
+    (`venv`), conda, or a container image. `base`: build on such a base only, as `none` or `module`. `base_python`: the
+    Python of that base. `interpreter`: the Python of environments without a base. `prefix`: the folder for
+    environments, tools and wheels; it may contain `{user}`, `{home}` and `{data}` (XDG data directory), which the node
+    fills in. `shared`: a folder that the login node and all nodes of a job see; jobs, tools and bundles are there if
+    `placement: node-local` puts the prefix on each node's own disk. `container`: how an image reaches the nodes and
+    runs there. `placement`: whether all nodes see one prefix (`shared`), each has its own (`node-local`), or an image
+    holds the environment (`image`). `privilege`: `none`; envbuild never becomes root, and `sudo` is refused.
+    `delivery`: who fetches packages and sources: the node, the controller, or (`auto`) the controller if only it can.
+    `cache`: a folder where uv keeps unpacked packages for the next build (default: none). `tmp`: the folder for build
+    files (default: `<prefix>/tmp`). `store`: the wheel store (default `<prefix>/store/wheels`; nodes may share it).
+    `build_jobs`: how many compile jobs run at once (default: from cores and memory). `environment`: variables for
+    builds, tests and every use of the environment. `expects`: the hardware; what differs is a warning. `floors`: least
+    values of figures that the smoke test measures. `smoke_nodes`: how many nodes take part in the joint smoke test, the
+    first ones (default: all; 0: no such test). Images with pyxis without Slurm jobs, and a Slurm partition over SSH,
+    can be planned but not provisioned.
     """
 
     hints: ClassVar[Mapping[str, str]] = {

@@ -293,10 +293,8 @@ def is_model(expected: str, name: str) -> bool:
     """
     wanted, printed = _words_of(expected), _words_of(name)
     model = {word for word in wanted if not _BESIDE_MODEL.fullmatch(word)}
-    return model <= printed and all(
-        not said or not has or said & has
-        for said, has in ((kind(wanted), kind(printed)) for kind in (_memory_of, _socket_of))
-    )
+    values = ((kind(wanted), kind(printed)) for kind in (_memory_of, _socket_of))
+    return model <= printed and all(not mine or not its or mine & its for mine, its in values)
 
 
 def _words_of(name: str) -> frozenset[str]:

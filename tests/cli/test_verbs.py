@@ -89,10 +89,26 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
     assert "`smoke_nodes`: how many nodes take part" in explanation("smoke_nodes")
     assert explanation("ported-cu130").startswith("ported-cu130: a profile of megatron-deepspeed-alcf, ")
     assert explanation("azure-nd96") == "azure-nd96: a shipped target; `envbuild target show azure-nd96`"
-    assert explanation("exclusive") == "exclusive: a key of a target file (docs/reference/files.md, Scheduler)"
+    assert explanation("exclusive") == (
+        "exclusive: a key of a target file (docs/reference/files.md, Scheduler)\n"
+        "  `exclusive`: a job gets whole nodes, which no other job uses."
+    )
     for typed, near in (("disk-ful", "disk-full"), ("dtamp", "stamp"), ("ceiling", "cuda-ceiling")):
         assert main(["help", typed]) == 2
         assert capsys.readouterr().err.endswith(f"hint: `envbuild help {near}`\n")
+
+
+def test_every_key_of_target_and_stack_files_has_its_sentence_below_a_heading_of_the_reference() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "files.md").read_text()
+    for noun, heading, part in help_code._parts():
+        assert re.search(rf"^##+ {heading}$", page, re.MULTILINE)
+        for key in part["properties"]:
+            told = next((text for text in help_code._of_key(key) if f"md, {heading})" in text), "")
+            if not told and heading.endswith("Check"):
+                continue  # a key of something else too, which goes first
+            head, *sentences = told.split("\n  ")
+            assert head == f"{key}: a key of a {noun} file (docs/reference/files.md, {heading})"
+            assert sentences and (heading.endswith("Check") or f"`{key}`" in sentences[0]), (heading, key)
 
 
 def test_help_says_of_a_rule_whether_it_can_refuse() -> None:
@@ -112,6 +128,9 @@ def test_help_says_of_a_rule_whether_it_can_refuse() -> None:
         ("unverified", "unverified: mark of a finding"),
         ("exact", "exact: one variation of a stack"),
         ("Merkle root", "merkle root: one sha256"),
+        ("merkle", "merkle root: one sha256"),
+        ("example facts", "facts: what envbuild reads"),
+        ("kept", "kept: a folder below the prefix: your files"),
         ("smoke/machine/gemm", "smoke/machine/gemm: a check: matrix products"),
         ("machine/gemm", "smoke/machine/gemm: a check: matrix products"),
         ("smoke/extensions/rope", "smoke/extensions: a check: compiled kernels"),
