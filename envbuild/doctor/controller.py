@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -57,10 +59,13 @@ _PROGRAMS = (
 def diagnose() -> list[Diagnosis]:
     """Check this machine; a missing program is a line, never an error."""
     version = ".".join(map(str, sys.version_info[:3]))
-    return [Diagnosis("python", "ok", f"{version} ({sys.executable})", ">= 3.11"), *map(_program, _PROGRAMS)]
+    # Ansible makes folders in its home even to say its version.
+    with tempfile.TemporaryDirectory(prefix="envbuild-doctor-") as home:
+        programs = [_program(program, {**os.environ, "ANSIBLE_HOME": home}) for program in _PROGRAMS]
+    return [Diagnosis("python", "ok", f"{version} ({sys.executable})", ">= 3.11"), *programs]
 
 
-def _program(program: _Program) -> Diagnosis:
+def _program(program: _Program, env: dict[str, str]) -> Diagnosis:
     (name, option), needed = program.command, f">= {program.least}"
 
     def lacking(state: str) -> Diagnosis:
@@ -71,7 +76,7 @@ def _program(program: _Program) -> Diagnosis:
     if path is None:
         return lacking("not found")
     try:
-        done = subprocess.run([path, option], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([path, option], capture_output=True, text=True, timeout=30, check=False, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         return lacking(f"{path} does not run: {error}")
     match = re.search(program.pattern, done.stdout + done.stderr)

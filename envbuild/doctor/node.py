@@ -95,8 +95,10 @@ def _role(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Dia
     if is_compute(facts, site):
         return [_line("host", "ok", f"{shown}: a compute node of {kind}, outside a job", "connection: ssh works now")]
     if not _output(site, "nodes") and not _output(site, "queues"):
-        consequence = "no job can be submitted now" if target.connection.kind == "job" else "connection: local or ssh"
-        return [_line("host", "ok", f"{shown}: programs of {kind}, which do not answer", consequence)]
+        jobs = target.connection.kind == "job"
+        consequence = "no job can be submitted now" if jobs else "connection: local or ssh"
+        state = f"{shown}: programs of {kind}, which do not answer"
+        return [_line("host", "missing" if jobs else "ok", state, consequence)]
     more = "" if facts.gpus else ", no GPU here"
     consequence = f"connection: job{more}: smoke tests and CUDA builds run in a job" if more else "connection: job"
     level: Level = "ok" if target.connection.kind == "job" else "warning"
@@ -333,7 +335,7 @@ def _containers(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> li
         return [*lines, _line("containers", needed, state, f"engine container: no: {state}; {connection}")]
     so = f"engine container: yes, with {usable[0]}; {connection}"
     if "podman" in usable and not site.get("subordinate_ids"):
-        so += "; podman maps one user id only (no line in /etc/subuid)"
+        so += "; podman unpacks only images whose files have one owner: the user has no line in /etc/subuid"
     return [*lines, _line("containers", "ok", ", ".join(have), so)]
 
 

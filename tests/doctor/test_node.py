@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from envbuild.catalog.indexes import load_indexes
 from envbuild.catalog.loader import load_stack
 from envbuild.catalog.node_facts import load_facts
 from envbuild.doctor import hosts
-from envbuild.doctor.controller import Diagnosis
+from envbuild.doctor.controller import Diagnosis, diagnose
 from envbuild.doctor.hosts import trial
 from envbuild.doctor.node import diagnose_node, diagnose_without_python, is_compute
 from envbuild.model.facts import NodeFacts
@@ -74,6 +75,11 @@ def lines(given: NodeFacts, told: dict[str, Any], of: Target) -> dict[str, Diagn
     return {line.name: line for line in found}
 
 
+def test_the_check_of_this_machine_leaves_nothing_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(diagnose()) == 5 and not list(tmp_path.iterdir())
+
+
 def test_a_login_node_of_slurm_says_how_gpus_are_asked_for_and_that_a_job_would_be_accepted() -> None:
     found = lines(facts(**IN_SLURM), site(programs=slurm(), accounts=[{"account": "lab"}]), target(**JOBS))
     assert "a login node of slurm" in found["host"].found
@@ -128,7 +134,7 @@ def test_slurm_that_does_not_answer_and_no_scheduler_at_all() -> None:
     found = lines(facts(**IN_SLURM), site(programs=silent), target(**JOBS))
     assert (found["scheduler"].level, "within 12 s" in found["scheduler"].found) == ("missing", True)
     assert "login node" not in found["host"].found, "a laptop may have Slurm's programs"
-    assert found["host"].consequence == "no job can be submitted now"
+    assert (found["host"].level, found["host"].consequence) == ("missing", "no job can be submitted now")
     found = lines(facts(), site(), target(**JOBS))
     assert (found["scheduler"].level, "login" in found["scheduler"].hint) == ("missing", True)
     assert "scheduler" not in lines(facts(), site(), target())
@@ -155,7 +161,7 @@ def test_pbs_names_its_queues() -> None:
     [
         ([], {}, "engine container: no: no podman, docker, apptainer or enroot; connection: job"),
         (["podman"], {}, "engine container: yes, with podman"),
-        (["podman"], {"subordinate_ids": False}, "no line in /etc/subuid"),
+        (["podman"], {"subordinate_ids": False}, "the user has no line in /etc/subuid"),
         (["podman"], {"user_namespaces": {"works": False, "why": "denied"}}, "none that this user can run"),
         (["apptainer"], {"user_namespaces": {"works": False, "why": "denied"}}, "yes, with apptainer"),
         (["docker"], {}, "none that this user can run"),
