@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import begin, names
-from envbuild.cli.choose import stack_argument, usual_stack
+from envbuild.cli.choose import Count, stack_argument, usual_stack
 from envbuild.cli.output import Ui, columns, common_options, each_checked, named
 from envbuild.cli.verbs import Group
 from envbuild.config import load_config
@@ -358,9 +358,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         question = text if default is not None else f"{text} (required)"
         if yes:
             return "" if default is None else default
-        if default is None:
-            return click.prompt(question, "", err=True, show_default=False, value_proc=_not_empty)
-        return click.prompt(question, default=default, type=kind, err=True, show_default=default not in ("", 0))
+        return _prompted(question, default, kind)
 
     try:
         if base is None:
@@ -386,7 +384,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         text = "Account that jobs are charged to"
         account = (ask(text, None) if "scheduler.account" in required else ask(f"{text} (empty: none)")) if job else ""
         text = f"Nodes of a job{_published(loaded)}"
-        nodes = ask(text, base.scheduler.nodes or 1, click.IntRange(1, 20000)) if job else 0
+        nodes = ask(text, base.scheduler.nodes or 1, Count(1, 20000)) if job else 0
         usual_limit = base.scheduler.time_limit or ""
         text = "Longest time of a job, as 2h" + ("" if usual_limit else " (empty: 30 minutes or more, estimated)")
         limit = ask(text, usual_limit, _limit) if job else ""
@@ -401,7 +399,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         gpu = ask(text, usual_gpu, lambda text: _model(text, usual_gpu))
         usual_count = count or base.expects.gpus_per_node or 0
         if gpu or job:
-            count = ask("GPUs of a node (empty: `bench` and `launch` will ask)", usual_count, click.IntRange(0, 64))
+            count = ask("GPUs of a node (empty: `bench` and `launch` will ask)", usual_count, Count(0, 64))
     except click.Abort:
         if sys.stdin.isatty():
             raise
@@ -426,6 +424,15 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
     )
 
 
+def _prompted(question: str, default: Any, kind: Any) -> Any:
+    """The answer to one question; None as default asks again until there is one."""
+    usual, kind = ("", _not_empty) if default is None else (default, kind)
+    answer = click.prompt(question, usual, type=kind, err=True, show_default=usual not in ("", 0))
+    if not sys.stdin.isatty():
+        click.echo(err=True)  # nobody typed the end of the line
+    return answer
+
+
 def _not_empty(text: str) -> str:
     """An answer that the target needs. Raises click.BadParameter, and the question is asked again."""
     if not text.strip():
@@ -441,11 +448,11 @@ def _stack_beside(file: Path, stack: str) -> LoadedStack:
 
 
 def _published(loaded: LoadedStack) -> str:
-    """The machines of the figure that `bench` compares with; empty without one."""
+    """That one is enough to build, and the machines of the figure that `bench` compares with; empty without one."""
     reference = loaded.stack.reference
     named = reference.bench.figure if reference and reference.bench else None
     where = next((figure.where for figure in reference.figures if figure.name == named), "") if reference else ""
-    return f" (the published figure is of {where})" if where else ""
+    return f" (one is enough to build; the published figure is of {where})" if where else ""
 
 
 def _limit(text: str) -> str:

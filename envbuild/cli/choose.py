@@ -36,7 +36,11 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
 class Count(click.IntRange):
     """A whole number in a range; help names it N."""
 
-    name = "n"
+    name = "whole number"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Of the help."""
+        return "N"
 
 
 class Amount(click.FloatRange):
