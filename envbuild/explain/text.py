@@ -45,6 +45,7 @@ def _lines(explanation: Explanation, width: int) -> Iterator[str]:
         where = "/".join(part for part in (document.url, between, document.path) if part)
         commit = f" at {document.commit[:8]}" if document.commit and not of_github else ""
         yield _wrapped("document: ", f"{document.title}, {where}{commit}", width)
+    yield from _size(explanation, width)
     yield _counts(explanation)
     for severity in SEVERITIES:
         items = explanation.of(severity)
@@ -56,6 +57,20 @@ def _lines(explanation: Explanation, width: int) -> Iterator[str]:
     yield from _results(explanation)
     yield from _profile(explanation, width)
     yield from _decisions(explanation.decided, width)
+
+
+def _size(explanation: Explanation, width: int) -> Iterator[str]:
+    """The figure that `bench` compares with, and how many nodes the largest model needs."""
+    reference, least = explanation.stack.reference, explanation.least_nodes
+    named = reference.bench.figure if reference and reference.bench else None
+    for figure in reference.figures if reference else ():
+        if figure.name == named:
+            value = f"{'at least ' if figure.least else ''}{figure.value:g} {figure.unit}"
+            yield _wrapped("figure: ", f"{value}, {figure.model} on {figure.where}; `bench` compares with it", width)
+    if least:
+        held = f"{least.needed_gb:.0f} GB of weights, gradients and optimizer state, {least.node_gb:.0f} GB a node"
+        needs = f"{least.model} needs at least {least.nodes} nodes for its memory alone ({held})"
+        yield _wrapped("nodes: ", f"{needs}; {least.source}", width)
 
 
 def _finding(item: Explained, width: int) -> Iterator[str]:
@@ -96,7 +111,7 @@ def _section(title: str, rows: Iterable[tuple[str, str]], width: int) -> Iterato
 
 
 def _profile(explanation: Explanation, width: int) -> Iterator[str]:
-    profile, least = explanation.contents, explanation.least_nodes
+    profile = explanation.contents
     size = max((len(source.name) for source in profile.sources), default=0)
     sources = [(f"  {tree.name:{size}}  ", f"your working tree {tree.path}, used where it lies")
                for tree in profile.working_trees]  # fmt: skip
@@ -110,10 +125,6 @@ def _profile(explanation: Explanation, width: int) -> Iterator[str]:
         edits.append(("    instead: ", f"{run.patch}: {run.does}"))
     yield from _section("The document's own edits, and ours", edits, width)
     yield from _section("Deviations from the document", [("  - ", text) for text in profile.deviations], width)
-    if least:
-        held = f"{least.needed_gb:.0f} GB of weights, gradients and optimizer state, {least.node_gb:.0f} GB a node"
-        needs = f"{least.model} needs at least {least.nodes} nodes for its memory alone ({held})"
-        yield from _section("", [("", f"{needs}; {least.source}")], width)
 
 
 def _decisions(decided: Decided, width: int) -> Iterator[str]:

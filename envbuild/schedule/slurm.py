@@ -288,8 +288,9 @@ def _directives(job: Job, *, here: bool = False) -> list[str]:
         return [f"#SBATCH {option}" for option in (*options, "--output=%x-%j.log")]
     # The second run of a requeued job writes below the first.
     log = _path(f"{job.output}/{script.log_name(job, '%j')}", job.output)
-    options += ["--requeue", "--open-mode=append", f"--output={log}", f"--chdir={_path(job.output, '')}"]
-    return [f"#SBATCH {option}" for option in options]
+    more = ["--requeue", "--open-mode=append", f"--output={log}", f"--chdir={_path(job.output, '')}"]
+    note = "# If a node fails, Slurm runs this job again, from its start; --no-requeue prevents it."
+    return [*(f"#SBATCH {option}" for option in options), note, *(f"#SBATCH {option}" for option in more)]
 
 
 def _plain(value: str) -> str:

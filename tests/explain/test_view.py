@@ -64,6 +64,11 @@ def test_text_groups_by_severity_the_gravest_first(make_stack: Make) -> None:
     assert "instead: a newer driver" in text
 
 
+def test_text_begins_with_the_figure_and_the_nodes_of_the_largest_model() -> None:
+    text = render_text(explain(load_stack("opt-175b").stack, "exact"))
+    assert text.index("figure: at least 200000 words/s, 125m") < text.index("nodes: 175b") < text.index("37 findings")
+
+
 def test_text_names_a_broken_check_and_keeps_to_its_width(make_stack: Make) -> None:
     broken = CheckResult("first", "k", "the question", "broken", "the answer " * 12)
     text = render_text(explain(two(make_stack), "exact", results=[broken]), width=80)

@@ -138,7 +138,9 @@ def setuptools_minor(facts: NodeFacts, request: Request, compat: Compat) -> Deci
     if pair is None or version is None or numbers(request.torch) < compat.cuda.torch_checks_from:
         return NOTHING
     needed = compat.cuda.setuptools_needs
-    says = Ruling("setuptools-minor", (f"setuptools {version}", needed), compat.cuda.check_note)
+    says = Ruling(
+        "setuptools-minor", (f"setuptools {version}", f"setuptools {needed} or newer"), compat.cuda.check_note
+    )
     if pair[0] == pair[1] or _at_least(version, needed):
         return says("allow", "setuptools only warns about the CUDA minor versions")
     what = f"setuptools {version} refuses a difference in the CUDA minor version"

@@ -12,6 +12,7 @@ from envbuild.resolve.artifacts import dotted, numbers
 from envbuild.resolve.compat import Compat, Note, is_model
 from envbuild.resolve.health import driver_fault, mig_instances, what_shows_gpus
 from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, Ruling, physical_gpus, visible_gpus
+from envbuild.text import plural
 
 
 def unexpected(facts: NodeFacts, target: Target) -> tuple[str, ...]:
@@ -80,7 +81,8 @@ def mig_no_nccl(facts: NodeFacts, request: Request, compat: Compat) -> Decisions
         return NOTHING
     limits, on = compat.limits, [gpu for gpu in facts.gpus if gpu.mig_enabled]
     ranks = request.gpus or mig_instances(facts) or 1
-    compared = (f"MIG on {len(on)} of {len(facts.gpus)} GPUs, {ranks} ranks", f"{limits.mig_max_ranks} rank")
+    most = f"at most {plural(limits.mig_max_ranks, 'rank')} on MIG"
+    compared = (f"MIG on {len(on)} of {len(facts.gpus)} GPUs, {plural(ranks, 'rank')}", most)
     says = Ruling("mig-no-nccl", compared, limits.mig_note)
     if not on:
         return says("allow", "MIG is off")

@@ -199,7 +199,7 @@ def system_packages(facts: NodeFacts, request: Request, compat: Compat) -> Decis
             "warn", f"{name} is compiled where it is installed, against packages of the system; {known}", install
         )
     if built and not out:
-        compared = (f"compiled there: {', '.join(built)}", "none is known to need packages that are missing")
+        compared = (f"compiled there: {', '.join(built)}", "the packages of the system that they need, as far as known")
         says = Ruling("system-packages", compared, compat.system_note)
         out += says("allow", "what they are compiled against is there, as far as it is known")
     return tuple(out)
