@@ -163,7 +163,7 @@ def _words() -> dict[str, list[str]]:
         if bool(more) != (kind == kinds[_HOLDS]):
             continue  # a table of a page that explains no words
         for name in names.split(", "):
-            words.setdefault(name.lower(), []).append(kind + meaning.replace("`", ""))
+            words.setdefault(name.strip("`").lower(), []).append(kind + meaning.replace("`", ""))
     return words
 
 

@@ -131,6 +131,7 @@ def test_help_says_of_a_rule_whether_it_can_refuse() -> None:
         ("merkle", "merkle root: one sha256"),
         ("example facts", "facts: what envbuild reads"),
         ("kept", "kept: a folder below the prefix: your files"),
+        ("images", "images: a folder below the prefix: of engine: container"),
         ("smoke/machine/gemm", "smoke/machine/gemm: a check: matrix products"),
         ("machine/gemm", "smoke/machine/gemm: a check: matrix products"),
         ("smoke/extensions/rope", "smoke/extensions: a check: compiled kernels"),

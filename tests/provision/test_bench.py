@@ -298,6 +298,7 @@ def test_the_course_of_the_loss_is_in_the_evidence_and_drawn_in_the_report(tmp_p
         (2, 4, "A100-SXM4-80GB", "--nodes 1 --gpus-per-node 8"),
         (1, 8, "A100-SXM4-80GB", ""),
         (2, 8, "H100 PCIe", "not comparable"),
+        (1, 8, "A100 80GB PCIe", "not comparable"),
     ],
 )
 def test_a_run_on_other_gpus_or_nodes_than_the_claim_names_those_of_the_claim(
