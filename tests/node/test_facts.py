@@ -11,12 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envbuild.model.facts import NodeFacts
+from envbuild.model.facts import DriverFacts, GpuFacts, NodeFacts
 from envbuild.node import facts as probe
 from envbuild.node.probe import gpus, prefix
 from envbuild.node.probe.programs import python_facts
@@ -88,6 +89,7 @@ def test_probe_runs_on(minor: str, node: Node) -> None:
     python = require_python(minor)
     fake_smi(node.bin, "a100")
     program(node.bin / "nvcc", f"cat {DATA}/nvcc/11.4.txt\n")
+    node.env["CUDA_VISIBLE_DEVICES"] = "0,1"
     facts = node.probe(python, node="n1", base_packages=True, tmp="/tmp")
     assert facts.node == "n1"
     assert facts.os.arch == os.uname().machine
@@ -99,7 +101,8 @@ def test_probe_runs_on(minor: str, node: Node) -> None:
     assert facts.driver.cuda_ceiling == "11.4"
     assert facts.driver.problem is None
     assert len(facts.gpus) == 8
-    assert facts.gpus_physical == 8
+    assert (facts.visible_devices, facts.gpus_physical) == ("0,1", 8)
+    assert {"memlock", "shm"} <= facts.limits.keys()
     assert (str((node.bin / "nvcc").resolve()), "11.4.48") in [(each.path, each.version) for each in facts.nvcc]
     assert facts.prefix.writable
     assert (facts.prefix.free_bytes or 0) > 0
@@ -108,42 +111,42 @@ def test_probe_runs_on(minor: str, node: Node) -> None:
     assert not node.prefix.exists()
 
 
+def asked_smi(folder: Path, **more: Any) -> tuple[DriverFacts, list[GpuFacts]]:
+    """What the `nvidia-smi` of a folder gives, as the model has it, on a machine without other witnesses."""
+    facts = gpus.gpu_facts([str(folder)], root=str(folder), **more)
+    found = [GpuFacts.model_validate_json(json.dumps(gpu)) for gpu in facts["gpus"]]
+    return DriverFacts.model_validate_json(json.dumps(facts["driver"])), found
+
+
 @pytest.mark.parametrize(
-    ("recording", "rc", "version", "gpus", "says"),
+    ("recording", "rc", "version", "count", "says"),
     [
         ("v100", 0, "440.33.01", 4, None),
         ("h200", 0, "580.159.04", 2, None),
-        ("mig", 0, "535.161.08", 2, None),
+        ("na", 0, "525.60.13", 2, "GPU 00000000:02:00.0: Unknown Error"),
         ("no_driver", 9, None, 0, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),
         ("mismatch", 18, None, 0, "Driver/library version mismatch; NVML library version: 535.183"),
         ("no_devices", 6, None, 0, "No devices were found"),
         ("unknown_error", 255, None, 0, "Failed to initialize NVML: Unknown Error"),
     ],
 )
-def test_driver_state(node: Node, recording: str, rc: int, version: str | None, gpus: int, says: str | None) -> None:
-    fake_smi(node.bin, recording, rc)
-    facts = node.probe()
-    module = Path("/proc/driver/nvidia/version").exists()
-    assert facts.driver.version == version or module
-    assert len(facts.gpus) == gpus
-    assert recording != "v100" or facts.gpus[0].compute_capability is facts.gpus[0].mig_enabled is None
-    assert facts.driver.problem is None if says is None else says in (facts.driver.problem or "")
+def test_driver_state(
+    tmp_path: Path, recording: str, rc: int, version: str | None, count: int, says: str | None
+) -> None:
+    fake_smi(tmp_path, recording, rc)
+    driver, found = asked_smi(tmp_path)
+    assert (driver.version, len(found)) == (version, count)
+    assert recording != "v100" or found[0].compute_capability is found[0].mig_enabled is None
+    assert driver.problem is None if says is None else says in (driver.problem or "")
 
 
-def test_mig_instances_are_listed(node: Node) -> None:
-    fake_smi(node.bin, "mig")
-    first, second = node.probe().gpus
+def test_mig_instances_are_listed(tmp_path: Path) -> None:
+    fake_smi(tmp_path, "mig")
+    driver, (first, second) = asked_smi(tmp_path)
+    assert (driver.version, driver.problem) == ("535.161.08", None)
     assert [entry.split()[0] for entry in first.mig] == ["3g.20gb", "2g.10gb", "1g.5gb+me"]
     assert first.mig[0].endswith("MIG-00000030-1111-5222-8333-000000000001")
     assert (first.mig_enabled, second.mig_enabled, second.mig) == (True, False, ())
-
-
-def test_d76_hanging_nvidia_smi_is_a_problem_of_the_driver(tmp_path: Path) -> None:
-    program(tmp_path / "nvidia-smi", "trap '' TERM; sleep 600 & wait; sleep 600\n")
-    begun = time.monotonic()
-    facts = gpus.gpu_facts([str(tmp_path)], deadline=0.3)
-    assert "did not answer within 0.3 s" in facts["driver"]["problem"]
-    assert time.monotonic() - begun < PATIENCE
 
 
 SCRIPT_A = """case "$*" in
@@ -154,31 +157,22 @@ esac
 """
 
 
-def test_d56_rows_that_were_printed_count_beside_a_warning_and_another_exit(node: Node) -> None:
-    program(node.bin / "nvidia-smi", SCRIPT_A + "echo 'WARNING: infoROM is corrupted at gpu 0000:3B:00.0'; exit 14\n")
-    facts = node.probe()
-    assert [gpu.pci_bus_id for gpu in facts.gpus] == ["00000000:3B:00.0"]
-    assert facts.driver.version == "580.126.09"
-    assert "0000:3B:00.0" in (facts.driver.problem or "")
-
-
 @pytest.mark.parametrize(
     ("script", "says"),
     [
         (SCRIPT_A + "kill -SEGV $$\n", "nvidia-smi ended with -11: no output"),
-        (SCRIPT_A + "echo 'WARNING: fan 1 failed' >&2; exit 14\n", "nvidia-smi ended with 14: WARNING: fan 1 failed"),
+        (SCRIPT_A + "echo 'WARNING: infoROM is corrupted'; exit 14\n",
+         "nvidia-smi ended with 14: WARNING: infoROM is corrupted"),
         (SCRIPT_A + "echo 'Persistence mode is off' >&2\n", None),
-        (
-            SCRIPT_A.replace("NVIDIA A100-SXM4-40GB", "[Unknown Error]") + "exit 15\n",
-            "GPU 00000000:3B:00.0: Unknown Error",
-        ),
+        (SCRIPT_A.replace("NVIDIA A100-SXM4-40GB", "[Unknown Error]") + "exit 15\n",
+         "GPU 00000000:3B:00.0: Unknown Error"),
     ],
     ids=["crash", "warning and another exit", "a word on stderr", "a GPU that does not answer"],
-)
-def test_d56_a_row_of_the_tool_s_table_is_no_reason(node: Node, script: str, says: str | None) -> None:
-    program(node.bin / "nvidia-smi", script)
-    facts = node.probe()
-    assert (len(facts.gpus), facts.driver.problem) == (1, says)
+)  # fmt: skip
+def test_d56_rows_that_were_printed_count_and_none_is_the_reason(tmp_path: Path, script: str, says: str | None) -> None:
+    program(tmp_path / "nvidia-smi", script)
+    driver, (gpu,) = asked_smi(tmp_path)
+    assert (gpu.pci_bus_id, driver.version, driver.problem) == ("00000000:3B:00.0", "580.126.09", says)
 
 
 def test_d56_a_compiler_that_warns_and_fails_has_its_version(node: Node) -> None:
@@ -189,58 +183,45 @@ def test_d56_a_compiler_that_warns_and_fails_has_its_version(node: Node) -> None
     assert "11.4.0" in [tool.version for tool in facts.compilers]
 
 
-def test_d56_what_a_gpu_says_of_its_health_is_read_without_what_its_driver_does_not_know(node: Node) -> None:
+def test_d56_what_a_gpu_says_of_its_health_is_read_without_what_its_driver_does_not_know(tmp_path: Path) -> None:
     program(
-        node.bin / "nvidia-smi",
+        tmp_path / "nvidia-smi",
         'case "$1" in\n'
         "  --query-gpu=*fabric.state*) echo 'Field \"fabric.state\" is not a valid field to query.'; exit 2 ;;\n"
         "  --query-gpu=pci*) echo '00000000:3B:00.0, Default, [N/A], Enabled, 400.00, 1410, 8, 16, No, Not Active,"
         " 0, 1' ;;\nesac\n" + SCRIPT_A,
     )
-    (gpu,) = node.probe().gpus
-    assert gpu.health == {
+    assert asked_smi(tmp_path)[1][0].health == {
         "compute_mode": "Default", "ecc.mode.current": "Enabled", "power.limit": "400.00", "clocks.max.sm": "1410",
         "pcie.link.width.current": "8", "pcie.link.width.max": "16", "retired_pages.pending": "No",
         "clocks_throttle_reasons.hw_slowdown": "Not Active", "remapped_rows.pending": "0", "remapped_rows.failure": "1",
     }  # fmt: skip
 
 
-def test_d60_repairs_links_and_limits_are_read(node: Node) -> None:
+def test_d60_repairs_and_links_are_read(tmp_path: Path) -> None:
     links = "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0)\n\t Link 0: 25 GB/s\n\t Link 1: <inactive>\n"
     program(
-        node.bin / "nvidia-smi",
+        tmp_path / "nvidia-smi",
         'case "$*" in\n  "nvlink -s") printf %b ' + repr(links) + " ;;\n"
         "  --query-gpu=pci*) echo '00000000:3B:00.0, Enabled, Disabled, Enabled, Reset, 92.00, 4, Active' ;;\nesac\n"
         + SCRIPT_A,
     )
-    facts = node.probe()
-    assert facts.gpus[0].health == {
+    assert asked_smi(tmp_path)[1][0].health == {
         "nvlinks": "2", "nvlinks.active": "1", "ecc.mode.pending": "Enabled", "mig.mode.current": "Disabled",
         "mig.mode.pending": "Enabled", "gpu_recovery_action": "Reset", "vbios_version": "92.00",
         "pcie.link.gen.max": "4", "clocks_throttle_reasons.sw_thermal_slowdown": "Active",
     }  # fmt: skip
-    assert {"memlock", "shm"} <= facts.limits.keys()
-
-
-def test_d60_links_of_a_tool_that_makes_no_sense_are_none() -> None:
     assert gpus.parse_nvlinks("NVML: Not Supported\n\t Link 0: 25 GB/s\nGPU 0: x (UUID: y)\n") == {}
-
-
-def test_d58_a_row_that_says_a_gpu_does_not_answer_is_a_problem_with_its_bus_id(node: Node) -> None:
-    fake_smi(node.bin, "na")
-    assert node.probe().driver.problem == "GPU 00000000:02:00.0: Unknown Error"
 
 
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("while :; do echo 0123456789012345678901234567890123456789; done\n", "printed more than 1 MiB"),
         ("head -c 100000000 /dev/zero\n", "printed more than 1 MiB"),
         ("printf '0, \\377\\376GPU'\n", "bytes that are no text"),
         ("echo hello\n", "named no GPU in its answer: 'hello'"),
-        ("exit 3\n", "ended with 3: no output"),
         ("echo Segmentation fault >&2; exit 139\n", "ended with 139: Segmentation fault"),
-        ("kill -9 $$\n", "ended with -9"),
+        ("exec sleep 600\n", "did not answer within 0.5 s"),
     ],
 )
 def test_d29_an_nvidia_smi_that_makes_no_sense_is_a_problem_of_the_driver(
@@ -248,9 +229,9 @@ def test_d29_an_nvidia_smi_that_makes_no_sense_is_a_problem_of_the_driver(
 ) -> None:
     program(tmp_path / "nvidia-smi", script)
     begun = time.monotonic()
-    facts = gpus.gpu_facts([str(tmp_path)])
-    assert facts["gpus"] == []
-    assert says in facts["driver"]["problem"]
+    driver, found = asked_smi(tmp_path, deadline=0.5 if "sleep" in script else gpus.SMI_DEADLINE)
+    assert found == []
+    assert says in (driver.problem or "")
     assert time.monotonic() - begun < PATIENCE
 
 
@@ -276,14 +257,6 @@ def test_gpu_on_the_bus_without_a_driver_is_seen(tmp_path: Path) -> None:
     assert facts["gpus_physical"] == 1
     assert facts["driver"]["version"] is None
     assert facts["driver"]["problem"]
-
-
-def test_visible_devices_are_told_apart_from_physical_ones(node: Node) -> None:
-    fake_smi(node.bin, "a100")
-    node.env["CUDA_VISIBLE_DEVICES"] = "0,1"
-    facts = node.probe()
-    assert facts.visible_devices == "0,1"
-    assert facts.gpus_physical == 8
 
 
 def test_shim_is_no_interpreter_but_what_it_stands_for_is(node: Node) -> None:
@@ -369,11 +342,6 @@ def test_environments_links_and_lease_under_the_prefix(node: Node) -> None:
     assert facts.warnings == ("2 environment(s) without a stamp under the prefix",)
 
 
-def test_half_written_lease_still_says_busy(node: Node) -> None:
-    write_file(node.prefix / "lease.json", "{")
-    assert node.probe().busy == {}
-
-
 def test_packages_of_debian_are_looked_up_where_dpkg_is(tmp_path: Path) -> None:
     wanted = ["libaio-dev", "cmake", "libgeos-dev"]
     assert debian_packages(wanted, str(tmp_path)) == {}
@@ -383,69 +351,61 @@ def test_packages_of_debian_are_looked_up_where_dpkg_is(tmp_path: Path) -> None:
 
 
 def test_wanted_files_are_found_in_pips_find_links(node: Node, tmp_path: Path) -> None:
-    for name in ("one", "two", "three"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"{name}.whl").touch()
-    (node.home / ".config/pip").mkdir(parents=True)
-    (node.home / ".config/pip/pip.conf").write_text(f"[global]\nfind-links = {tmp_path}/two https://u:p@h/x\n")
-    wanted = ["one.whl", "two.whl", "three.whl", "missing.whl", "../two/two.whl"]
-
-    def found() -> dict[str, str]:
-        return node.probe(files=wanted).files_found
-
-    assert found() == {"two.whl": f"{tmp_path}/two/two.whl"}
-    node.env["UV_FIND_LINKS"] = f"{tmp_path}/three,https://h/x"
-    assert set(found()) == {"two.whl", "three.whl"}
-    # As pip has it, a stronger place replaces a weaker one.
-    node.env["PIP_FIND_LINKS"] = f"{tmp_path}/one https://user:secret@host/simple"
-    assert set(found()) == {"one.whl", "three.whl"}
-    del node.env["PIP_FIND_LINKS"]
-    node.env["PIP_CONFIG_FILE"] = os.devnull
-    assert set(found()) == {"three.whl"}
+    for name in ("one", "two"):
+        write_file(tmp_path / name / f"{name}.whl")
+    write_file(node.home / ".config/pip/pip.conf", f"[global]\nfind-links = {tmp_path}/two https://u:p@h/x\n")
+    wanted = ["one.whl", "two.whl", "missing.whl", "../two/two.whl"]
+    assert node.probe(files=wanted).files_found == {"two.whl": f"{tmp_path}/two/two.whl"}
 
 
-def test_reachable_by_tcp_or_through_the_proxy(node: Node, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        reach = {
-            "up": f"http://127.0.0.1:{port}/simple",
-            "down": "http://127.0.0.1:1/simple",
-            "folder": f"file://{tmp_path}",
-            "nonsense": "http://[",
-        }
-        facts = node.probe(reach=reach)
-        assert facts.reachable == {"up": True, "down": False, "folder": True, "nonsense": False}
-        node.env["https_proxy"] = f"http://127.0.0.1:{port}"
-        proxied = {"far": "https://unknown.invalid/simple"}
-        assert node.probe(reach=proxied).reachable == {"far": True}
-        node.env["no_proxy"] = "unknown.invalid"
-        assert node.probe(reach=proxied).reachable == {"far": False}
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of something that takes connections; no proxy is configured."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
 
 
-def test_d06_a_repository_is_looked_for_where_git_would_look(node: Node, tmp_path: Path) -> None:
+def test_reachable_by_tcp_or_through_the_proxy(server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reach = {
+        "up": f"http://127.0.0.1:{server}/simple",
+        "down": "http://127.0.0.1:1/simple",
+        "folder": f"file://{tmp_path}",
+        "nonsense": "http://[",
+    }
+    assert prefix.reachable(reach) == {"up": True, "down": False, "folder": True, "nonsense": False}
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server}")
+    proxied = {"far": "https://unknown.invalid/simple"}
+    assert prefix.reachable(proxied) == {"far": True}
+    monkeypatch.setenv("no_proxy", "unknown.invalid")
+    assert prefix.reachable(proxied) == {"far": False}
+
+
+def test_d06_a_repository_is_looked_for_where_git_would_look(node: Node, server: int, tmp_path: Path) -> None:
     (tmp_path / "mirror" / "one").mkdir(parents=True)
     make_repository(tmp_path / "mirror" / "three.git", {"a": "1"})
-    config = tmp_path / "gitconfig"
+    config = write_file(
+        tmp_path / "gitconfig",
+        f'[url "file://{tmp_path}/mirror/"]\n\tinsteadOf = https://git.example.org/\n'
+        f'[url "http://127.0.0.1:{server}/"]\n\tinsteadOf = https://up.invalid/\n'
+        f'[url "git@127.0.0.1:"]\n\tinsteadOf = https://scp.invalid/\n'
+        f'[url "{tmp_path}/mirror/"]\n\tinsteadOf = https://plain.invalid/\n',
+    )
     node.env.update(GIT_CONFIG_GLOBAL=str(config), GIT_CONFIG_NOSYSTEM="1", no_proxy="*")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        config.write_text(
-            f'[url "file://{tmp_path}/mirror/"]\n\tinsteadOf = https://git.example.org/\n'
-            f'[url "http://127.0.0.1:{port}/"]\n\tinsteadOf = https://up.invalid/\n'
-            f'[url "git@127.0.0.1:"]\n\tinsteadOf = https://scp.invalid/\n'
-            f'[url "{tmp_path}/mirror/"]\n\tinsteadOf = https://plain.invalid/\n'
-        )
-        wanted = {
-            "https://git.example.org/one": True,
-            "https://git.example.org/two": False,
-            "https://git.example.org/three": True,
-            "https://up.invalid/x": True,
-            "https://down.invalid/x": False,
-            "https://plain.invalid/one": True,
-            f"ssh://git@127.0.0.1:{port}/x": True,
-            "ssh://git@127.0.0.1:1/x": False,
-        }
-        assert node.probe(repositories=list(wanted)).reachable == wanted
+    wanted = {
+        "https://git.example.org/one": True,
+        "https://git.example.org/two": False,
+        "https://git.example.org/three": True,
+        "https://up.invalid/x": True,
+        "https://down.invalid/x": False,
+        "https://plain.invalid/one": True,
+        f"ssh://git@127.0.0.1:{server}/x": True,
+        "ssh://git@127.0.0.1:1/x": False,
+    }
+    assert node.probe(repositories=list(wanted), reach={"up": f"http://127.0.0.1:{server}/"}).reachable == {
+        **wanted, "up": True
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -472,21 +432,20 @@ def test_d12_the_default_index_is_the_configured_one(
     assert prefix.configured_index("https://default.example/simple") == where
 
 
-def test_inside_a_job_the_scheduler_is_known(node: Node) -> None:
-    program(node.bin / "sinfo", "echo slurm-wlm 22.05.8\n")
-    assert node.probe().scheduler.model_dump() == {"kind": "slurm", "version": "22.05.8", "job": None}
-    node.env["SLURM_JOB_ID"] = "77"
-    assert node.probe().scheduler.job == "77"
-
-
-def test_foreign_qstat_is_no_pbs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scheduler_and_the_job_are_known_and_a_foreign_qstat_is_no_pbs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("SLURM_JOB_ID", "PBS_JOBID"):
         monkeypatch.delenv(name, raising=False)
-    folders = [str(node.bin)]  # the machine of the tests may have Slurm
-    program(node.bin / "qstat", "echo SGE 8.1.9\n")
+    folders = [str(tmp_path)]  # the machine of the tests may have Slurm
+    program(tmp_path / "qstat", "echo SGE 8.1.9\n")
     assert scheduler_facts(folders)["kind"] == "none"
-    program(node.bin / "qstat", "echo pbs_version = 2022.1.1\n")
+    program(tmp_path / "qstat", "echo pbs_version = 2022.1.1\n")
     assert scheduler_facts(folders)["kind"] == "pbs"
+    program(tmp_path / "sinfo", "echo slurm-wlm 22.05.8\n")
+    assert scheduler_facts(folders) == {"kind": "slurm", "version": "22.05.8", "job": None}
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    assert scheduler_facts(folders)["job"] == "77"
 
 
 @pytest.mark.parametrize("args", [{"files": "x"}, {"reach": []}, {"interpreters": [3.11]}, {"reach": {"a": 1}}])
