@@ -6,8 +6,6 @@ import ast
 import sys
 from pathlib import Path
 
-import pytest
-
 from envbuild import resources
 from envbuild.node import verbs
 from envbuild.node.__main__ import _OF_ANY_NODE
@@ -75,12 +73,10 @@ def test_parses_as_python_3_8_and_as_3_6_where_that_runs_it() -> None:
         ast.parse(path.read_text(), path, feature_version=(3, 6) if path in OLD else (3, 8))
 
 
-@pytest.mark.parametrize("minor", ["3.6", "3.8"])
-def test_compiles_on_a_real_python(minor: str) -> None:
-    python = require_python(minor)
+def test_what_python_3_6_runs_is_compiled_by_a_real_one() -> None:
+    python = require_python("3.6")
     code = "import sys\nfor name in sys.argv[1:]:\n    compile(open(name, 'rb').read(), name, 'exec')\n"
-    files = map(str, OLD if minor == "3.6" else FILES)
-    done = completed([python, "-I", "-c", code, *files])
+    done = completed([python, "-I", "-c", code, *map(str, OLD)])
     assert done.returncode == 0, done.stderr
 
 
