@@ -18,8 +18,7 @@ from envbuild.node.protocol import NodeError
 from envbuild.node.smoke.runner import child_environment
 from tests.node.env_support import Node, make_variant, make_wheel
 from tests.support.fails import fails
-from tests.support.need import need
-from tests.support.programs import completed
+from tests.support.programs import completed, executable
 
 NASTY = {
     "A_COMMAND": "$(touch /nonexistent/x) `id` ${HOME}",
@@ -28,14 +27,7 @@ NASTY = {
     "D_JINJA": "{{ lookup('pipe','id') }}",
     "E_PLAIN": "1",
     "F_UNICODE": "größe",
-    "G_EMPTY": "",
 }
-
-
-def show(names: list[str]) -> str:
-    """A shell line that prints the named variables as JSON."""
-    code = f"import os, json; print(json.dumps({{k: os.environ.get(k) for k in {json.dumps(names)}}}))"
-    return f"exec {sys.executable} -c '{code}'"
 
 
 def shells() -> list[list[str]]:
@@ -65,35 +57,19 @@ echo "$PS1$KEPT"; shown > after; set | grep _envbuild_ || :
     assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
 
 
-@pytest.fixture
-def on_base(node: Node) -> Path:
-    """An environment on a virtual environment that has the program `tool` beside its packages."""
+def test_programs_of_the_base_are_found_behind_those_of_the_caller(node: Node, tmp_path: Path) -> None:
     lower = node.build(make_variant([make_wheel(node.wheels, name="below", scripts={"tool": "below:main"})]))
     above = make_variant([make_wheel(node.wheels, name="above")], base={"kind": "system", "provides": ["below>=1"]})
     node.install(above, interpreter=str(lower / "bin" / "python"))
     node.activate(above)
-    return node.environment(above)
-
-
-@pytest.mark.parametrize("program", ["dash", "bash", "busybox"])
-def test_programs_of_the_base_are_found_behind_those_of_the_caller(on_base: Path, program: str, tmp_path: Path) -> None:
-    need(program)
-    own = tmp_path / "own"
-    own.mkdir()
-    (tool := own / "tool").write_text("#!/bin/sh\necho mine\n")
-    tool.chmod(0o755)
-    words = {"busybox": ["busybox", "sh"]}.get(program, [program, "-f"])
+    on_base = node.environment(above)
+    own = executable(tmp_path / "own" / "tool", "#!/bin/sh\necho mine\n").parent
     script = f". '{on_base}/.envbuild/activate.sh'\ntool\n"
-    said = []
-    for path in ("/usr/bin:/bin", f"/usr/bin:/bin:{own}"):  # as a command over SSH has it, and a caller's own behind it
-        env = {"PATH": path, "HOME": str(tmp_path)}
-        words[0] = str(shutil.which(words[0]))
-        done = completed(words, input=script, env=env)
-        said.append(done.stdout.strip())
-    assert said == ["1", "mine"]
-
-
-def test_a_module_a_smoke_test_and_a_build_find_programs_of_the_base_last(on_base: Path, node: Node) -> None:
+    # As a command over SSH has it, and with a caller's own behind it.
+    for path, says in (("/usr/bin:/bin", "1"), (f"/usr/bin:/bin:{own}", "mine")):
+        for words in shells():
+            done = completed([str(shutil.which(words[0])), *words[1:]], input=script, env={"PATH": path})
+            assert done.stdout.strip() == says, (words, done.stderr)
     (folder,) = paths.base_programs(str(on_base))
     assert (Path(folder) / "tool").exists()
     text = (node.prefix / "modulefiles" / "envbuild" / "demo").read_text()
@@ -139,15 +115,15 @@ def test_values_arrive_literally_through_a_module(node: Node) -> None:
     program = next((path for path in places if os.path.exists(path)), None)
     if program is None or shutil.which("tclsh") is None:
         pytest.skip("no environment-modules (apt-get install environment-modules tcl): `module load` not tried")
-    values = {key: value for key, value in NASTY.items() if value}
-    variables = {**values, "I_GONE": {"path": str(node.top / "gone"), "if": "exists"}}
+    variables = {**NASTY, "I_GONE": {"path": str(node.top / "gone"), "if": "exists"}}
     environment = node.build(make_variant([make_wheel(node.wheels)]), variables=variables)
     env = {**os.environ, "MODULEPATH": str(node.prefix / "modulefiles"), "LC_ALL": "C.UTF-8"}
     done = completed([program, "sh", "load", "envbuild/demo"], env=env, check=True)
     names = [*variables, "VIRTUAL_ENV", "PATH"]
-    text = completed(["sh"], input=done.stdout + "\n" + show(names), env=env, check=True)
+    code = f"import os, json; print(json.dumps({{k: os.environ.get(k) for k in {json.dumps(names)}}}))"
+    text = completed(["sh"], input=f"{done.stdout}\nexec {sys.executable} -c '{code}'", env=env, check=True)
     found = json.loads(text.stdout)
-    assert {key: found[key] for key in values} == values
+    assert {key: found[key] for key in NASTY} == NASTY
     assert found["I_GONE"] is None
     assert found["VIRTUAL_ENV"] == str(environment)
     assert found["PATH"].startswith(f"{environment}/bin:")
