@@ -21,6 +21,7 @@ from envbuild.node.protocol import NodeError
 from envbuild.node.shared import look
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, site, uv_path
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.programs import completed, executable
 from tests.support.served import Silent, serving
 from tests.support.wheels import tampered
@@ -380,17 +381,16 @@ def test_a_run_that_lost_its_lease_leaves_the_others_environment_alone(
     assert lease.read(str(node.prefix))["run"] == "the-other"  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", ["install-of-a-killed-run", "smoke-of-a-killed-run"])
-def test_temporary_files_of_a_killed_run_are_removed_by_the_next(node: Node, name: str) -> None:
-    left = node.prefix / "tmp" / name
-    (left / "deep").mkdir(parents=True)
+def test_temporary_files_of_a_killed_run_are_removed_by_the_next(node: Node) -> None:
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
-    (left / "owner.json").write_text(json.dumps({**identity.here(), "pid": killed.pid}))
-    other = node.prefix / "tmp" / "not-ours"
-    other.mkdir()
-    node.install(make_variant([make_wheel(node.wheels)]), tmp=str(node.prefix / "tmp"))
-    assert list((node.prefix / "tmp").iterdir()) == [other]
+    tmp = node.prefix / "tmp"
+    for name in ("install-of-a-killed-run", "smoke-of-a-killed-run"):
+        write_file(tmp / name / "deep" / "file")
+        (tmp / name / "owner.json").write_text(json.dumps({**identity.here(), "pid": killed.pid}))
+    (tmp / "not-ours").mkdir()
+    node.install(make_variant([make_wheel(node.wheels)]), tmp=str(tmp))
+    assert os.listdir(tmp) == ["not-ours"]
 
 
 def test_d43_a_smoke_test_that_runs_keeps_its_folder_while_another_environment_is_built(node: Node) -> None:
