@@ -116,7 +116,7 @@ def test_a_kernel_built_ahead_that_cannot_be_loaded_is_not_hidden_by_a_build(tmp
 CLIP = "megatron/optimizer/clip_grads.py"
 
 
-@pytest.mark.parametrize(("gpus", "count"), [(1, 1), (4, 4), (8, 8), (16, 8), (32, 8)])
+@pytest.mark.parametrize(("gpus", "count"), [(1, 1), (8, 8), (16, 8)])
 def test_the_result_row_is_right_and_can_be_read(tmp_path: Path, gpus: int, count: int) -> None:
     import ast
 

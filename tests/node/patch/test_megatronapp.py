@@ -122,7 +122,8 @@ struct Module {
 
 
 def test_threads_that_take_pythons_lock_are_waited_for_without_it(tmp_path: Path) -> None:
-    program = "import shm_tensor_new_rdma as m; m.thread_pool(); m.join_threads(); print('joined')"
+    program = "import shm_tensor_new_rdma as m; m.thread_pool(); print('waits', flush=True)\n"
+    program += "m.join_threads(); print('joined')"
     need("g++")
     ended = {}
     for name in ("before", "after"):
@@ -135,8 +136,9 @@ def test_threads_that_take_pythons_lock_are_waited_for_without_it(tmp_path: Path
         command = ["g++", "-std=c++20", "-shared", "-fPIC", *include, TRANSFER, "-o", "shm_tensor_new_rdma.so"]
         subprocess.run(command, cwd=folder, check=True, timeout=120)
         running = subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE)
+        assert running.stdout is not None and running.stdout.readline() == b"waits\n"
         try:
-            ended[name] = running.communicate(timeout=60 if name == "after" else 3)[0].decode()
+            ended[name] = running.communicate(timeout=60 if name == "after" else 0.5)[0].decode()
         except subprocess.TimeoutExpired:
             ended[name] = "hangs"
         running.kill()
