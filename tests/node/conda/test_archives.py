@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any, Literal
 
 import pytest
 
+from envbuild.node.conda import layout, prefix
 from envbuild.node.conda.meta import Placeholder
-from tests.node.conda.support import CondaNode
+from tests.node.conda.support import CondaNode, rattler_folder
 from tests.node.env_support import Node
-from tests.support.conda import File, Package, member
+from tests.support.conda import Channel, File, Package, member
+from tests.support.fails import fails
 from tests.support.served import served as served_
 
 ROW = {"path_type": "hardlink", "sha256": "0" * 64, "size_in_bytes": 7}
@@ -40,27 +43,71 @@ def bare(node: Node) -> CondaNode:
     return CondaNode(node.top, None)
 
 
-@pytest.mark.parametrize("suffix", [".conda", ".tar.bz2"])
-@pytest.mark.parametrize("case", UNSAFE)
-def test_an_unsafe_archive_is_refused_by_its_member(
-    bare: CondaNode, case: str, suffix: Literal[".conda", ".tar.bz2"]
-) -> None:
-    package = Package("evil", suffix=suffix, **{"files": {"lib/fine": b"x"}, **UNSAFE[case]})
-    error = bare.fails(bare.variant(bare.add(package)), "conda-package-unsafe", 5)
-    assert error.what.startswith(f"evil-1.0-0{suffix} holds ")
+Read = list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+def read(top: Path, packages: list[Package]) -> Read:
+    """Each package as it is locked, and what rattler reads in its archive; one process for all of them."""
+    locked, paths = [], []
+    for number, package in enumerate(packages):
+        channel = Channel(top / str(number))
+        locked.append(channel.add(package))
+        paths.append(str(channel.folder / package.subdir / package.file))
+    tools = {"rattler": rattler_folder(), "rattler_python": sys.executable}
+    contents = prefix.Rattler(tools, str(top), str(top)).read(paths)
+    return [(each, contents[path]) for each, path in zip(locked, paths, strict=True)]
+
+
+def planned(*read: tuple[dict[str, Any], dict[str, Any]]) -> layout.Layout:
+    contents = {package["name"]: content for package, content in read}
+    return layout.plan([package for package, _ in read], contents, "3.11", "/prefix/envs/x")
+
+
+SUFFIXES: tuple[Literal[".conda", ".tar.bz2"], ...] = (".conda", ".tar.bz2")
+CASES = [(case, suffix) for case in UNSAFE for suffix in SUFFIXES]
+
+
+def evil(case: str, suffix: Literal[".conda", ".tar.bz2"]) -> Package:
+    return Package("evil", suffix=suffix, **{"files": {"lib/fine": b"x"}, **UNSAFE[case]})
+
+
+@pytest.fixture(scope="module")
+def unsafe(tmp_path_factory: pytest.TempPathFactory) -> Read:
+    """Every unsafe archive, which is read and writes nothing by that."""
+    top = tmp_path_factory.mktemp("unsafe")
+    found = read(top, [evil(*case) for case in CASES])
+    assert not list(top.rglob("*evil"))
+    return found
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{case}{suffix}" for case, suffix in CASES])
+def test_an_unsafe_archive_is_refused_by_its_member(unsafe: Read, number: int) -> None:
+    with fails("conda-package-unsafe", 5) as caught:
+        planned(unsafe[number])
+    assert caught.value.what.startswith(f"{unsafe[number][0]['file']} holds ")
+
+
+def test_a_refused_archive_is_not_unpacked(bare: CondaNode) -> None:
+    bare.fails(bare.variant(bare.add(evil("file through a link", ".conda"))), "conda-package-unsafe", 5)
     assert not list(bare.top.rglob("*evil")), "nothing was written"
 
 
-@pytest.mark.parametrize(
-    ("one", "two"),
-    [
-        ({"files": {"bin/run": b"x"}}, {"subdir": "noarch", "entry_points": ("run = two:main",)}),
-        ({"files": {"lib/x": File(link="y")}}, {"files": {"lib/x/y": b"1"}}),
-    ],
-    ids=["an entry point in the place of a file", "a folder in the place of a link"],
-)
-def test_no_package_replaces_what_another_has(bare: CondaNode, one: dict[str, Any], two: dict[str, Any]) -> None:
-    bare.fails(bare.variant(bare.add(Package("one", **one), Package("two", **two))), "conda-clobber", 7)
+def test_no_package_replaces_what_another_has(tmp_path: Path) -> None:
+    run, one, other, link, folder, entry = read(
+        tmp_path,
+        [
+            Package("run", files={"bin/run": b"x"}),
+            Package("one", files={"share/common": b"same"}),
+            Package("other", files={"share/common": b"other"}),
+            Package("link", files={"lib/x": File(link="y")}),
+            Package("folder", files={"lib/x/y": b"1"}),
+            Package("entry", subdir="noarch", entry_points=("run = two:main",)),
+        ],
+    )
+    for pair in ((run, entry), (link, folder), (one, other)):
+        with fails("conda-clobber", 7) as caught:
+            planned(*pair)
+        assert all(f"{package['name']} 1.0 0" in caught.value.what for package, _ in pair)
 
 
 def test_names_that_differ_in_case_alone_are_refused_where_they_are_one_file(
@@ -71,14 +118,16 @@ def test_names_that_differ_in_case_alone_are_refused_where_they_are_one_file(
     assert "same file" in bare.fails(bare.variant(bare.add(package)), "conda-clobber", 7).why
 
 
-@pytest.mark.parametrize("key", ["name", "version", "build", "subdir"])
-def test_an_archive_that_says_it_is_another_package_is_refused(bare: CondaNode, key: str) -> None:
-    package = Package("tool", index={key: "other"})
-    locked = {**bare.add(package)[0], "name": "tool", "version": "1.0", "build": "0", "subdir": "linux-64"}
-    assert "other" in bare.fails(bare.variant([locked]), "record-mismatch", 5).what
+def test_an_archive_that_says_it_is_another_package_is_refused(tmp_path: Path) -> None:
+    keys = ("name", "version", "build", "subdir")
+    told = {"name": "tool", "version": "1.0", "build": "0", "subdir": "linux-64"}
+    for locked, content in read(tmp_path, [Package("tool", index={key: "other"}) for key in keys]):
+        with fails("record-mismatch", 5) as caught:
+            planned(({**locked, **told}, content))
+        assert "other" in caught.value.what
 
 
-@pytest.mark.parametrize("suffix", [".conda", ".tar.bz2"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_an_archive_that_is_cut_short_is_damaged(bare: CondaNode, suffix: Literal[".conda", ".tar.bz2"]) -> None:
     package = Package("tool", files={"lib/x": b"x" * 5000}, suffix=suffix)
     locked = bare.add(package)[0]

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.node.conda import prefix
-from envbuild.node.env import remove
 from envbuild.node.protocol import NodeError
 from tests.node.conda.support import CondaNode, conda_node
-from tests.node.env_support import make_wheel
+from tests.node.env_support import Node, make_wheel
 from tests.support.conda import PLACEHOLDER, File, Package
 from tests.support.programs import completed
 
@@ -55,15 +54,21 @@ def test_conda_packages_wheels_and_entry_points_become_one_environment_with_one_
     conda_node: CondaNode,
 ) -> None:
     wheel = make_wheel(conda_node.wheels, scripts={"alpha-run": "alpha:main"})
-    variant = conda_node.variant(conda_node.add(TOOL, PURE), [wheel])
+    common = [Package(name, files={"share/common": b"same"}) for name in ("one", "two")]
+    variant = conda_node.variant(conda_node.add(TOOL, PURE, *common), [wheel])
     result = conda_node.install(variant)[1]
     environment = conda_node.environment(variant)
     done = conda_node.activate(variant)[1]
     assert result["packages"] == {"alpha": "1.0", "pure": "1.5"}
     assert result["conda"]["packages"]["tool"] == "2.0 h1_3"
+    assert result["conda"]["clobbered"] == ["share/common"], "equal, so it is said and not refused"
+    assert not (environment / "__clobbers__").exists()
     assert run(environment / "bin" / "tool") == str(environment)
     assert run(environment / "bin" / "pure-run") == "pure"
     assert run(environment / "bin" / "alpha-run") == "1"
+    code = "import sysconfig; print(sysconfig.get_path('include')); print(sysconfig.get_config_var('prefix'))"
+    include, told = run(environment / "bin" / "python", "-c", code).splitlines()
+    assert include.startswith(str(environment)) and told == str(environment), "extensions are compiled against it"
     assert (environment / "etc" / "tool.conf").read_text() == f"prefix={environment}\n"
     assert (environment / "lib" / "libtool.so.2").is_symlink()
     files = [path for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
@@ -72,20 +77,29 @@ def test_conda_packages_wheels_and_entry_points_become_one_environment_with_one_
     assert list((conda_node.top / "tmp").iterdir()) == []
     assert conda_node.verify(deep=True)["ok"] and done["level"] == "measured"
 
-    for name in ("with space", "l" * 120):
-        conda_node.prefix = conda_node.top / name
-        conda_node.install(variant)
-        assert conda_node.activate(variant)[1]["root"] == done["root"]
-        environment = conda_node.environment(variant)
-        assert run(environment / "bin" / "tool") == str(environment)
-        assert run(environment / "bin" / "pure-run") == "pure"
-        record = (environment / "conda-meta" / "tool-2.0-h1_3.json").read_text()
-        assert str(conda_node.top) not in record and json.loads(record)["channel"] == "conda-forge"
+    conda_node.prefix = conda_node.top / ("with space " + "l" * 120)
+    conda_node.install(variant)
+    assert conda_node.activate(variant)[1]["root"] == done["root"]
+    environment = conda_node.environment(variant)
+    assert run(environment / "bin" / "tool") == str(environment)
+    assert run(environment / "bin" / "pure-run") == "pure"
+    record = (environment / "conda-meta" / "tool-2.0-h1_3.json").read_text()
+    assert str(conda_node.top) not in record and json.loads(record)["channel"] == "conda-forge"
 
 
-def test_a_second_install_changes_nothing_and_a_missing_record_is_drift(conda_node: CondaNode) -> None:
+def test_a_change_before_the_stamp_is_refused_a_second_install_changes_nothing_and_a_missing_record_is_drift(
+    conda_node: CondaNode,
+) -> None:
     variant = conda_node.variant(conda_node.add(TOOL))
-    environment = conda_node.build(variant)
+    conda_node.install(variant)
+    environment = conda_node.environment(variant)
+    config = environment / "etc" / "tool.conf"
+    true = config.read_text()
+    config.write_text("other")
+    with pytest.raises(NodeError, match="record-mismatch"):
+        conda_node.activate(variant)
+    config.write_text(true)
+    conda_node.activate(variant)
     assert conda_node.install(variant)[0] is False
     assert conda_node.verify(variant=variant)["checks"][0]["details"]["python"].startswith("3.")
     (environment / "conda-meta" / "tool-2.0-h1_3.json").unlink()
@@ -94,21 +108,18 @@ def test_a_second_install_changes_nothing_and_a_missing_record_is_drift(conda_no
     assert "tool-2.0-h1_3 is missing" in caught.value.why
 
 
-def test_a_file_changed_between_install_and_stamp_is_refused(conda_node: CondaNode) -> None:
-    variant = conda_node.variant(conda_node.add(TOOL))
-    conda_node.install(variant)
-    (conda_node.environment(variant) / "etc" / "tool.conf").write_text("other")
-    with pytest.raises(NodeError, match="record-mismatch"):
-        conda_node.activate(variant)
-
-
 def test_a_wheel_of_a_distribution_that_conda_brought_is_refused_by_both_names(conda_node: CondaNode) -> None:
     wheel = make_wheel(conda_node.wheels, name="pure", version="9.0")
     error = conda_node.fails(conda_node.variant(conda_node.add(PURE), [wheel]), "conda-and-wheel", 7)
     assert "pure 9.0" in error.what and "pure 1.5 pyhd_0" in error.what
 
 
-def test_archives_are_taken_from_what_was_delivered(conda_node: CondaNode) -> None:
+def test_archives_are_taken_from_what_was_delivered_on_a_node_without_certificates_too(
+    conda_node: CondaNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rattler makes a client that fetches nothing, and would not without certificates of the system."""
+    empty = {"SSL_CERT_FILE": "/nonexistent", "SSL_CERT_DIR": "/nonexistent"}
+    monkeypatch.setattr(prefix, "_ENVIRON", {**prefix._ENVIRON, **empty})
     variant = conda_node.variant(conda_node.add(TOOL))
     delivered = conda_node.top / "delivered"
     delivered.mkdir()
@@ -116,25 +127,19 @@ def test_archives_are_taken_from_what_was_delivered(conda_node: CondaNode) -> No
     artifacts = {"find_links": [], "offline": True, "conda": {"folder": str(delivered)}}
     assert conda_node.install(variant, artifacts=artifacts)[0]
     os.unlink(conda_node.channel.folder / "linux-64" / TOOL.file)
-    again = dict(variant, digest="f" * 64)
-    fail_args = {"artifacts": artifacts}
     conda_node.activate(variant)
     with pytest.raises(NodeError, match="package-not-found"):
-        conda_node.install(again, **fail_args)
+        conda_node.install(dict(variant, digest="f" * 64), artifacts=artifacts)
 
 
 def test_link_scripts_run_only_where_they_are_listed_and_see_nothing_of_the_user(
     conda_node: CondaNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2hunter2")
-    scripts = {
-        f"bin/.{name}-post-link.sh": f'env > "$PREFIX/{name}.txt"\necho hello > "$PREFIX/.messages.txt"\n'.encode()
-        for name in ("one", "two")
-    }
-    packages = [
-        Package(name, files={f"bin/.{name}-post-link.sh": scripts[f"bin/.{name}-post-link.sh"]})
-        for name in ("one", "two")
-    ]
+    packages = []
+    for name in ("one", "two"):
+        script = f'env > "$PREFIX/{name}.txt"\necho hello > "$PREFIX/.messages.txt"\n'.encode()
+        packages.append(Package(name, files={f"bin/.{name}-post-link.sh": script}))
     variant = conda_node.variant(conda_node.add(*packages), link_scripts=["one"])
     result = conda_node.install(variant)[1]
     environment = conda_node.environment(variant)
@@ -150,41 +155,13 @@ def test_a_link_script_that_fails_fails_the_install(conda_node: CondaNode) -> No
     assert "no luck" in conda_node.fails(variant, "conda-script-failed", 4).why
 
 
-def test_a_shared_file_is_said_where_equal_and_refused_where_not(conda_node: CondaNode) -> None:
-    one, two = (Package(name, files={"share/common": b"same"}) for name in ("one", "two"))
-    variant = conda_node.variant(conda_node.add(one, two))
-    assert conda_node.install(variant)[1]["conda"]["clobbered"] == ["share/common"]
-    assert not (conda_node.environment(variant) / "__clobbers__").exists()
-    conda_node.activate(variant)
-    remove.run(conda_node.request("remove", environment=str(conda_node.environment(variant)), force=True))
-    other = Package("three", files={"share/common": b"other"})
-    error = conda_node.fails(conda_node.variant(conda_node.add(one, other)), "conda-clobber", 7)
-    assert "one 1.0 0" in error.what and "three 1.0 0" in error.what
-
-
-def test_a_prefix_longer_than_its_place_in_a_binary_is_refused_before_anything_is_installed(
-    conda_node: CondaNode,
-) -> None:
-    conda_node.prefix = conda_node.top / "/".join(["p" * 60] * 5)
-    assert "255" in conda_node.fails(conda_node.variant(conda_node.add(TOOL)), "conda-prefix-too-long", 7).why
+def test_a_prefix_longer_than_its_place_in_a_binary_is_refused_before_anything_is_installed(node: Node) -> None:
+    bare = CondaNode(node.top, None)
+    bare.prefix = bare.top / "/".join(["p" * 60] * 5)
+    assert "255" in bare.fails(bare.variant(bare.add(TOOL)), "conda-prefix-too-long", 7).why
 
 
 def test_what_was_never_locked_is_refused(conda_node: CondaNode) -> None:
     variant = conda_node.variant([])
     variant["conda"] = {"packages": [], "unrecorded": "no channel was in reach"}
     assert "no channel" in conda_node.fails(variant, "conda-unrecorded", 5).why
-
-
-def test_an_extension_is_compiled_against_the_conda_python(conda_node: CondaNode) -> None:
-    variant = conda_node.variant([])
-    environment = conda_node.build(variant)
-    code = "import sysconfig; print(sysconfig.get_path('include')); print(sysconfig.get_config_var('prefix'))"
-    include, prefix = run(environment / "bin" / "python", "-c", code).splitlines()
-    assert include.startswith(str(environment)) and prefix == str(environment)
-
-
-def test_a_node_without_certificates_installs_too(conda_node: CondaNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rattler makes a client that fetches nothing, and would not without certificates of the system."""
-    empty = {"SSL_CERT_FILE": "/nonexistent", "SSL_CERT_DIR": "/nonexistent"}
-    monkeypatch.setattr(prefix, "_ENVIRON", {**prefix._ENVIRON, **empty})
-    assert conda_node.install(conda_node.variant([]))[0]
