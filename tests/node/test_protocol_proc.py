@@ -116,7 +116,8 @@ def test_output_is_cut_at_the_cap_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("noisy", ["yes", "yes >&2", "trap '' TERM; while :; do printf %065536d 0; done", "yes & wait"])
-def test_d42_a_program_that_prints_without_end_is_ended_at_the_cap(noisy: str) -> None:
+def test_d42_a_program_that_prints_without_end_is_ended_at_the_cap(noisy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proc, "_GRACE", 0.3)
     done = proc.run(["/bin/sh", "-c", noisy], timeout=60.0, limit=1 << 20)
     assert done.seconds < 50
     assert (done.truncated, done.timed_out, done.ok) == (True, False, False)
@@ -151,5 +152,5 @@ def test_each_item_keeps_its_place_and_after_a_failure_none_is_begun() -> None:
 def test_parallel_calls_keep_their_order_and_late_ones_are_none() -> None:
     begun = time.monotonic()
     calls = [partial(time.sleep, 600), partial(int, "7")]
-    assert proc.parallel(calls, timeout=2) == [None, 7]
+    assert proc.parallel(calls, timeout=0.5) == [None, 7]
     assert time.monotonic() - begun < PATIENCE

@@ -18,9 +18,10 @@ sys.path.insert(0, {str(ROOT)!r})
 from envbuild.node import identity
 # Not by print: what prints when the signal comes may be printing still.
 signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"ended\\n"), os._exit(0)))
+identity._POLL = 0.1
 identity.follow(sys.argv[1])
 print("begun", flush=True)
-time.sleep(2.5)
+time.sleep(0.8)
 print("done", flush=True)
 """
 # Python notices a signal that comes just before a sleep after it.
@@ -40,7 +41,7 @@ def test_a_step_ends_with_its_ssh_session_alone(tmp_path: Path, name: str, kind:
     server = tmp_path / name
     server.symlink_to(sys.executable)
     # What has to be ended has all the time that a busy machine takes for it.
-    step = STEP if says == "done" else STEP.replace("time.sleep(2.5)", LONG)
+    step = STEP if says == "done" else STEP.replace("time.sleep(0.8)", LONG)
     code = SERVER.format(python=sys.executable, code=step, kind=kind)
     with subprocess.Popen([server, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -59,7 +60,7 @@ def test_a_step_ends_when_nobody_reads_its_answer_though_its_log_is_still_read(t
     server = tmp_path / "sshd"
     server.symlink_to(sys.executable)
     # As the node program does: what is printed goes to standard error while a verb runs.
-    step = STEP.replace('print("begun"', 'os.dup2(2, 1); print("begun"').replace("time.sleep(2.5)", LONG)
+    step = STEP.replace('print("begun"', 'os.dup2(2, 1); print("begun"').replace("time.sleep(0.8)", LONG)
     code = SERVER.format(python=sys.executable, code=step, kind="ansible.builtin.ssh")
     pipe = subprocess.PIPE
     with subprocess.Popen([server, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
