@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,12 @@ def broken(program: str, line: str, instead: str) -> dict[str, str]:
     return {program: text.replace(line, instead)}
 
 
-def checks(item: dict[str, Any], programs: dict[str, str], *only: str, **more: Any) -> list[dict[str, Any]]:
+def checks(
+    item: dict[str, Any], programs: dict[str, str], *only: str, also: Sequence[str] = (), **more: Any
+) -> list[dict[str, Any]]:
+    """The checks of an item and of those that are named; `only`: some of them."""
     spec = smoke.Spec(str(torch_environment()), VARIANT, **{"cuda": False, "only": only, **more})
-    return smoke.smoke_items(spec, [item], None, programs)
+    return smoke.smoke_items(spec, [item, *({**item, "name": name} for name in also)], None, programs)
 
 
 def products(*changes: tuple[str, str], **item: Any) -> dict[str, Any]:
@@ -79,40 +83,38 @@ def test_all_items_pass_through_the_node_program_and_leave_no_trace(tmp_path: Pa
     assert sum(1 for _ in environment.rglob("*")) == before
 
 
-def test_a_nan_loss_is_named_with_its_step() -> None:
-    program = broken("training", "return float(loss.item())", "return float('nan') and loss.item() * float('nan')")
-    check = checks({"name": "training", "deadline": 500}, program)[0]
-    assert check["says"].startswith("the loss is nan at step 1")
-
-
 def test_a_model_that_does_not_learn_fails() -> None:
-    check = checks({"name": "training", "deadline": 500}, broken("training", "        self.optimizer.step()\n", ""))[0]
+    program = broken("training", "        self.optimizer.step()\n", "")["training"].replace('"steps": 60', '"steps": 6')
+    check = checks({"name": "training", "deadline": 500}, {"training": program})[0]
     assert check["status"] == "failed"
     assert check["says"].startswith("the loss did not fall")
 
 
-def test_one_wrong_element_of_a_product_and_of_a_sum_is_found() -> None:
-    programs = broken("gemm", "    rows, vector = expected", "    product[50, 70] += 1\n    rows, vector = expected")
-    programs.update(
-        broken(
-            "allreduce",
+def test_one_wrong_element_of_a_product_a_copy_and_a_sum_and_a_nan_loss_are_found() -> None:
+    lines = {
+        "gemm": ("    rows, vector = expected", "    product[50, 70] += 1\n    rows, vector = expected"),
+        "allreduce": (
             "            dist.all_reduce(data)\n",
             "            dist.all_reduce(data)\n            data[-1] += rank\n",
-        )
-    )
-    programs.update(
-        broken(
-            "copies",
+        ),
+        "copies": (
             '        _same(channel, "copy within',
             '        got[number][7] += 1\n        _same(channel, "copy within',
-        )
-    )
-    gemm, copies, reduce = checks({"name": "machine", "deadline": 500}, programs)
+        ),
+        "training": ("return float(loss.item())", "return float('nan') and loss.item() * float('nan')"),
+    }
+    programs = {}
+    for name, change in lines.items():
+        programs |= broken(name, *change)
+    programs["gemm"] = programs["gemm"].replace("_CPU_SIZES = (256, 512, 1024)", "_CPU_SIZES = (256,)")
+    programs["copies"] = programs["copies"].replace("_CPU_BYTES = 64 << 20", "_CPU_BYTES = 8 << 20")
+    gemm, copies, reduce, training = checks({"name": "machine", "deadline": 500}, programs, also=["training"])
     assert gemm["says"].startswith("CPU float32 256×256: wrong result")
-    assert copies["says"] == "copy within cpu: 1 of 8388608 words are not what was sent"
+    assert copies["says"] == "copy within cpu: 1 of 1048576 words are not what was sent"
     assert reduce["says"].startswith(
         "all-reduce of 1 × float32: wrong sum in 1 of 1 elements, element 0 is 2.0 instead of 1.0"
     )
+    assert training["says"].startswith("the loss is nan at step 1")
 
 
 def test_a_rank_that_never_comes_is_a_hang_in_the_rendezvous() -> None:
