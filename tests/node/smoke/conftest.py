@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.node.smoke import runner
 from tests.node.smoke.subject import Subject
 
 
@@ -22,3 +23,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def subject(environment: Path, tmp_path: Path) -> Subject:
     """That environment, to be tested."""
     return Subject(environment, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def short_graces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins that hang, or whose partner died, are waited for a second; those with torch have all the time."""
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr(runner, "_GRACE", 1.0)
+        monkeypatch.setattr(runner, "_SIBLING_GRACE", 1.0)
