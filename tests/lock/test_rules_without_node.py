@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from envbuild.lock.check import check_lock
-from envbuild.lock.create import create_lock, default_supply
 from envbuild.lock.files import parse_lock
 from envbuild.lock.readers.scan import imported_from_top, uses
 from envbuild.lock.record import render_lock
@@ -138,18 +137,6 @@ def test_d57_what_a_package_does_at_import_says_more_than_what_others_do_in_a_ca
     assert mending(lock.variants[0], compat()) == ("setuptools<82",)
 
 
-def test_d57_setuptools_brings_the_distutils_that_python_has_no_more() -> None:
-    def rules(*pins: str) -> list[str]:
-        packages = [package(*text.split("==")) for text in pins]
-        source = {**SOURCE, "build": {}, "uses": {"distutils": "setup.py:1"}}
-        lock = make_lock({"id": "cpu", "python": "3.12", "packages": packages, "sources": [source]})
-        return [text.partition(":")[0] for text in findings(lock, compat())]
-
-    assert rules() == ["python-distutils"]
-    assert rules("setuptools==81.0.0") == []
-    assert rules("setuptools==65.5.1") == ["setuptools-python"]
-
-
 @pytest.mark.parametrize(
     ("more", "rules"),
     [
@@ -164,17 +151,6 @@ def test_d57_pkg_resources_comes_with_setuptools_alone(more: dict[str, Any], rul
     source = {**SOURCE, "uses": {"pkg-resources": "a.py:3 at import"}}
     lock = make_lock({"id": "cpu", "python": "3.11", "sources": [source], **more})
     assert [text.partition(":")[0] for text in findings(lock, compat())] == rules
-
-
-@pytest.mark.parametrize(("version", "ok"), [("84.2.1", False), ("70.0.0", False), ("81.0.0", True), ("69.5.1", True)])
-def test_d57_a_build_against_an_old_torch_refuses_a_setuptools_without_pkg_resources(version: str, ok: bool) -> None:
-    source = {**SOURCE, "build": {"flags": ["cuda_ext"]}, "uses": {}}
-    packages = [package("setuptools", version), package("torch", "1.13.1+cu117", index="pytorch-cu117")]
-    lock = make_lock({"id": "v", "python": "3.10", "torch": "1.13.1", "flavour": "cu117", "packages": packages,
-                      "sources": [source]})  # fmt: skip
-    refused = [text for text in findings(lock, compat()) if text.startswith("setuptools-") and "no node" in text]
-    assert bool(refused) is not ok
-    assert mending(lock.variants[0], compat()) == (() if ok else mending(lock.variants[0], compat()))
 
 
 def variant(uses: dict[str, str], numpy: str = "1.24.4", **more: object) -> dict[str, Any]:
@@ -272,6 +248,8 @@ def test_d83_a_lock_of_a_source_that_breaks_at_import_takes_an_older_numpy(
     lock = make(wanted, supply(house(tmp_path)))
     assert lock.variants[0].sources[0].uses == {"np-int": "indexed.py:3 at import"}
     assert versions(lock)["numpy"] == "1.23.5"
+    assert parse_lock(render_lock(lock), "x") == lock
+    assert make(wanted, supply(tmp_path / "house"), previous=lock) == lock
 
 
 TITAN = {
@@ -283,7 +261,7 @@ TITAN = {
 }
 
 
-@pytest.mark.parametrize("begin", ["run.train", "titan.model", ""])
+@pytest.mark.parametrize("begin", ["run.train", ""])
 def test_d95_modules_that_no_package_brings_are_told_when_locking_with_the_way_to_them(
     begin: str, tmp_path: Path, supply: MakeSupply, repos: Repos
 ) -> None:
@@ -293,7 +271,7 @@ def test_d95_modules_that_no_package_brings_are_told_when_locking_with_the_way_t
     source = {"name": "titan", "git": Repos.url("titan"), "commit": commit, "install": "path"}
     wanted, said = torch("numpy<2", sources=[source], imports=[begin] if begin else []), list[str]()
     lock = make(wanted, supply(house(tmp_path)), say=said.append)
-    way = ("run/train.py → " if begin == "run.train" else "") + "titan/model.py → titan/kernels.py"
+    way = "run/train.py → titan/model.py → titan/kernels.py"
     assert [text for text in said if "known to have" in text] == [
         f"titan imports {module} ({way}), and no package of the lock is known to have it: add it if that code runs"
         for module in ("amp_C", "apex", "triton")
@@ -314,23 +292,3 @@ def test_d20_setup_py_comes_first_and_the_place_has_a_line() -> None:
     assert uses({"a.py": OLD, "setup.py": OLD}) == {"np-int": "setup.py:3, a.py:3 at import"}
     assert uses({"setup.py": "from setuptools import setup\nsetup(use_2to3=True)\n"}) == {"use-2to3": "setup.py:2"}
     assert uses({"x_pb2.py": "D = _descriptor.FileDescriptor(name='x')\n"}) == {"old-protobuf": "x_pb2.py:1 at import"}
-
-
-def test_d20_a_lock_keeps_what_its_sources_use(repos: Repos) -> None:
-    repos.create("old")
-    commit = repos.commit("old", "old.py", OLD)
-    source = {"name": "old", "git": Repos.url("old"), "commit": commit, "install": "path"}
-    wanted = stack(sources=[source])
-    lock = create_lock(wanted, "exact", default_supply())
-    assert lock.variants[0].sources[0].uses == {"np-int": "old.py:3 at import"}
-    assert parse_lock(render_lock(lock), "x") == lock
-    said: list[str] = []
-    assert create_lock(wanted, "exact", default_supply(), previous=lock, say=said.append) == lock
-    assert said == []
-
-
-@pytest.mark.parametrize(("numpy", "told"), [("1.24.4", True), ("1.23.5", False)])
-def test_d20_it_is_told_where_a_locked_version_removed_it(numpy: str, told: bool) -> None:
-    found = findings(make_lock(variant({"np-int": "pkg/old.py:3"}, numpy)), compat())
-    assert bool(found) is told
-    assert all("src/pkg/old.py:3" in text and text.startswith("numpy-aliases") for text in found)

@@ -34,11 +34,11 @@ def taken(folder: Path) -> Unpacked:
     return Unpacked(bytes=blocks * BLOCK, inodes=len(found))
 
 
-@pytest.fixture
-def wheel(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two thousand files of odd sizes: its listing is longer than what is asked for first."""
     files = {f"a/{number % 7}/module_{number}.py": os.urandom(number * 5 % 9000) for number in range(2000)}
-    return write_wheel(tmp_path, "a", "1.0", files)
+    return write_wheel(tmp_path_factory.mktemp("wheel"), "a", "1.0", files)
 
 
 class _Parts(Silent):
