@@ -102,10 +102,6 @@ def test_a_node_with_another_image_is_named() -> None:
     assert f"gpu2 has {OTHER[:12]}" in shown
 
 
-def test_the_whole_id_is_in_the_evidence() -> None:
-    assert f'"id":"{ONE}"' in render_json(_fleet(ONE))
-
-
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 
 

@@ -172,7 +172,7 @@ _SOURCE = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)  # the first one compiles the templates
+@settings(max_examples=20, deadline=None)  # the first one compiles the templates
 @given(st.lists(_SOURCE, max_size=3))
 def test_whatever_a_node_tells_is_rendered(sources: list[dict[str, Any]]) -> None:
     evidence = samples.evidence(samples.node(sources=sources))

@@ -72,11 +72,6 @@ def test_checks_that_passed_are_counted_unless_all_are_asked_for() -> None:
     assert sum("smoke/check-" in text for text in every) == 20
 
 
-def test_a_long_report_path_stays_whole() -> None:
-    path = "/shared/" + "x" * 100 + "/report.html"
-    assert summary_lines(evidence(), path)[-1][0].endswith(path)
-
-
 def test_the_words_carry_everything_without_colour() -> None:
     text = "\n".join(text for text, _ in summary_lines(evidence()))
     assert "✓ torch-smoke (exact) is provisioned" in text
