@@ -81,13 +81,12 @@ GIT_CHECKS: list[tuple[dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("check", "holds"), GIT_CHECKS)
-def test_checks_against_sources(
-    check: dict[str, Any], holds: bool, make_stack: Make, commits: tuple[str, str], compat: Compat
-) -> None:
-    [result] = ask(make_stack({"check": check | {"at": "code"}}, commit=commits[1]), compat)
-    assert result.outcome == ("holds" if holds else "broken"), result.detail
-    assert result.question
+def test_checks_against_sources(make_stack: Make, commits: tuple[str, str], compat: Compat) -> None:
+    asked = ({"check": check | {"at": "code"}} for check, _ in GIT_CHECKS)
+    results = ask(make_stack(*asked, commit=commits[1]), compat)
+    outcomes = ["holds" if holds else "broken" for _, holds in GIT_CHECKS]
+    assert [result.outcome for result in results] == outcomes, [result.detail for result in results]
+    assert all(result.question for result in results)
 
 
 def test_a_search_that_does_not_end_is_not_run(

@@ -51,18 +51,6 @@ def check(facts: NodeFacts, lock: Lock, fields: dict[str, Any]) -> None:
     assert all(item.rule and item.what and item.source for item in got.decisions)
 
 
-def test_every_field_of_the_facts_is_drawn() -> None:
-    seen: set[str] = set()
-
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(any_facts())
-    def draw(facts: NodeFacts) -> None:
-        seen.update(facts.model_fields_set)
-
-    draw()
-    assert seen == set(NodeFacts.model_fields)
-
-
 @CHEAP
 @given(any_facts(), st.sampled_from(TARGETS))
 def test_a_lock_with_every_base_ends_in_a_decision(facts: NodeFacts, fields: dict[str, Any]) -> None:

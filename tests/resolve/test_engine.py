@@ -13,13 +13,11 @@ from envbuild.plan.source_builds import build_request, compiler_variables
 from envbuild.resolve import engine
 from envbuild.resolve.engine import Resolver, evaluate
 from envbuild.resolve.estimate import Supply, indexes_needed, wanted_files
-from envbuild.resolve.node_classes import group
 from tests.resolve.builders import (
     GB,
     compat,
     make_lock,
     node_facts,
-    node_rows,
     package,
     resolve_fleet,
     source,
@@ -431,12 +429,6 @@ def test_what_is_impossible_is_refused_with_what_works(
     assert works in {d.rule: d.alternatives for d in got.decisions if d.verdict == "refuse"}[rule]
 
 
-def test_d16_a_flag_that_apex_has_is_not_refused() -> None:
-    build = {"flags": ["cpp_ext", "cuda_ext", "fast_multihead_attn"]}
-    row = apex(**PATCHED, commit="265b451d" + "e" * 32, build=build)
-    assert "apex-flags" not in rules(decided(node_facts("a100-azure"), make_lock(row)), "refuse")
-
-
 def test_d14_a_gcc_that_fits_is_given_to_the_build() -> None:
     lock = make_lock(apex(**PATCHED, commit=STOPS))
     gccs = ["12.2.0", "9.4.0 at /usr/bin/gcc-9", "9.4.0 at /usr/bin/g++-9"]
@@ -462,18 +454,6 @@ def test_d14_nothing_is_called_patched_that_nobody_does() -> None:
                 assert any(row["request"].get(key) for key in hands), (row["case"], item.rule)
 
 
-def test_a_mixed_fleet_is_decided_class_by_class() -> None:
-    lock = make_lock(torch_row("1.11.0+cu113", "3.10", id="exact"), torch_row("2.1.0+cu121", "3.10", id="newer"))
-    fleet = {f"a{i:02}": node_facts("a100-polaris", more={"node": f"a{i:02}"}) for i in range(60)}
-    fleet |= {f"h{i}": node_facts("h100", more={"node": f"h{i}"}) for i in range(4)}
-    got = resolve_fleet(fleet, lock, target(), compat())
-    assert {got[n].variant_id for n in fleet if n.startswith("a")} == {"exact"}
-    assert {got[n].variant_id for n in fleet if n.startswith("h")} == {"newer"}
-    classes = group(fleet)
-    assert [len(c.nodes) for c in classes] == [60, 4]
-    assert "H100" in classes[1].label
-
-
 def test_64_equal_nodes_cost_the_rules_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     lock, asked = torch_lock(), list[object]()
     monkeypatch.setattr(engine, "evaluate", lambda *given: asked.append(given) or evaluate(*given))
@@ -488,13 +468,6 @@ def test_supply_helpers_name_what_a_lock_needs() -> None:
     lock = torch_lock(("3.11",))
     assert set(wanted_files(lock)) == {f.file for v in lock.variants for p in v.packages for f in p.files}
     assert indexes_needed(lock) == ["pypi", "pytorch-cpu"]
-
-
-@pytest.mark.parametrize("name", sorted(node_rows()))
-def test_every_shipped_example_node_is_decided(name: str) -> None:
-    got = decided(node_facts(name))
-    assert len(got.candidates) == 9
-    assert got.refused == (got.variant_id is None)
 
 
 def source_lock(**variant: Any) -> Lock:
@@ -523,15 +496,6 @@ def test_a_finished_environment_counts_only_where_it_was_compiled_for_these_gpus
     assert any(d.rule == "disk-space" for d in decided(stamped(facts, lock, other), lock).decisions)
     same = lock.variants[0].with_arch_list("demo", "exact", ("9.0",)).digest
     assert not any(d.rule == "disk-space" for d in decided(stamped(facts, lock, same), lock).decisions)
-
-
-@pytest.mark.parametrize(("patches", "verdict"), [((), "warn"), (("apex-cuda-check",), "patch")])
-def test_a_check_of_apex_counts_as_patched_only_where_the_lock_patches_it(
-    patches: tuple[str, ...], verdict: str
-) -> None:
-    lock = source_lock(sources=[source("apex", patches=patches, build=CUDA)])
-    got = decided(node_facts("h100", nvcc=["12.6"], gcc=["11.4.0"], pythons=["3.10.12"]), lock)
-    assert "apex-cuda-check" in rules(got, verdict)
 
 
 def test_nothing_is_bound_where_nothing_is_compiled_for_gpus() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.model.plan import Decision, Resolution
 from envbuild.provision.survey.ask import refusal
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target, torch_row
@@ -61,9 +60,3 @@ def test_an_interpreter_that_brings_the_library_serves_itself_and_tells_nothing_
 def test_a_package_that_loads_nothing_of_the_kind_is_let_through() -> None:
     six = {"packages": [package("six", "1.17.0")], "torch": None, "flavour": None}
     assert said(resolution(python(finds=False), **six)) == []
-
-
-@pytest.mark.parametrize("name", list_facts())
-def test_facts_that_were_recorded_before_say_nothing_of_it(name: str) -> None:
-    for facts in load_facts(name).values():
-        assert said(resolve(facts, make_lock(torch_row("2.13.0+cpu", "3.11")), target(), compat())) == []
