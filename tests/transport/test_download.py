@@ -98,10 +98,6 @@ def test_a_good_file_arrives_whole(server: Server, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file.whl"]
 
 
-def test_without_a_recorded_hash_the_hash_is_reported(server: Server, tmp_path: Path) -> None:
-    assert fetch(server.on("/f", good), tmp_path, None).sha256 == DIGEST
-
-
 def test_a_wrong_hash_shows_both_and_keeps_nothing(server: Server, tmp_path: Path) -> None:
     error = refused(server.on("/f", good), tmp_path, "0" * 64)
     assert (error.code, error.exit_code) == ("hash-mismatch", ExitCode.INTEGRITY)
@@ -168,9 +164,8 @@ def unavailable(handler: BaseHTTPRequestHandler, status: int, after: str | None 
     say(handler, b"", status, Content_Length="0", **({"Retry_After": after} if after else {}))
 
 
-@pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_server_is_asked_again_after_what_it_says(server: Server, tmp_path: Path, status: int) -> None:
-    url = server.on("/f", lambda h, n: unavailable(h, status, "1") if n == 1 else good(h))
+def test_a_busy_server_is_asked_again_after_what_it_says(server: Server, tmp_path: Path) -> None:
+    url = server.on("/f", lambda h, n: unavailable(h, 429, "1") if n == 1 else good(h))
     started = time.monotonic()
     assert fetch(url, tmp_path).sha256 == DIGEST
     assert 0.9 <= time.monotonic() - started < PATIENCE
@@ -184,7 +179,7 @@ def test_a_date_to_come_back_at_is_understood(server: Server, tmp_path: Path) ->
 
 @pytest.mark.parametrize("after", [f"Wed, 21 Oct {'9' * 25} 07:28:00 GMT", "9" * 4400, "soon", "\u00b2"])
 def test_d75_a_number_of_a_header_without_end_is_no_fault_of_ours(server: Server, tmp_path: Path, after: str) -> None:
-    error = refused(server.on("/f", lambda h, _: unavailable(h, 503, after)), tmp_path, deadline=2.0)
+    error = refused(server.on("/f", lambda h, _: unavailable(h, 503, after)), tmp_path, deadline=0.5)
     assert error.exit_code == ExitCode.TRY_AGAIN
     url = server.on("/g", lambda h, _: say(h, b"", Content_Length="9" * 4400))
     assert refused(url, tmp_path).code == "download-too-large"
@@ -313,13 +308,16 @@ def test_d82_a_broken_download_goes_on_where_it_stopped(server: Server, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_d82_another_call_goes_on_too_and_a_changed_file_begins_again(server: Server, tmp_path: Path) -> None:
+def test_d82_another_call_goes_on_too_and_a_changed_file_begins_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envbuild.transport.download.ATTEMPTS", 2)
     url = server.on("/x", in_parts(lambda _: '"one"', 1000))
     with pytest.raises(EnvbuildError) as caught:
         download(url, tmp_path / "x", DIGEST, size_cap=1 << 20, deadline=60, resume=True)
     assert caught.value.code == "download-failed"
     [part] = tmp_path.iterdir()
-    assert part.read_bytes() == BODY[:5000]
+    assert part.read_bytes() == BODY[:2000]
     server.on("/x", in_parts(lambda _: '"two"', len(BODY)))
     assert download(url, tmp_path / "x", DIGEST, size_cap=1 << 20, deadline=60, resume=True).size == len(BODY)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]

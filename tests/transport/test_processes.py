@@ -76,7 +76,7 @@ def test_a_program_that_is_never_loaded_is_left_after_a_second(tmp_path: Path, m
 
 
 def test_what_a_process_starts_while_it_is_told_to_end_is_told_too() -> None:
-    for number in range(20):
+    for number in range(10):
         started = subprocess.Popen(["/bin/sh", "-c", "sleep 600; :"], env={NAME: f"{number}"}, start_new_session=True)
         assert started.pid in processes.end_marked(NAME, f"{number}", grace=600)
         assert processes.find_marked(NAME, f"{number}") == []
