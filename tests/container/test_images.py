@@ -151,7 +151,8 @@ def _from_its_folder(world: World, storage: Storage, house: Path, config: Path) 
     secrets = [f"--secret=id={name},src={world.top / name}" for name in ("pip.conf", "uv.toml")]
     always = ["--isolation", "chroot", "--pull-never", "--timestamp", "315532800", "--network", "host"]
     words = [*always, f"--build-context=wheelhouse={house}", *secrets, f"--secret=id=gitconfig,src={config}"]
-    storage.buildah("build", "-q", "--no-cache", *words, "-t", "localhost/hand:1", str(folder))
+    # With the layers that envbuild has built: another Dockerfile or another context would find none.
+    storage.buildah("build", "-q", "--layers", *words, "-t", "localhost/hand:1", str(folder))
     return "localhost/hand:1"
 
 
