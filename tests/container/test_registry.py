@@ -5,12 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from datetime import date
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +18,7 @@ from envbuild.container.registry import ask_and_record, ask_config, ask_image
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
 from tests.support.fails import fails
+from tests.support.served import Silent, serving
 
 MANIFEST = json.dumps({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json"}).encode()
 SHA256 = hashlib.sha256(MANIFEST).hexdigest()
@@ -34,20 +32,9 @@ class Registry:
         self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
         self.token: str | None = None
         self.asked: list[tuple[str, str]] = []
-        registry = self
+        self.host = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                registry.answer(self)
-
-            def log_message(self, *args: Any) -> None:
-                """Quiet."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.host = f"127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
+    def answer(self, request: Silent) -> None:
         login = request.headers.get("Authorization", "")
         self.asked.append((request.path, login))
         path = request.path.partition("?")[0]
@@ -55,12 +42,7 @@ class Registry:
         if self.token is not None and path.startswith("/v2/") and login != f"Bearer {self.token}":
             realm = f'Bearer realm="http://{self.host}/token",service="s",scope="repository:team/image:pull"'
             status, headers, body = 401, {"WWW-Authenticate": realm}, b"{}"
-        request.send_response(status)
-        for name, value in headers.items():
-            request.send_header(name, value)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
+        request.answer(status, body, **headers)
 
     def manifest(self, status: int = 200, headers: dict[str, str] | None = None, body: bytes = MANIFEST) -> None:
         self.answers["/v2/team/image/manifests/1"] = (status, JSON if headers is None else headers, body)
@@ -79,9 +61,9 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("NETRC", "/nonexistent")
     made = Registry()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with serving(type("Handler", (Silent,), {"do_GET": lambda request: made.answer(request)})) as address:
+        made.host = address.removeprefix("http://")
+        yield made
 
 
 def test_the_digest_is_that_of_the_manifest(registry: Registry) -> None:

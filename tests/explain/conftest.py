@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,27 +8,14 @@ import pytest
 
 from envbuild.model.stack import Stack
 from tests.lock.conftest import Repos
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fresh HOME; uv has no index, git serves single objects as public hosts do."""
-    folder = tmp_path / "home"
-    (folder / ".config" / "uv").mkdir(parents=True)
-    for key in [k for k in os.environ if k.startswith(("PIP_", "UV_", "GIT_", "XDG_", "ENVBUILD_"))]:
-        monkeypatch.delenv(key)
-    (folder / ".config" / "uv" / "uv.toml").write_text("no-index = true\n")
-    monkeypatch.setenv("HOME", str(folder))
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    (folder / ".gitconfig").write_text(
-        "[user]\nname = t\nemail = t@example.org\n[init]\ndefaultBranch = main\n"
-        "[uploadpack]\nallowFilter = true\nallowAnySHA1InWant = true\n"
-    )
-    return folder
+from tests.lock.conftest import home as home
 
 
 @pytest.fixture
 def repos(tmp_path: Path, home: Path) -> Repos:
+    """Repositories whose git serves single objects, as public hosts do."""
+    with (home / ".gitconfig").open("a") as stream:
+        stream.write("[uploadpack]\nallowFilter = true\nallowAnySHA1InWant = true\n")
     return Repos(tmp_path / "repos", home)
 
 

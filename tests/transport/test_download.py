@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,11 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.transport.download import Downloaded, download
 from tests.support.fails import fails
 from tests.support.patience import PATIENCE, with_deadline
+from tests.support.served import Silent, free_port, serving
 
 BODY = b"wheel bytes " * 20_000
 DIGEST = hashlib.sha256(BODY).hexdigest()
-Answer = Callable[[BaseHTTPRequestHandler, int], None]
+Answer = Callable[[Silent, int], None]
 
 
 class Server:
@@ -32,52 +32,32 @@ class Server:
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
         self.asked: list[str] = []
-        outer = self
+        self.address = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.asked.append(self.path)
-                try:
-                    outer.answers[self.path](self, outer.asked.count(self.path))
-                except (BrokenPipeError, ConnectionResetError):
-                    pass
-
-            def log_message(self, *arguments: Any) -> None:
-                return
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+    def answer(self, handler: Silent) -> None:
+        self.asked.append(handler.path)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.answers[handler.path](handler, self.asked.count(handler.path))
 
     def on(self, path: str, answer: Answer) -> str:
         self.answers[path] = answer
-        return f"http://127.0.0.1:{self.http.server_address[1]}{path}"
+        return self.address + path
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = Server()
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
+    with serving(type("Handler", (Silent,), {"do_GET": lambda handler: server.answer(handler)})) as server.address:
+        yield server
 
 
-def say(handler: BaseHTTPRequestHandler, body: bytes = BODY, status: int = 200, **headers: str) -> None:
-    """An answer; headers by their names with `_` for `-`, with the length of the whole file if none is said."""
-    handler.send_response(status)
-    for name, value in {"Content_Length": str(len(BODY)), **headers}.items():
-        handler.send_header(name.replace("_", "-"), value)
-    handler.end_headers()
-    handler.wfile.write(body)
+def good(handler: Silent, _: int = 0) -> None:
+    handler.answer(200, BODY, Content_Type="application/zip")
 
 
-def good(handler: BaseHTTPRequestHandler, _: int = 0) -> None:
-    say(handler, Content_Type="application/zip")
-
-
-def truncated(handler: BaseHTTPRequestHandler, _: int = 0) -> None:
-    say(handler, BODY[:1000])
+def truncated(handler: Silent, _: int = 0) -> None:
+    handler.answer(200, BODY[:1000], Content_Length=str(len(BODY)))
 
 
 def fetch(url: str, folder: Path, sha256: str | None = DIGEST, **limits: Any) -> Downloaded:
@@ -115,8 +95,7 @@ def test_a_wrong_hash_leaves_the_file_that_was_there(server: Server, tmp_path: P
 @pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/octet-stream"])
 def test_an_html_login_page_is_named_as_such(server: Server, tmp_path: Path, kind: str) -> None:
     page = b"\n<!DOCTYPE html><html><body>Log in</body></html>"
-    answer = {"Content_Type": kind, "Content_Length": str(len(page))}
-    error = refused(server.on("/f", lambda h, _: say(h, page, **answer)), tmp_path)
+    error = refused(server.on("/f", lambda h, _: h.answer(200, page, Content_Type=kind)), tmp_path)
     assert (error.code, error.exit_code) == ("html-instead-of-file", ExitCode.INTEGRITY)
     assert "the index answered an HTML page" in error.what
 
@@ -136,15 +115,15 @@ def test_a_body_that_is_always_truncated_fails_as_such(server: Server, tmp_path:
     assert "1000" in error.why
 
 
-def drip_body(handler: BaseHTTPRequestHandler, _: int) -> None:
-    say(handler, b"")
+def drip_body(handler: Silent, _: int) -> None:
+    handler.answer(200, b"", Content_Length=str(len(BODY)))
     for _ in range(2000):
         handler.wfile.write(b"x")
         handler.wfile.flush()
         time.sleep(0.05)
 
 
-def drip_headers(handler: BaseHTTPRequestHandler, _: int) -> None:
+def drip_headers(handler: Silent, _: int) -> None:
     handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
     for i in range(90):
         handler.wfile.write(f"X-{i}: y\r\n".encode())
@@ -160,8 +139,8 @@ def test_a_server_that_drips_is_left_at_the_deadline(server: Server, tmp_path: P
     assert time.monotonic() - started < 15
 
 
-def unavailable(handler: BaseHTTPRequestHandler, status: int, after: str | None = None) -> None:
-    say(handler, b"", status, Content_Length="0", **({"Retry_After": after} if after else {}))
+def unavailable(handler: Silent, status: int, after: str | None = None) -> None:
+    handler.answer(status, b"", **({"Retry_After": after} if after else {}))
 
 
 def test_a_busy_server_is_asked_again_after_what_it_says(server: Server, tmp_path: Path) -> None:
@@ -181,7 +160,7 @@ def test_a_date_to_come_back_at_is_understood(server: Server, tmp_path: Path) ->
 def test_d75_a_number_of_a_header_without_end_is_no_fault_of_ours(server: Server, tmp_path: Path, after: str) -> None:
     error = refused(server.on("/f", lambda h, _: unavailable(h, 503, after)), tmp_path, deadline=0.5)
     assert error.exit_code == ExitCode.TRY_AGAIN
-    url = server.on("/g", lambda h, _: say(h, b"", Content_Length="9" * 4400))
+    url = server.on("/g", lambda h, _: h.answer(200, b"", Content_Length="9" * 4400))
     assert refused(url, tmp_path).code == "download-too-large"
 
 
@@ -200,8 +179,8 @@ def test_a_missing_file_is_not_asked_for_twice(server: Server, tmp_path: Path) -
     assert len(server.asked) == 1
 
 
-def redirect(handler: BaseHTTPRequestHandler, to: str) -> None:
-    say(handler, b"", 302, Location=to, Content_Length="0")
+def redirect(handler: Silent, to: str) -> None:
+    handler.answer(302, b"", Location=to)
 
 
 def test_a_redirect_to_a_file_is_refused(server: Server, tmp_path: Path) -> None:
@@ -221,7 +200,7 @@ def test_an_announced_or_a_real_size_over_the_cap_is_refused(server: Server, tmp
     error = refused(server.on("/f", good), tmp_path, size_cap=1000)
     assert (error.code, error.exit_code) == ("download-too-large", ExitCode.INTEGRITY)
 
-    def unannounced(handler: BaseHTTPRequestHandler, _: int) -> None:
+    def unannounced(handler: Silent, _: int) -> None:
         handler.send_response(200)
         handler.end_headers()
         handler.wfile.write(BODY)
@@ -229,10 +208,9 @@ def test_an_announced_or_a_real_size_over_the_cap_is_refused(server: Server, tmp
     assert refused(server.on("/g", unannounced), tmp_path, size_cap=1000).code == "download-too-large"
 
 
-def test_no_server_at_all_is_a_failure_to_try_again(tmp_path: Path, server: Server) -> None:
-    url = server.on("/f", good)
-    server.http.shutdown()
-    server.http.server_close()
+def test_no_server_at_all_is_a_failure_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    url = f"http://127.0.0.1:{free_port()}/f"
     _, error = with_deadline(
         lambda deadline: refused(url, tmp_path, deadline=deadline), 1.5, lambda error: error.code == "download-failed"
     )
@@ -241,7 +219,7 @@ def test_no_server_at_all_is_a_failure_to_try_again(tmp_path: Path, server: Serv
 
 
 def test_a_compressed_transfer_is_hashed_as_it_came(server: Server, tmp_path: Path) -> None:
-    url = server.on("/f", lambda h, _: say(h, Content_Encoding="gzip"))
+    url = server.on("/f", lambda h, _: h.answer(200, BODY, Content_Encoding="gzip"))
     assert fetch(url, tmp_path).sha256 == DIGEST
 
 
@@ -291,11 +269,11 @@ def test_credentials_in_a_url_do_not_reach_the_error(server: Server, tmp_path: P
 def in_parts(etag: Callable[[int], str], most: int) -> Answer:
     """Sends at most so many bytes of what is asked for, and then breaks the connection."""
 
-    def answer(handler: BaseHTTPRequestHandler, count: int) -> None:
+    def answer(handler: Silent, count: int) -> None:
         begin = int((handler.headers.get("Range") or "bytes=0-")[6:-1])
         headers = {"Content_Length": str(len(BODY) - begin), "ETag": etag(count)}
         headers |= {"Content_Range": f"bytes {begin}-{len(BODY) - 1}/{len(BODY)}"} if begin else {}
-        say(handler, BODY[begin : begin + most], 206 if begin else 200, **headers)
+        handler.answer(206 if begin else 200, BODY[begin : begin + most], **headers)
         handler.close_connection = True
 
     return answer
