@@ -173,14 +173,6 @@ def test_a_value_that_a_dockerfile_cannot_hold_is_refused(value: str) -> None:
         quoted(value)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [("", '""'), ("$HOME", '"\\$HOME"'), ("\\", '"\\\\"'), ("\\$", '"\\\\\\$"'), ('"', '"\\""'), ("`x`", '"`x`"')],
-)
-def test_values_are_taken_literally(value: str, text: str) -> None:
-    assert quoted(value) == text
-
-
 @pytest.mark.parametrize("part", ["base", "runtime", "fetch"])
 @pytest.mark.parametrize("name", ["A B", "-x", "x:$TAG", "x\nRUN true", "Build"])
 def test_what_is_no_name_of_an_image_is_refused_before_anything_is_done(name: str, part: str) -> None:
@@ -367,12 +359,6 @@ def test_another_base_has_its_own_interpreter_or_gets_one() -> None:
 def test_what_no_image_can_be_made_of_is_refused(choice: Choice, code: str) -> None:
     with fails(code):
         recipe_for(choice)
-
-
-def test_the_catalog_names_profiles_variants_and_targets_that_are_there() -> None:
-    for name, known in load_containers().stacks.items():
-        recipe = recipe_for(Choice(name))
-        assert (recipe.profile, recipe.variant.id) == (known.profile, known.variant)
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY"])

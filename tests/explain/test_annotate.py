@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from envbuild.catalog.loader import load_stack
-from envbuild.explain.annotate import annotate, gravest, parse
+from envbuild.explain.annotate import annotate, parse
 from envbuild.model.stack import Stack
 
 TEXT = """# Set-up
@@ -146,11 +146,6 @@ def test_d85_what_the_opt_document_installs_twice_has_its_own_finding() -> None:
     findings = {each.id: each for each in load_stack("opt-175b").stack.findings}
     assert (findings["opt-megatron-flags"].anchor, findings["opt-megatron-flags"].nth) == ("$ pip install -e .", 1)
     assert (findings["opt-sklearn"].anchor, findings["opt-sklearn"].nth) == ("$ pip install -e .", 2)
-
-
-def test_the_gravest_of_nothing_is_plain() -> None:
-    assert gravest([]) == "plain"
-    assert gravest(["green", "red", "amber"]) == "red"
 
 
 DOCUMENT = """# Title #

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,13 +52,6 @@ def test_findings_are_printed_without_asking_anybody(mine: Path, capsys: pytest.
     assert "Wrong (1)" in out
     assert "one thing differs" in out
     assert "add --facts FILE, or a shipped example" in out
-
-
-def test_json_is_one_document_with_the_three_lists(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = run(capsys, str(mine), "--json")
-    data: dict[str, Any] = json.loads(out)
-    assert code == 0
-    assert (len(data["findings"]), data["decisions"], data["deviations"]) == (1, [], ["one thing differs"])
 
 
 def test_the_document_is_read_from_its_pinned_place(

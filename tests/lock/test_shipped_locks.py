@@ -86,15 +86,9 @@ def torch_of(variant: Variant) -> tuple[str, str, str | None]:
     ("stack", "profile", "variant", "torch"),
     [
         ("megatron-alpa", "exact", 0, ("1.8.2+cu111", "pytorch-lts-cu111", "torch 1.8.1 on pypi")),
-        ("megatron-alpa", "pypi-cu102", 0, ("1.8.1", "pypi", None)),
-        ("megatron-alpa", "ported", 0, ("2.11.0", "pypi", None)),
         ("opt-175b", "exact", 0, ("1.11.0+cu113", "pytorch-cu113", "torch 1.11.0 on pypi")),
         ("opt-175b", "exact-torch-1.10", 0, ("1.10.0+cu113", "pytorch-stable", "torch 1.10.0 on pypi")),
-        ("opt-175b", "pypi-cu102", 0, ("1.10.0", "pypi", None)),
-        ("megatron-deepspeed-alcf", "ported", 0, ("2.0.1+cu118", "pytorch-cu118", "torch 2.0.1 on pypi")),
         ("megatronapp", "ported", 0, ("2.1.0", "pypi", None)),
-        ("megatronapp", "ported", 2, ("2.1.0+cu118", "pytorch-cu118", "torch 2.1.0 on pypi")),
-        ("megatron-deepspeed-slurm", "ported", 0, ("1.11.0+cu113", "pytorch-cu113", "torch 1.11.0 on pypi")),
     ],
 )
 def test_torch_comes_from_where_that_build_is_and_says_whose_metadata_it_uses(

@@ -47,13 +47,6 @@ def test_every_picture_has_words_and_numbers_and_stays_in_its_frame(run: Evidenc
                 assert shape.x + shape.width <= 100.5
 
 
-def test_figures_without_a_floor_have_no_title_of_floors() -> None:
-    assert [pictures(run)[0].table.title for run in (evidence(), fleet())] == [
-        "Measured",
-        "Measured, beside the floors",
-    ]
-
-
 def test_the_words_of_a_figure_are_drawn_whole() -> None:
     for run in (evidence(), fleet()):
         drawn = {each.text for each in pictures(run)[0].shapes if each.shape == "label"}

@@ -72,13 +72,6 @@ def test_checks_that_passed_are_counted_unless_all_are_asked_for() -> None:
     assert sum("smoke/check-" in text for text in every) == 20
 
 
-def test_the_words_carry_everything_without_colour() -> None:
-    text = "\n".join(text for text, _ in summary_lines(evidence()))
-    assert "✓ torch-smoke (exact) is provisioned" in text
-    assert "115,472 token/s" in text
-    assert "\x1b" not in text
-
-
 def test_drifted_files_are_named_whole_and_the_rest_is_counted() -> None:
     long = "lib/" + "x" * 100 + ".py"
     drifted = evidence({**node("gpu1"), "drift": [{"path": long, "kind": "changed"}], "drift_count": 25})

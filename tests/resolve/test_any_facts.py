@@ -57,12 +57,6 @@ def test_a_lock_with_every_base_ends_in_a_decision(facts: NodeFacts, fields: dic
     check(facts, every_kind_of_base(), fields)
 
 
-@CHEAP
-@given(any_facts(), st.sampled_from(TARGETS))
-def test_the_default_stack_ends_in_a_decision(facts: NodeFacts, fields: dict[str, Any]) -> None:
-    check(facts, torch_lock(), fields)
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_lock_ends_in_a_decision(name: str) -> None:
     lock = read_lock(resources.lockfiles() / name)

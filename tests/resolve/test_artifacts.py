@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envbuild.model.lock import ArtifactFile, LockedPackage
-from envbuild.resolve.artifacts import Platform, fitting_file, flavour_cuda, minor, numbers, split_local
+from envbuild.resolve.artifacts import Platform, fitting_file, flavour_cuda, minor, numbers
 from envbuild.resolve.estimate import size
 
 HASH = "a" * 64
@@ -76,19 +76,6 @@ def test_an_unknown_c_library_refuses_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("python", "file"),
-    [
-        ("3.7", "x-1-cp37-cp37m-manylinux1_x86_64.whl"),
-        ("3.8", "x-1-cp38-cp38-manylinux2010_x86_64.whl"),
-        ("3.13", "x-1.0.post1-2build-cp313-cp313-manylinux_2_17_x86_64.whl"),
-        ("3.13", "x-1-py2.py3-none-manylinux1_x86_64.whl"),
-    ],
-)
-def test_older_names_of_pythons_and_platforms_are_known(python: str, file: str) -> None:
-    assert chosen(Platform(python, "x86_64", (2, 17)), file) == file
-
-
-@pytest.mark.parametrize(
     ("count", "words"), [(0, "0 kB"), (999_000, "999 kB"), (202_000_000, "202 MB"), (2_700_000_000, "2.7 GB")]
 )
 def test_bytes_for_people(count: int, words: str) -> None:
@@ -110,8 +97,3 @@ def test_numbers_of_a_version(text: str | None, parts: tuple[int, ...]) -> None:
 )
 def test_cuda_of_a_flavour(flavour: str | None, cuda: tuple[int, ...]) -> None:
     assert flavour_cuda(flavour) == cuda
-
-
-def test_the_local_part_of_a_version() -> None:
-    assert split_local("1.10.0+cu113") == ("1.10.0", "cu113")
-    assert split_local("2.13.0") == ("2.13.0", None)

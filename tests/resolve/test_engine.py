@@ -106,12 +106,6 @@ def test_what_the_node_reaches_counts_before_what_the_controller_reaches() -> No
     assert decided(facts, supply=supply, target={"delivery": "controller"}).variant_id == "cu130-py3.11"
 
 
-def test_nothing_reachable_still_decides_and_warns() -> None:
-    got = decided(node_facts("cpu-laptop"), supply=Supply(reachable={"pytorch-cpu": False, "pypi": False}))
-    assert got.variant_id == "cpu-py3.11"
-    assert "files-out-of-reach" in rules(got, "warn")
-
-
 @pytest.mark.parametrize(
     ("variable", "value", "instead"),
     [
@@ -327,11 +321,6 @@ def test_d78_an_unrecorded_hash_changes_no_choice_and_names_the_command_that_rec
     told = of_rule(got, "hash-unrecorded")
     assert (told.verdict, "out of reach" in told.what) == ("warn", True)
     assert told.instead is not None and told.instead.startswith("`envbuild lock record demo` records it")
-
-
-def test_another_architecture_is_refused() -> None:
-    got = decided(node_facts("cpu-laptop", arch="aarch64"))
-    assert got.refused and "platform" in rules(got, "refuse")
 
 
 def test_wheels_that_do_not_fit_the_c_library_are_refused() -> None:

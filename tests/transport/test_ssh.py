@@ -154,13 +154,6 @@ def test_known_hosts_file_that_is_missing_is_an_error(start: StartServer, client
     assert error_of(server, connection).code == "ssh-config-missing"
 
 
-def test_login_refused(start: StartServer, client: Path) -> None:
-    server = start()
-    stranger = make_key(client.parent / "stranger")
-    connection = options(client, server, server.known).model_copy(update={"identity": str(stranger)})
-    assert error_of(server, connection).code == "ssh-auth-failed"
-
-
 def test_nobody_listens(start: StartServer, client: Path) -> None:
     server = start()
     server.stop()
