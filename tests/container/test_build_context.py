@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from envbuild import resources
+from envbuild.cli.entry import main
 from envbuild.container import build
 from envbuild.container.instructions import Stage
 from envbuild.container.recipe import ImageRecipe
@@ -106,3 +109,29 @@ def test_an_edit_of_which_nothing_is_recorded_is_made_and_that_is_said(variant: 
     _, stage = _sources(variant)
     said, last = stage.lines[-2:]
     assert "is not compared" in said and last == "RUN python3 /patches/patch.py /patches/quick.json ."
+
+
+def test_the_command_shows_an_edit_by_hand_and_writes_all_stacks_byte_for_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = shutil.copytree(resources.containers(), tmp_path / "containers")
+    monkeypatch.setattr(resources, "containers", lambda: own)
+    file = own / "opt-175b" / "Dockerfile"
+    edited = file.read_text().replace("USER 10001:10001", "USER root")
+    file.write_text(edited)
+    assert main(["image", "dockerfile", "--check"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert f"--- {file}" in lines and f"+++ {file} (from the lock)" in lines
+    assert "-USER root" in lines and "+USER 10001:10001" in lines
+    assert len(lines) < 30, "what agrees takes a line each"
+    assert file.read_text() == edited, "a check writes nothing"
+    for folder in own.iterdir():
+        shutil.rmtree(folder)
+    assert main(["image", "dockerfile"]) == 0
+    assert str(own) in capsys.readouterr().out
+    monkeypatch.undo()
+    assert contents(own) == contents(resources.containers())
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
