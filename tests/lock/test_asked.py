@@ -74,6 +74,13 @@ def test_d17_a_known_homonym_is_refused_by_name(tmp_path: Path, name: str, capsy
 
 
 @pytest.mark.usefixtures("home")
+def test_d17_a_homonym_that_another_package_requires_is_refused_too(tmp_path: Path) -> None:
+    links = make_wheels(tmp_path / "links", "alpha 1.0: apex", "apex 0.9.10")
+    error = refused(create, stack(tmp_path, "packages: [alpha]"), "--find-links", str(links))
+    assert (error.code, error.exit_code) == ("package-homonym", ExitCode.REFUSED)
+
+
+@pytest.mark.usefixtures("home")
 def test_d17_locking_runs_no_setup_code_unasked_and_names_all_source_distributions_at_once(tmp_path: Path) -> None:
     ran, links = tmp_path / "ran", tmp_path / "links"
     for project in ("old", "elder", "eldest"):

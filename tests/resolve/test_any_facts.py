@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -57,16 +57,15 @@ def test_a_lock_with_every_base_ends_in_a_decision(facts: NodeFacts, fields: dic
     check(facts, every_kind_of_base(), fields)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_lock_ends_in_a_decision(name: str) -> None:
-    lock = read_lock(resources.lockfiles() / name)
+@cache
+def shipped(name: str) -> Lock:
+    return read_lock(resources.lockfiles() / name)
 
-    @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(any_facts(), st.sampled_from(TARGETS))
-    def decide(facts: NodeFacts, fields: dict[str, Any]) -> None:
-        check(facts, lock, fields)
 
-    decide()
+@CHEAP
+@given(any_facts(), st.sampled_from(SHIPPED), st.sampled_from(TARGETS))
+def test_every_shipped_lock_ends_in_a_decision(facts: NodeFacts, name: str, fields: dict[str, Any]) -> None:
+    check(facts, shipped(name), fields)
 
 
 @CHEAP
