@@ -174,10 +174,9 @@ def test_a_value_that_a_dockerfile_cannot_hold_is_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["base", "runtime", "fetch"])
-@pytest.mark.parametrize("name", ["A B", "-x", "x:$TAG", "x\nRUN true", "Build"])
-def test_what_is_no_name_of_an_image_is_refused_before_anything_is_done(name: str, part: str) -> None:
+def test_what_is_no_name_of_an_image_is_refused_before_anything_is_done(part: str) -> None:
     with fails("image-reference", 2):
-        recipe_for(Choice("torch-smoke", given=Given(**{part: name})))
+        recipe_for(Choice("torch-smoke", given=Given(**{part: "x\nRUN true"})))
 
 
 @pytest.mark.parametrize("name", ["tools", "packages"])

@@ -21,6 +21,7 @@ from envbuild.export.bash_sources import sources as bash
 from envbuild.model.lock import Variant
 from envbuild.model.target import ContainerSettings
 from tests.container.test_dockerfile import recipe_of
+from tests.support.plain import at, changed, places
 
 # What a shell, a Dockerfile or both would take for more than a value.
 HOSTILE = (
@@ -42,27 +43,9 @@ def plain() -> ImageRecipe:
     return recipe_for(Choice("torch-smoke"))
 
 
-def fields(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every text in plain data, and of every name in it."""
-    if isinstance(data, dict):
-        for key, value in data.items():
-            yield from fields(value, (*path, key))
-    elif isinstance(data, list):
-        for at, value in enumerate(data):
-            yield from fields(value, (*path, at))
-    elif isinstance(data, str):
-        yield path
-
-
-def changed(data: Any, path: tuple[Any, ...], value: str) -> Any:
-    """The same data with another text at `path`."""
-    if not path:
-        return value
-    first, *rest = path
-    inner = changed(data[first], tuple(rest), value)
-    if isinstance(data, dict):
-        return {**data, first: inner}
-    return [*data[:first], inner, *data[first + 1 :]]
+def texts_of(data: Any) -> Iterator[tuple[Any, ...]]:
+    """The place of every text in plain data."""
+    return (place for place in places(data) if isinstance(at(data, place), str))
 
 
 def commands(text: str) -> list[list[str]]:
@@ -79,8 +62,8 @@ def stands_alone(text: str) -> bool:
 def test_every_field_of_a_source_stays_a_value_or_is_refused(plain: ImageRecipe) -> None:
     base = {**plain.variant.to_json_dict(), "sources": [SOURCE], "environment": {"TINY": "a"}, "imports": ["torch"]}
     assert "touch" not in dockerfile(recipe_of(Variant.from_plain(base)))
-    tried = [("sources", 0, *path) for path in fields(SOURCE)] + [("environment", "TINY"), ("imports", 0)]
-    tried += [("packages", 0, *path) for path in fields(base["packages"][0])]
+    tried = [("sources", 0, *path) for path in texts_of(SOURCE)] + [("environment", "TINY"), ("imports", 0)]
+    tried += [("packages", 0, *path) for path in texts_of(base["packages"][0])]
     rendered = set()
     for path in tried:
         for value in HOSTILE:

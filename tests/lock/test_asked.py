@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from envbuild.lock.readers.uvtool import _failure, run_uv
 from tests.lock.build import make_wheel, make_wheels
 from tests.resolve.builders import make_lock, package
 from tests.support.fails import fails
+from tests.support.files import write_tar
 
 STACK = "{{name: mine, summary: s, profiles: {{exact: {{python: ['3.11'], {0}}}}}}}\n"
 SETUP = (
@@ -41,13 +40,9 @@ def refused(command: Any, *arguments: str) -> EnvbuildError:
 
 def make_sdist(folder: Path, ran: Path, project: str = "old", metadata_version: str = "1.0") -> None:
     """old-1.0.tar.gz (or of another project), whose setup.py leaves the file `ran`."""
-    folder.mkdir(exist_ok=True)
-    with tarfile.open(folder / f"{project}-1.0.tar.gz", "w:gz") as archive:
-        metadata = f"Metadata-Version: {metadata_version}\nName: {project}\nVersion: 1.0\n"
-        for name, text in {"setup.py": SETUP.format(str(ran)), "PKG-INFO": metadata}.items():
-            info = tarfile.TarInfo(f"{project}-1.0/{name}")
-            info.size = len(text)
-            archive.addfile(info, io.BytesIO(text.encode()))
+    metadata = f"Metadata-Version: {metadata_version}\nName: {project}\nVersion: 1.0\n"
+    files = {f"{project}-1.0/setup.py": SETUP.format(str(ran)), f"{project}-1.0/PKG-INFO": metadata}
+    write_tar(folder / f"{project}-1.0.tar.gz", files, "w:gz")
 
 
 @pytest.mark.parametrize("flavours", ["cu116", "cu113, cu116"])

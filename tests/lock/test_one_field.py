@@ -7,7 +7,6 @@ somebody adds later fails until it is there.
 from __future__ import annotations
 
 import contextlib
-import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from envbuild.lock.files import field_digests
 from envbuild.model.lock import Lock, LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
 from tests.lock.build import SHA, package
-from tests.support.plain import REMOVED, at, changed
+from tests.support.plain import REMOVED, at, changed, models_below
 
 A, B = "1" * 40, "2" * 40
 IMAGE = f"registry.example.org/a:1@sha256:{SHA}"
@@ -63,24 +62,6 @@ def others(value: Any) -> Iterator[Any]:
         yield from (value[1:], *([one, *value[1:]] for one in others(value[0])))
     elif isinstance(value, dict):
         yield from ({**value, key: one} for key, part in value.items() for one in others(part))
-
-
-def models_below(kind: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """A model and all that its fields hold, by name."""
-    found: dict[str, type[BaseModel]] = {}
-
-    def visit(annotation: Any) -> None:
-        if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-            if issubclass(annotation, BaseModel) and annotation.__name__ not in found:
-                found[annotation.__name__] = annotation
-                for field in annotation.model_fields.values():
-                    visit(field.annotation)
-            return
-        for part in typing.get_args(annotation):
-            visit(part)
-
-    visit(kind)
-    return found
 
 
 def fields_of(*kinds: type[BaseModel]) -> set[tuple[str, str]]:

@@ -13,7 +13,6 @@ import pytest
 from envbuild.catalog.loader import load_stack
 from envbuild.explain.page import render_page
 from envbuild.explain.view import explain
-from envbuild.report import render
 from envbuild.report.render import render_html
 from tests.explain.test_page import TEXT
 from tests.report.samples import fleet
@@ -63,14 +62,6 @@ def test_nothing_overflows(tmp_path: Path) -> None:
         assert told_there["wide"] == width, name
         assert told_there["over"] == [], name
         assert told_there["page"] <= width, name
-
-
-def test_beside_a_long_name_what_its_code_is_for_stays_one_word(tmp_path: Path) -> None:
-    row = f'<li><span class="mono">{"long_" * 12}</span><span class="version">sm_90</span></li>'
-    lines = "const range = document.createRange(); range.selectNodeContents(document.querySelector('.version'));"
-    script = f"<script>{lines} document.title = range.getClientRects().length</script>"
-    html = f"<style>{render.safe_style()}</style><ul class=packages style='width:16rem'>{row}</ul>{script}"
-    assert "<title>1</title>" in ask(tmp_path, html, "--dump-dom")
 
 
 def asked_for(tmp_path: Path, html: str) -> set[str]:

@@ -19,6 +19,7 @@ from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_json, render_markdown
 from tests.report.samples import evidence, facts, fleet, gpu_checks, node
 from tests.report.sealed import Sealed
+from tests.support.plain import models_below
 
 CANARIES = ("adacanary", "hostcanary", "canary.example.edu", "labcanary", "10.9.8.7", "fd00::9:8", "52:54:00:ab:cd:ef",
             "ada@mail.example.org", "ghp_abcdefghijklmnop1234", "GPU-11111111-2222-3333-4444-555555555555")  # fmt: skip
@@ -45,22 +46,11 @@ def full(kind: Any, canary: str) -> Any:
     return canary if kind in (str, Any) else kind(1)
 
 
-def models(kind: Any, found: dict[str, type[BaseModel]]) -> dict[str, type[BaseModel]]:
-    """Every model below a type, by its name."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in found:
-        found[kind.__name__] = kind
-        for field in kind.model_fields.values():
-            models(field.annotation, found)
-    for each in typing.get_args(kind):
-        models(each, found)
-    return found
-
-
 def test_a_field_without_a_mark_is_not_published() -> None:
     text = json.dumps(public_fields(full(Evidence, "Evidence"), {"NodeEvidence.node": "node-1"}))
     fields = {
         f"{name}.{field}": (info.json_schema_extra or {}).get("public")  # type: ignore[union-attr]
-        for name, model in models(Evidence, {}).items()
+        for name, model in models_below(Evidence).items()
         for field, info in model.model_fields.items()
     }
     marked = {name for name, mark in fields.items() if mark is True}
@@ -70,7 +60,7 @@ def test_a_field_without_a_mark_is_not_published() -> None:
 
 
 def test_a_text_that_the_schema_demands_and_does_not_mark_is_the_only_thing_that_stands_for_another() -> None:
-    for name, model in models(Evidence, {}).items():
+    for name, model in models_below(Evidence).items():
         for field, info in model.model_fields.items():
             if info.is_required() and not info.json_schema_extra:
                 reached = name in ("NodeLog", "StampFacts")  # no marked field leads there

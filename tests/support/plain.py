@@ -1,9 +1,12 @@
-"""Places in plain data, and such data with one value changed."""
+"""Places in plain data, such data with one value changed, and the models that read them."""
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator
 from typing import Any
+
+from pydantic import BaseModel
 
 Place = tuple[Any, ...]
 # A value that is taken away.
@@ -35,3 +38,15 @@ def changed(data: Any, place: Place, value: Any) -> Any:
     if isinstance(data, list):
         return [below if index == key else old for index, old in enumerate(data)]
     return {**data, key: below}
+
+
+def models_below(kind: Any, found: dict[str, type[BaseModel]] | None = None) -> dict[str, type[BaseModel]]:
+    """Every model in a type and in what its fields hold, by its name."""
+    found = {} if found is None else found
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in found:
+        found[kind.__name__] = kind
+        for field in kind.model_fields.values():
+            models_below(field.annotation, found)
+    for each in typing.get_args(kind):
+        models_below(each, found)
+    return found

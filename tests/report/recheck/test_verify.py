@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from envbuild.report.recheck.verify import verify_report
 from tests.report import samples
 from tests.report.sealed import RUN, Sealed
 from tests.support.fails import fails
+from tests.support.plain import changed, places
 
 Data = dict[str, Any]
 
@@ -341,28 +342,15 @@ def test_every_code_is_in_the_documentation(of: str, least: int) -> None:
 NASTY = (None, True, -1, 10**18, 1e308, "", "\x1b[2J", "../../x", "0" * 64, [], {}, [[]], {"a": {"b": []}})
 
 
-def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to every value in JSON-like data."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield (*at, key)
-        yield from paths(item, (*at, key))
-
-
 def test_whatever_a_report_holds_it_is_judged_or_refused_and_nothing_breaks(made: Path, tmp_path: Path) -> None:
-    text = (made / "evidence.json").read_text()
-    places = list(paths(json.loads(text)))
+    good = json.loads((made / "evidence.json").read_text())
+    _, *ways = places(good)
     chance = random.Random(15)
     path = tmp_path / "evidence.json"
     shutil.copytree(made / "attachments", tmp_path / "attachments")
     judged = 0
     for _ in range(80):
-        data = json.loads(text)
-        *way, last = chance.choice(places)
-        holder = data
-        for key in way:
-            holder = holder[key]
-        holder[last] = chance.choice(NASTY)
+        data = changed(good, chance.choice(ways), chance.choice(NASTY))
         path.write_text(json.dumps(data))
         try:
             verify_report(path)
