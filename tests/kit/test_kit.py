@@ -44,6 +44,7 @@ from tests.support.files import write_file
 from tests.support.need import need
 from tests.support.programs import completed
 from tests.test_docs import COMMAND, walked
+from tests.transport.sshd import make_key
 
 LOCK = "torch-smoke.exact.lock.toml"
 COMMANDS = commands(samples.evidence(), "torch-smoke")
@@ -86,8 +87,7 @@ def kit(made: Path, tmp_path: Path) -> Path:
 def key(top: Path) -> Path:
     """A private SSH key, its public one beside it."""
     need("ssh-keygen")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(top / "key")], check=True)
-    return top / "key"
+    return make_key(top / "key")
 
 
 @pytest.fixture

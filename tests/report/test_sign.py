@@ -6,7 +6,6 @@ import json
 import random
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tests.report.sealed import RUN, Sealed
 from tests.support.fails import fails
 from tests.support.need import need
 from tests.support.programs import completed
+from tests.transport.sshd import make_key
 
 NAME = "author@example.org"
 
@@ -29,10 +29,8 @@ class Keys:
 
     def __init__(self, folder: Path) -> None:
         """Make them."""
-        self.own, self.other = folder / "own", folder / "other"
         need("ssh-keygen")
-        for key in (self.own, self.other):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], check=True)
+        self.own, self.other = make_key(folder / "own"), make_key(folder / "other")
         self.signers = folder / "allowed_signers"
         self.signers.write_text(f'{NAME} namespaces="envbuild" {self.own.with_suffix(".pub").read_text()}')
         self.empty = folder / "empty"

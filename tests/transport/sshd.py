@@ -7,12 +7,14 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from envbuild.model.target import Connection
+from envbuild.transport import ssh_config
 from tests.support.patience import PATIENCE, answers, until
 
 SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
@@ -91,11 +93,39 @@ class Server:
             self._process.wait(PATIENCE)
 
 
+StartServer = Callable[..., Server]
+
+
 def make_key(path: Path) -> Path:
     """A new ed25519 key pair without a passphrase."""
     path.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
     return path
+
+
+def servers(folder: Path, client: Path, known: Path | None = None) -> Iterator[StartServer]:
+    """What starts servers that take the client's key; their host keys are added to the file `known`."""
+    started: list[Server] = []
+
+    def start(address: str = "127.0.0.2", **options: Any) -> Server:
+        started.append(Server(folder / f"server{len(started)}", address, client, **options))
+        if known is not None:
+            with known.open("a") as file:
+                file.write(started[-1].known)
+        return started[-1].start()
+
+    yield start
+    ssh_config.close()
+    for server in started:
+        server.stop()
+
+
+def configured(client: Path, text: str, *, key: bool = True) -> Connection:
+    """Reaching nodes by a configuration; the user's own is that of the account, whatever HOME says."""
+    always = f"Host *\n User {user()}\n UserKnownHostsFile {client.parent}/known_hosts\n"
+    always += f" IdentityFile {client}\n" if key else ""
+    (client.parent / "config").write_text(text + always)
+    return Connection(kind="ssh", config=str(client.parent / "config"))
 
 
 def user() -> str:

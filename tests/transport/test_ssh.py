@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,11 @@ import pytest
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.provision.contact import first_contact
-from envbuild.transport import ssh, ssh_config
+from envbuild.transport import ssh
 from envbuild.transport.ssh_errors import login_error
 from tests.support.need import need
 from tests.support.patience import PATIENCE, with_deadline
-from tests.transport.sshd import Server, make_key, request, require_sshd, user
-
-StartServer = Callable[..., Server]
+from tests.transport.sshd import Server, StartServer, configured, make_key, request, require_sshd, servers, user
 
 
 @pytest.fixture
@@ -33,17 +31,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, client: Path) -> Iterator[StartServer]:
-    servers: list[Server] = []
-
-    def one(address: str = "127.0.0.2", force: str = "") -> Server:
-        server = Server(tmp_path / f"server{len(servers)}", address, client, force)
-        servers.append(server)
-        return server.start()
-
-    yield one
-    ssh_config.close()
-    for server in servers:
-        server.stop()
+    yield from servers(tmp_path, client)
 
 
 def options(client: Path, server: Server, known: str | None, **more: Any) -> Connection:
@@ -68,13 +56,6 @@ def test_probe_over_ssh(start: StartServer, client: Path) -> None:
     assert found.result()["prefix"]["path"] == f"{server.home}/envbuild"
     assert found.findings["prefix"] == f"{server.home}/envbuild"
     assert list(server.home.iterdir()) == []
-
-
-def configured(client: Path, text: str) -> Connection:
-    """Reaching nodes by a configuration; the user's own is that of the account, whatever HOME says."""
-    always = f"Host *\n User {user()}\n IdentityFile {client}\n UserKnownHostsFile {client.parent}/known_hosts\n"
-    (client.parent / "config").write_text(text + always)
-    return Connection(kind="ssh", config=str(client.parent / "config"))
 
 
 def logins(server: Server) -> int:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,9 @@ from envbuild.provision.contact import first_contact
 from envbuild.transport import ssh, ssh_config
 from tests.support.patience import PATIENCE, until, with_deadline
 from tests.support.programs import completed, executable
-from tests.transport.sshd import Server, make_key, request, require_sshd, user
+from tests.transport.sshd import Server, StartServer, configured, make_key, request, require_sshd, servers, user
 
 pytestmark = pytest.mark.slow
-StartServer = Callable[..., Server]
 REPOSITORY = Path(__file__).resolve().parents[2]
 # A code is good once.
 PAM = """\
@@ -62,20 +61,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, client: Path) -> Iterator[StartServer]:
-    servers: list[Server] = []
-
-    def one(address: str, settings: tuple[str, ...] = (), pam: str = "") -> Server:
-        server = Server(tmp_path / f"server{len(servers)}", address, client, settings=settings, pam=pam)
-        servers.append(server)
-        server.start()
-        with (client.parent / "known_hosts").open("a") as known:
-            known.write(server.known)
-        return server
-
-    yield one
-    ssh_config.close()
-    for server in servers:
-        server.stop()
+    yield from servers(tmp_path, client, client.parent / "known_hosts")
 
 
 class Codes:
@@ -94,7 +80,7 @@ class Codes:
         settings = ("UsePAM yes", "KbdInteractiveAuthentication yes", "PrintMotd no")
         settings += ("AuthenticationMethods publickey,keyboard-interactive",)
         check = self._program(folder / "check", CHECK)
-        self.server = start("127.0.0.2", settings, PAM.format(check=check))
+        self.server = start("127.0.0.2", settings=settings, pam=PAM.format(check=check))
 
     def _program(self, path: Path, text: str) -> Path:
         return executable(path, text.format(codes=self.codes, asked=self.asked))
@@ -123,14 +109,6 @@ def answered(codes: Codes, monkeypatch: pytest.MonkeyPatch) -> Codes:
 
 def block(name: str, server: Server, *lines: str) -> str:
     return "\n ".join((f"Host {name}", f"HostName {server.address}", f"Port {server.port}", *lines)) + "\n"
-
-
-def configured(client: Path, text: str, *, key: bool = True) -> Connection:
-    """Reaching nodes by a configuration file."""
-    always = f"Host *\n User {user()}\n UserKnownHostsFile {client.parent}/known_hosts\n"
-    always += f" IdentityFile {client}\n" if key else ""
-    (client.parent / "config").write_text(text + always)
-    return Connection(kind="ssh", config=str(client.parent / "config"))
 
 
 def asked(nodes: list[str], connection: Connection) -> list[str]:
@@ -247,7 +225,7 @@ def test_d49_whoever_sits_at_the_terminal_is_asked_and_the_answer_is_shown_nowhe
 
 def test_d49_certificates_only(start: StartServer, client: Path, tmp_path: Path) -> None:
     authority = make_key(tmp_path / "authority")
-    server = start("127.0.0.2", (f"TrustedUserCAKeys {authority}.pub", "AuthorizedKeysFile none"))
+    server = start("127.0.0.2", settings=(f"TrustedUserCAKeys {authority}.pub", "AuthorizedKeysFile none"))
     connection = configured(client, block("n1", server))
     assert asked(["n1"], connection) == ["ssh-auth-failed"]
     sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", user(), f"{client}.pub"]
