@@ -31,7 +31,7 @@ from envbuild.kit.make import UNKNOWN, commands, computed_run, make_kit, readme,
 from envbuild.kit.manifest import Manifest, listed, manifest_of, parse, render
 from envbuild.kit.wheel import own_wheel, wheel_name
 from envbuild.lock.files import read_lock
-from envbuild.model.lock import LockedSource, LockedTree
+from envbuild.model.lock import Lock, LockedSource, LockedTree
 from envbuild.regular_file import MAX_BYTES
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.view import View
@@ -95,6 +95,12 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sealed]:
     """Three good runs, the oldest first, where the command looks for them."""
     monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
     return [Sealed(tmp_path / "runs", run=f"20260302T10000{number}Z-4f2a") for number in range(3)]
+
+
+def locked(kit: Path, **change: Any) -> Lock:
+    """The lock of a kit, every variant of it changed."""
+    lock = read_lock(kit / LOCK)
+    return lock.model_copy(update={"variants": tuple(each.model_copy(update=change) for each in lock.variants)})
 
 
 def problems(path: Path, **more: Any) -> list[tuple[str, str]]:
@@ -179,8 +185,7 @@ def test_a_build_that_one_section_names_is_in_no_other_and_is_compared_at_once(
     made: Path, command: list[str], change: dict[str, Any], sections: int
 ) -> None:
     """A second build of the same environment is a no-op, and a report has no difference from it."""
-    lock = read_lock(made / LOCK)
-    lock = lock.model_copy(update={"variants": tuple(each.model_copy(update=change) for each in lock.variants)})
+    lock = locked(made, **change)
     more = {"command": command} if command else {"command": [], "target": samples.evidence().target}
     text = readme(manifest_of(made), samples.evidence(**more), lock, signed=False, own=None).decode()
     builds = [line for line in text.splitlines() if re.match("(timeout 30m )?envbuild provision", line)]
@@ -253,9 +258,7 @@ def test_a_kit_says_how_to_enter_the_environment_and_how_its_code_is_started(rep
     assert "```sh\npython train.py --steps 200  # README.md:11\n```\n" in text
     assert " torch-smoke -- COMMAND`. Without `-- COMMAND`, it opens a shell." in text
     assert problems(tmp_path / "kit") == []
-    lock = read_lock(tmp_path / "kit" / LOCK)
-    trees = {"trees": (LockedTree(name="mine"),)}
-    lock = lock.model_copy(update={"variants": tuple(each.model_copy(update=trees) for each in lock.variants)})
+    lock = locked(tmp_path / "kit", trees=(LockedTree(name="mine"),))
     own = stack.read_bytes()
     made = readme(manifest_of(tmp_path / "kit"), samples.evidence(), lock, signed=False, own=own).decode()
     there = """torch-smoke -- sh -c 'cd "$VIRTUAL_ENV/src/mine" && python train.py --steps 200'  # README.md:11\n"""
@@ -271,10 +274,8 @@ def test_a_kit_says_how_to_enter_the_environment_and_how_its_code_is_started(rep
 
 
 def test_a_kit_says_what_the_draft_guessed_what_the_build_takes_and_from_where(made: Path) -> None:
-    lock = read_lock(made / LOCK)
     source = LockedSource(name="app", git="https://git.example.org/app", commit="a" * 40, tree="b" * 40, install="path")
-    digest = lock.variants[0].digest
-    variants = tuple(each.model_copy(update={"sources": (source,)}) for each in lock.variants)
+    lock = locked(made, sources=(source,))
     draft = b"""\
     torch: {version: 2.7.1}  # README.md:8; not said: the newest release; not said: what the index has
     python: ["3.10"]  # README.md:11
@@ -282,8 +283,7 @@ def test_a_kit_says_what_the_draft_guessed_what_the_build_takes_and_from_where(m
       - "wheel"  # not said: old packages need it
 """
     step = {"name": "install", "status": "changed", "began": 0, "seconds": 88.8}
-    run = samples.evidence(samples.node(variant_digest=digest, steps=[step]))
-    lock = lock.model_copy(update={"variants": variants})
+    run = samples.evidence(samples.node(variant_digest=lock.variants[0].digest, steps=[step]))
     text = readme(manifest_of(made), run, lock, signed=False, own=draft).decode()
     guessed = re.findall("^- (.*)$", text.partition("as chosen by")[2].partition("The stack")[0], re.M)
     assert guessed == [
@@ -356,8 +356,7 @@ def own_stack(tmp_path: Path) -> str:
 def test_what_a_reviewer_cannot_build_without_a_gpu_is_tried_with_the_example_stack(
     made: Path, gpus: int, change: dict[str, Any], why: str
 ) -> None:
-    lock = read_lock(made / LOCK)
-    lock = lock.model_copy(update={"variants": tuple(each.model_copy(update=change) for each in lock.variants)})
+    lock = locked(made, **change)
     run = samples.evidence(samples.node(gpus=gpus))
     text = readme(manifest_of(made), run, lock, signed=False, own=b"").decode()
     assert "\ntimeout 30m envbuild provision torch-smoke --target local\n" in text
