@@ -132,6 +132,11 @@ def test_d17_an_allowed_build_is_offered_and_no_other(tmp_path: Path) -> None:
     assert environment(tmp_path, request)["HOME"] == str(tmp_path), "setup code may write start-up files"
 
 
+def test_d17_a_shipped_stack_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert stack_check.main(args=["opt-175b", "megatron-alpa", "torch-smoke"], standalone_mode=False) == 0
+    assert "refused" not in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("home")
 def test_d90_a_version_before_a_release_is_taken_only_where_somebody_asks_for_it(tmp_path: Path) -> None:
     ran, links = tmp_path / "ran", tmp_path / "links"
