@@ -138,24 +138,15 @@ class NodePlan(StrictModel):
 
 
 class BuildClass(StrictModel):
-    """Nodes for which `sources` (names) are compiled once, because the same wheels fit all `nodes`.
+    """Nodes that wait until `builder` has built for them, or take what it has from an earlier run (`finished`).
 
-    `donor`: a node that already has the wheels. Otherwise the first of `builders` builds before the others begin, and
-    the second if the first fails; both are among `nodes`.
+    `nodes` take its wheels of `sources` (names). Without `sources`, they share a prefix with it, and test the
+    environment that it builds there.
     """
 
-    sources: tuple[str, ...]
-    nodes: tuple[str, ...]
-    builders: tuple[str, ...] = ()
-    donor: str | None = None
-
-
-class SpreadClass(StrictModel):
-    """Nodes that share a prefix: `builder` builds the environment or has it (`finished`); `nodes`, if any, test it."""
-
-    environment: str
     builder: str
     nodes: tuple[str, ...]
+    sources: tuple[str, ...] = ()
     finished: bool = False
 
 
@@ -163,7 +154,7 @@ class Plan(StrictModel):
     """All nodes of one run; warnings are those of the decisions plus what the plan itself noticed.
 
     `profile_why` says why this profile, where nobody asked for it and it is not the stack's default.
-    `builds` are the nodes that do not each compile for themselves, `spreads` those that share a prefix.
+    `builds`: who builds for whom.
     """
 
     stack: str
@@ -173,7 +164,6 @@ class Plan(StrictModel):
     profile_why: str = ""
     warnings: tuple[str, ...] = ()
     builds: tuple[BuildClass, ...] = ()
-    spreads: tuple[SpreadClass, ...] = ()
 
     @property
     def nothing_to_do(self) -> bool:

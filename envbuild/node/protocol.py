@@ -74,7 +74,7 @@ _CODES = {
         hash-contradicts-record hash-mismatch hash-unrecorded html-instead-of-file image-damaged image-id-differs
         kit-invalid kit-missing lock-digest-mismatch lock-edited package-not-required patch-changed record-mismatch
         registry-digest-mismatch report-not-holding report-page-invalid root-differs toolchain-hash-mismatch
-        transfer-damaged tree-mismatch wheel-unreadable wheel-unsafe
+        tree-mismatch wheel-unreadable wheel-unsafe
     """,
     Exit.REFUSED: """
         base-changed base-lacks build-not-allowed bundle-does-not-fit bundle-incomplete not-writable
@@ -88,7 +88,7 @@ _CODES = {
         prefix-not-shared
         profile-cannot-run project-foreign rattler-unfit replaces-base-package resolution-failed run-elsewhere
         scheduler-missing ssh-keygen-missing strategy-not-here target-untrusted toolchain-python-broken
-        transfer-too-large user-files-blocked variable-refused
+        user-files-blocked variable-refused
     """,
     Exit.JOB_FAILED: """
         job-boot-fail job-cancelled job-deadline job-failed job-launch-failed job-lost job-node-fail job-not-cancelled

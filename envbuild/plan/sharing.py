@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Variant
-from envbuild.model.plan import BuildClass, NodePlan, Plan, SpreadClass, Step
+from envbuild.model.plan import BuildClass, NodePlan, Plan, Step
 from envbuild.model.target import Target
 from envbuild.plan.node_steps import toolchain_words
 from envbuild.plan.source_builds import compile_seconds, compile_text
 from envbuild.plan.tools import Tool
 from envbuild.text import grouped
 
-BUILDERS = 2
 _ONE_KIND = (
     "ask for nodes of one kind (`scheduler: {constraints: ...}`, or another partition or queue) and run once for each. "
     "If one environment fits all of them, name it: `--variant ID`"
@@ -78,17 +77,16 @@ def spread(plan: Plan, by: Sharing) -> Plan:
         why = f"built once for {len(gives[node.node].nodes) + 1} nodes that share the prefix"
         return _changed(node, lambda step: {"why": f"{step.why}; {why}"})
 
-    return plan.model_copy(update={"nodes": tuple(map(shared, plan.nodes)), "spreads": tuple(classes)})
+    return plan.model_copy(update={"nodes": tuple(map(shared, plan.nodes)), "builds": tuple(classes)})
 
 
-def _classes(plan: Plan, tried: Collection[str]) -> list[SpreadClass]:
+def _classes(plan: Plan, tried: Collection[str]) -> list[BuildClass]:
     """For each environment one node builds, if none has, and the others test."""
     working = [node for node in plan.nodes if node.steps and node.node not in tried]
     finished = {node.environment: node.node for node in plan.nodes if node.nothing_to_do}
     builders = {**{node.environment: node.node for node in reversed(working)}, **finished}
     return [
-        SpreadClass(
-            environment=environment,
+        BuildClass(
             builder=builders[environment],
             nodes=tuple(node.node for node in group if node.node != builders[environment]),
             finished=environment in finished,
@@ -103,7 +101,7 @@ def _changed(node: NodePlan, change: Callable[[Step], dict[str, Any]]) -> NodePl
     return node.model_copy(update={"steps": tuple(steps)})
 
 
-def _testing(node: NodePlan, group: SpreadClass, by: Sharing) -> NodePlan:
+def _testing(node: NodePlan, group: BuildClass, by: Sharing) -> NodePlan:
     """The smoke test alone, and what runs it; nothing where only a link is switched."""
     if not any(step.kind == "smoke" for step in node.steps):
         return node.model_copy(update={"steps": ()})
@@ -204,7 +202,7 @@ def share_builds(plan: Plan, by: Sharing) -> Plan:
 
     def compiles(node: NodePlan) -> bool:
         wheels = compiled_wheels(variants[node.node]) if node.node in variants else ()
-        return bool(wheels) and install_args(node) is not None
+        return bool(wheels) and node.node not in by.tried and install_args(node) is not None
 
     def gives(node: NodePlan) -> bool:
         """Nothing has to be done there, and its stamp says which wheels it was made with."""
@@ -213,21 +211,21 @@ def share_builds(plan: Plan, by: Sharing) -> Plan:
 
     asking = [node for node in plan.nodes if compiles(node)]
     # With `rebuild` one builds in any case, twice.
-    finished = [] if by.rebuild else [node for node in plan.nodes if gives(node)]
+    finished = [] if by.rebuild else [node for node in plan.nodes if node.node not in by.tried and gives(node)]
     donors = {node.variant_digest: node for node in reversed(finished)}
     classes = tuple(
         made
         for group in _groups(asking, facts)
         if (made := _class(group, donors.get(group[0].variant_digest), facts, variants)) is not None
     )
-    by_node = {name: group for group in classes for name in group.nodes}
+    by_node = {name: group for group in classes for name in (*group.nodes, group.builder)}
     nodes = tuple(
         _with_class(node, by_node[node.node], variants[node.node], jobs or facts[node.node].cpus, jobs)
-        if node.node in by_node
+        if node.steps and node.node in by_node
         else node
         for node in plan.nodes
     )
-    return plan.model_copy(update={"nodes": nodes, "builds": classes})
+    return plan.model_copy(update={"nodes": nodes, "builds": plan.builds + classes})
 
 
 def stamp_of_environment(facts: NodeFacts, environment: str) -> StampFacts | None:
@@ -279,32 +277,26 @@ def tools_of(node: NodePlan, facts: NodeFacts) -> tuple[object, ...]:
 def _class(
     group: list[NodePlan], donor: NodePlan | None, facts: Mapping[str, NodeFacts], variants: Mapping[str, Variant]
 ) -> BuildClass | None:
-    """None where one node is left to itself. Builders are those with most cores, in the order of the plan."""
+    """None where one node is left to itself. Without a donor, the node with most cores builds."""
     names = [node.node for node in group]
     # If no node has a compiler, the builder names it.
     able = [node.node for node in group if tools_of(node, facts[node.node])] or names
-    builders = sorted(able, key=lambda name: -(facts[name].cpus or 0))[:BUILDERS]
-    if donor is None and len(names) < 2:
-        return None
-    return BuildClass(
-        sources=compiled_wheels(variants[names[0]]),
-        nodes=tuple(names),
-        builders=tuple(builders) if len(names) > 1 else (),
-        donor=None if donor is None else donor.node,
-    )
+    builder = max(able, key=lambda name: facts[name].cpus or 0) if donor is None else donor.node
+    nodes = tuple(name for name in names if name != builder)
+    sources = compiled_wheels(variants[names[0]])
+    return BuildClass(builder=builder, nodes=nodes, sources=sources, finished=donor is not None) if nodes else None
 
 
 def _with_class(node: NodePlan, group: BuildClass, variant: Variant, width: int | None, jobs: int | None) -> NodePlan:
     """The node's steps with what its class does; `width`: jobs that its compile time was estimated with."""
     names, compiled = ", ".join(group.sources), compile_text(variant, jobs)
     gone = compile_seconds(variant, width)
-    if group.donor is not None:
-        shared = f"take over {names} as built on {group.donor}{_in_place(variant)}"
-    elif node.node == group.builders[0]:
-        others = [name for name in group.nodes if name != node.node]
-        shared, gone = f"{compiled}; built on {node.node}, taken over by {names_of(others)}", 0.0
+    if group.finished:
+        shared = f"take over {names} as built on {group.builder}{_in_place(variant)}"
+    elif node.node == group.builder:
+        shared, gone = f"{compiled}; built on {node.node}, taken over by {names_of(group.nodes)}", 0.0
     else:
-        shared = f"take over {names}, built on {group.builders[0]} first{_in_place(variant)}"
+        shared = f"take over {names}, built on {group.builder} first{_in_place(variant)}"
 
     return _changed(
         node, lambda step: {"what": step.what.replace(compiled, shared), "seconds": max(0.0, step.seconds - gone)}
@@ -316,7 +308,7 @@ def _in_place(variant: Variant) -> str:
     return f"; compile {', '.join(names)} in its tree" if names else ""
 
 
-def names_of(names: list[str]) -> str:
+def names_of(names: Sequence[str]) -> str:
     """`gpu2`, `gpu2, gpu3 and gpu4`, `gpu2, gpu3, gpu4 and 6 more`."""
     last = names[-1] if len(names) < 5 else f"{len(names) - 3} more"
     first = names[:-1] if len(names) < 5 else names[:3]

@@ -35,7 +35,7 @@ from envbuild.node.bundle import archive
 from envbuild.plan.sharing import keys_of
 from envbuild.plan.source_builds import delivered
 from envbuild.provision.contact.toolchain import TOOLCHAIN, bootstrap_python, standalone_python
-from envbuild.provision.contact.wheel_stores import fetch_wheels, store_of
+from envbuild.provision.contact.wheel_stores import fetch_wheels
 from envbuild.provision.run.context import Prepared, Survey, Work
 from envbuild.resolve.variant_checks import record_command, stamps_of, unrecorded_files
 
@@ -214,9 +214,9 @@ def _built(prepared: Prepared, variant: Variant, facts: NodeFacts, scratch: Path
     keys = {name: key for stamped in stamps for name, key in keys_of((stamped.stamp or {}).get("sources")).items()}
     if not keys:
         return
-    target, prefix, folder = prepared.target, facts.stage_prefix, scratch / secrets.token_hex(6)
+    folder = scratch / secrets.token_hex(6)
     here = folder.with_suffix(".tar")
-    bundle = fetch_wheels(facts.node, prefix, store_of(target, prefix, facts), keys, here, target.connection)
-    for row in unpack(here, folder, bundle["digest"])["files"]:
+    fetch_wheels(prepared.target, facts, keys, here)
+    for row in unpack(here, folder)["files"]:
         more = {"key": row["key"], "source": row["source"]}
         yield Piece(row["path"], folder / row["path"], row["what"], row["sha256"], more)

@@ -152,7 +152,7 @@ def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dic
         with work.phase("fetch", "getting packages and sources for the nodes"):
             made, requests = deliver(work, plan)
         plan = plan_of(work, requests)
-    takers = {name for spread in plan.spreads for name in spread.nodes}
+    takers = {name for group in plan.builds if not group.sources for name in group.nodes}
     count = sum(bool(node.steps) for node in plan.nodes)
     if count > 1:
         work.journal.stage(f"preparing tools for {count} nodes")

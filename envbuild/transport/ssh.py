@@ -7,7 +7,9 @@ otherwise: at the terminal, one host after the other.
 from __future__ import annotations
 
 import os
+import secrets
 import select
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -39,6 +41,14 @@ _CHUNK = 65536
 _NO_CONNECTION = 255
 # Seconds in which a server has to let somebody in, beside the time for connecting.
 _LOGIN_S = 30.0
+# Start-up files may print before it begins.
+_CAT = """\
+path={path}
+trap 'rm -f -- "$path"' EXIT
+trap 'exit 1' HUP INT PIPE TERM
+printf '\\n%s\\n' {begin}
+cat < "$path"
+"""
 
 _one_question = threading.Lock()
 _lock = threading.Lock()
@@ -178,17 +188,16 @@ def glance(node: str, script: bytes, options: Connection, deadline: float, limit
     return proc.run(argv, timeout=deadline, stdin=script, limit=limit, tied=True).out
 
 
-def download(
-    node: str, script: bytes, options: Connection, *, begin: bytes, size: int, out: BinaryIO, idle: float
-) -> tuple[int, str]:
-    """Feed `script` to `/bin/sh -s` on `node` and write what it prints after `begin`, `size` bytes at most, to `out`.
+def download(node: str, path: str, options: Connection, *, size: int, out: BinaryIO, idle: float) -> str:
+    """Write the file `path` of `node`, `size` bytes at most, to `out`, and remove it there; the end of stderr.
 
-    Returns the bytes written and the end of stderr. Nothing larger than a chunk is ever in memory; `idle` is how many
-    seconds may pass without a byte. Raises EnvbuildError as `exchange` does.
+    Nothing larger than a chunk is ever in memory; `idle` is how many seconds may pass without a byte. Raises
+    EnvbuildError as `exchange` does.
     """
     argv = session(node, options)
+    begin = f"===envbuild file {secrets.token_hex(16)}==="
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as errors:
-        source.write(script)
+        source.write(_CAT.format(path=shlex.quote(path), begin=shlex.quote(begin)).encode())
         source.seek(0)
         process = subprocess.Popen(
             argv, stdin=source, stdout=subprocess.PIPE, stderr=errors, env=proc.clean_env(), start_new_session=True
@@ -196,7 +205,7 @@ def download(
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         try:
             with process.stdout as stream:
-                written = _after(stream, begin, size, out, idle)
+                _after(stream, f"\n{begin}\n".encode(), size, out, idle)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(idle)
         finally:
@@ -204,16 +213,16 @@ def download(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         errors.seek(0)
-        return written, errors.read(_CHUNK).decode("utf-8", "replace")
+        return errors.read(_CHUNK).decode("utf-8", "replace")
 
 
-def _after(stream: IO[bytes], begin: bytes, size: int, out: BinaryIO, idle: float) -> int:
+def _after(stream: IO[bytes], begin: bytes, size: int, out: BinaryIO, idle: float) -> None:
     """Write at most `size` bytes that follow `begin`; start-up files may print a chunk or two before it."""
     head = b""
     while begin not in head and len(head) < 4 * _CHUNK:
         data = _read(stream, _CHUNK, idle)
         if not data:
-            return 0
+            return
         head += data
     contents = head.partition(begin)[2][:size]
     written = len(contents)
@@ -225,7 +234,6 @@ def _after(stream: IO[bytes], begin: bytes, size: int, out: BinaryIO, idle: floa
         written += len(data)
         out.write(data)
     _read(stream, 1, idle)  # the end: the script may still have to tidy up
-    return written
 
 
 def _read(stream: IO[bytes], size: int, idle: float) -> bytes:

@@ -76,13 +76,9 @@ class Builder:
         self._toolchains: dict[str, Json] = {}
 
     def fetch(self) -> None:
-        """Take in what was handed, fetch and check trees before any package is installed.
-
-        Raises what `git_source.fetch` and `Handed.take_in` raise.
-        """
+        """Fetch and check trees before any package is installed. Raises what `git_source.fetch` raises."""
         for tree in self.working_trees:
             self._link(tree)
-        self.handed.take_in(self.store_path, self.tool.tmp)
         store: Store | None = None
         for number, source in enumerate(self.pins):
             progress("fetching sources", source["name"], number, len(self.pins), "sources")

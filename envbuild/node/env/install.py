@@ -40,26 +40,35 @@ class _Job:
         self.seconds: dict[str, float] = {}
         self._begun = time.monotonic()
 
-    def take_bundle(self) -> None:
-        """Unpack and check the bundle of the request, if it has one; what it holds is then the only place to look at.
+    def take_bundles(self) -> None:
+        """Unpack and check the bundles of the request, and take the wheels that were built into the store.
 
-        Raises NodeError as `bundle.archive.unpack` and `wheels.bundled.take_in` do.
+        What the one in `artifacts` holds is then the only place to look at; the one in `build.handed` has only such
+        wheels. Raises NodeError as `bundle.archive.unpack` and `wheels.bundled.take_in` do.
         """
+        build = self.args["build"] = dict(self.args.get("build") or {})
         given = self.artifacts.get("bundle")
-        if not given:
-            return
+        if given:
+            index, folder = self._take(given), paths.delivered(self.prefix, self.variant["digest"])
+            build.setdefault("handed", {"by": "the bundle", "keys": bundled.keys_of(index)})
+            sources = {name: os.path.join(folder, path) for name, path in self.artifacts["sources"].items()}
+            self.artifacts = {"find_links": [os.path.join(folder, "wheels")], "offline": True, "sources": sources}
+            self.artifacts["conda"] = {"folder": os.path.join(folder, "conda")}
+            self.artifacts["bundle"] = index["digest"]
+            self.args["artifacts"] = self.artifacts
+        handed = (build.get("handed") or {}).get("bundle")
+        if handed:
+            self._take(handed)
+        if given or handed:
+            self.phase("bundle")
+
+    def _take(self, given: Json) -> Json:
+        """Unpack a bundle and take in its built wheels; its index."""
         progress("checking the bundle")
         folder = paths.delivered(self.prefix, self.variant["digest"])
         index = archive.unpack(given["file"], folder, given.get("digest"))
-        build = dict(self.args.get("build") or {})
-        bundled.take_in(build.get("store") or default_path(self.prefix), folder, index)
-        build.setdefault("handed", {"by": "the bundle", "keys": bundled.keys_of(index)})
-        sources = {name: os.path.join(folder, path) for name, path in self.artifacts["sources"].items()}
-        self.artifacts = {"find_links": [os.path.join(folder, "wheels")], "offline": True, "sources": sources}
-        self.artifacts["conda"] = {"folder": os.path.join(folder, "conda")}
-        self.artifacts["bundle"] = index["digest"]
-        self.args.update(artifacts=self.artifacts, build=build)
-        self.phase("bundle")
+        bundled.take_in(self.args["build"].get("store") or default_path(self.prefix), folder, index)
+        return index
 
     def phase(self, name: str) -> None:
         now = time.monotonic()
@@ -100,7 +109,7 @@ def _install(job: _Job, held: lease.Lease) -> tuple[bool, Json]:
     own = os.path.join(job.prefix, "tmp")
     _sweep(own)
     _check_space(job)
-    job.take_bundle()
+    job.take_bundles()
     # Not in the block below, which deletes what is there: files of a user may be, that cannot be moved.
     user_files.discard(job.prefix, job.environment)
     tool = _tool(job, own)

@@ -23,8 +23,8 @@ from envbuild.node.wheels.store import Store
 def pack(store: Store, keys: list[str], to: str) -> Json:
     """Write the entries of `keys` into the new bundle `to`; every wheel is checked.
 
-    Result: `file`, `sha256`, `bytes`, `digest` of the bundle. Raises NodeError `wheel-unknown` (exit 2) for a key that
-    the store has not, `not-writable` (7), `disk-full` (75).
+    Result: `file` and its `bytes`. Raises NodeError `wheel-unknown` (exit 2) for a key that the store has not,
+    `not-writable` (7), `disk-full` (75).
     """
     try:
         with tempfile.TemporaryDirectory(prefix=".wheels-", dir=os.path.dirname(to)) as work:
@@ -39,7 +39,7 @@ def pack(store: Store, keys: list[str], to: str) -> Json:
         raise paths.no_room(error, os.path.dirname(to)) or NodeError(
             "not-writable", f"cannot write {to}", why=str(error)
         ) from error
-    return {"file": to, "sha256": hashing.digest_of(to), "bytes": os.path.getsize(to), "digest": made["digest"]}
+    return {"file": to, "bytes": os.path.getsize(to)}
 
 
 def _files(store: Store, keys: list[str], work: str) -> tuple[list[Json], dict[str, str]]:
@@ -95,10 +95,10 @@ def take_in(path: str, folder: str, index: Json) -> None:
 
 
 class Handed:
-    """`build.handed` of an install request: `by` (a node), `keys` {source: build key}, and a bundle `file`, `digest`.
+    """`build.handed` of an install request: `by` (a node) and `keys` {source: build key}, which the store should have.
 
-    Without a `file` the store is expected to have the keys. `outcome` says by source what became of it: `by`, `key`,
-    `used`, `why` (why not, or why another key than the node's own was right).
+    `outcome` says by source what became of it: `by`, `key`, `used`, `why` (why not, or why another key than the node's
+    own was right).
     """
 
     def __init__(self, given: Json | None) -> None:
@@ -106,25 +106,7 @@ class Handed:
         given = given or {}
         self.by = str(given.get("by") or "another node")
         self.keys: dict[str, str] = dict(given.get("keys") or {})
-        self.file: str | None = given.get("file")
-        self.digest: str | None = given.get("digest")
         self.outcome: dict[str, Json] = {}
-
-    def take_in(self, path: str, tmp: str) -> None:
-        """Take the bundle into the store at `path` and remove it; it is unpacked below `tmp`.
-
-        A store that cannot be written is left as it is. Raises NodeError `bundle-damaged` (exit 5), `bundle-missing`
-        (2), `disk-full` (75).
-        """
-        if not self.file:
-            return
-        folder = tempfile.mkdtemp(prefix="handed-", dir=tmp)
-        try:
-            take_in(path, folder, archive.unpack(self.file, folder, self.digest))
-        finally:
-            paths.remove_tree(folder)
-            paths.remove_tree(self.file)
-        self.file = None
 
     def expected(self, store: Store, source: str, own: Json) -> bool:
         """True when the store seems to have a handed wheel for `own` (`key_inputs`); the wheel is not read."""

@@ -14,12 +14,16 @@ from typing import Any
 import pytest
 
 from envbuild.node import identity, lease, merkle, pip_config
+from envbuild.node.bundle import archive
 from envbuild.node.env import activate, remove
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import packages as sync
 from envbuild.node.protocol import NodeError
 from envbuild.node.shared import look
+from envbuild.node.wheels import bundled
+from envbuild.node.wheels.store import Store
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, site, uv_path
+from tests.node.wheel_support import filled
 from tests.support.fails import fails
 from tests.support.files import write_file
 from tests.support.programs import completed, executable
@@ -45,6 +49,25 @@ def test_an_environment_is_built_stamped_and_in_use(node: Node) -> None:
     stamp = json.loads((environment / ".envbuild" / "stamp.json").read_text())
     assert (stamp["root"], stamp["variant_digest"]) == (done["root"], variant["digest"])
     assert all(os.stat(path).st_nlink == 1 for path in site(environment).rglob("*.py")), "copied, not hard-linked"
+
+
+def test_wheels_that_another_node_built_come_in_a_bundle_of_their_own(node: Node, tmp_path: Path) -> None:
+    store, key = filled(tmp_path / "from", tmp_path)
+    variant = make_variant([make_wheel(node.wheels)])
+    delivered = node.prefix / "store" / variant["digest"][:12]
+    delivered.mkdir(parents=True)
+    file = str(delivered / "built.tar")
+    bundled.pack(store, [key], file)
+    handed = {"by": "gpu1", "keys": {"apex": key}, "bundle": {"file": file, "digest": "0" * 64}}
+    build = {"store": str(tmp_path / "to"), "handed": handed}
+    with fails("bundle-damaged", 5, match=r"built\.tar"):
+        node.install(variant, build=build)
+    assert not (tmp_path / "to").exists()
+    handed["bundle"]["digest"] = archive.verify(file)["digest"]
+    node.install(variant, build=build)
+    node.activate(variant)
+    assert Store(str(tmp_path / "to")).find(key) is not None
+    assert not delivered.exists()
 
 
 def test_d11_what_stays_of_a_provision_is_the_environment_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

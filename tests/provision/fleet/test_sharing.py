@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError, ExitCode, writing
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.plan import BuildClass, Plan
@@ -34,7 +35,9 @@ FAILED = {"ok": False, "error": {"code": "build-failed", "what": "it does not co
 class Stage:
     """Nodes that answer by a table: `bad` fail their install, `lost` cannot be reached, `has` have the wheel."""
 
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Plan], facts: Mapping[str, Any]
+    ) -> None:
         self.plays: list[dict[str, Any]] = []
         self.asked: list[tuple[str, str]] = []
         self.bad: set[str] = set()
@@ -42,16 +45,18 @@ class Stage:
         self.has: set[str] = set()
         self.received: list[tuple[str, Path]] = []
         self.pack_fails = self.disk_full = False
-        self.plan = plan
+        self.plan = make()
         run = RunDir.create(tmp_path / "runs")
         self.journal = run.open_journal()
         self.work = Work(Settings(tmp_path / "runs"), run, self.journal, prepared=_prepared(tmp_path))
         self.work.survey.facts = dict(facts)
         self.work.survey.variants = dict.fromkeys(facts, lock_with(COMPILED).variants[0])
         monkeypatch.setattr(sharing, "run_hosts", self._play)
+        monkeypatch.setattr(sharing, "plan_of", lambda work: make(tried=work.tried))
         monkeypatch.setattr(sharing, "contact", self._contact)
         monkeypatch.setattr(wheel_stores, "contact", self._contact)
         monkeypatch.setattr(wheel_stores, "receive", self._receive)
+        monkeypatch.setattr(wheel_stores, "verify", lambda _: {"digest": "b" * 64})
 
     def run(self, **files: Any) -> Outcome:
         given = {node.node: NodeHost(node.node, "python", "pyz", **files) for node in self.plan.nodes if node.steps}
@@ -81,13 +86,14 @@ class Stage:
         if self.pack_fails:
             return ContactResult.failed(node, EnvbuildError("wheel-unknown", "the store has no such wheel"))
         assert args["keys"] == [KEY]
-        return ContactResult(node, {}, {"ok": True, "result": {"bytes": 9, "sha256": "c" * 64, "digest": "b" * 64}}, 0)
+        return ContactResult(node, {}, {"ok": True, "result": {"bytes": 9}}, 0)
 
-    def _receive(self, node: str, path: str, to: Path, **_: Any) -> None:
+    def _receive(self, node: str, path: str, to: Path, *_: Any) -> None:
         self.received.append((path, to))
-        if self.disk_full:
-            raise OSError(28, "No space left on device", str(to))
-        to.write_bytes(b"the wheel")
+        with writing(to):
+            if self.disk_full:
+                raise OSError(28, "No space left on device", str(to))
+            to.write_bytes(b"the wheel")
 
 
 Make = Callable[..., Stage]
@@ -99,7 +105,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
     def make(*nodes: str | NodeFacts, lock: Lock | None = None) -> Stage:
         facts = [machine(node) if isinstance(node, str) else node for node in nodes]
-        return Stage(tmp_path, monkeypatch, shared(*facts, lock=lock), {each.node: each for each in facts})
+        return Stage(tmp_path, monkeypatch, partial(shared, *facts, lock=lock), {each.node: each for each in facts})
 
     return make
 
@@ -134,7 +140,7 @@ def test_the_first_builds_and_the_others_run_with_what_it_has_built(
     assert told["c"] == {"by": "a", "keys": {"ext": KEY}}, "c has it already"
     store = on.plays[1]["b"][1].store
     file = f"{store}/built-{'b' * 12}.tar"
-    assert told["b"] == {"by": "a", "keys": {"ext": KEY}, "file": file, "digest": "b" * 64}
+    assert told["b"] == {"by": "a", "keys": {"ext": KEY}, "bundle": {"file": file, "digest": "b" * 64}}
     assert sent == [("built-bbbbbbbbbbbb.tar", b"the wheel")]
     assert (outcome.errors, on.work.notes) == ({}, [])
     assert [path.name for path in on.work.run.path.rglob("*.tar")] == [], "nothing large stays in the run directory"
@@ -151,7 +157,7 @@ def test_what_is_delivered_anyway_takes_the_wheels_along(stage: Make, tmp_path: 
     assert [sorted(files.bundles) for _, files in on.plays[1].values()] == [
         ["built-bbbbbbbbbbbb.tar", "bundle.tar"]
     ] * 2
-    assert handed(on.plays[1])["b"]["file"] == "/data/envbuild/store/1/built-bbbbbbbbbbbb.tar"
+    assert handed(on.plays[1])["b"]["bundle"]["file"] == "/data/envbuild/store/1/built-bbbbbbbbbbbb.tar"
 
 
 @pytest.mark.parametrize("how", ["bad", "lost"])
@@ -203,7 +209,7 @@ def test_wheels_that_cannot_be_stored_here_are_built_by_each_and_the_disk_is_nam
     outcome = on.run()
     assert [sorted(each) for each in on.plays] == [["a"], ["b"]]
     (note,) = on.work.notes
-    assert "the wheels of a cannot be stored on this machine ([Errno 28] No space left on device" in note
+    assert ".tar cannot be written (No space left on device)" in note
     assert outcome.errors == {}
 
 
@@ -240,7 +246,7 @@ def test_without_classes_all_run_at_once(stage: Make) -> None:
 def test_a_class_of_one_without_its_donor_builds_for_itself(stage: Make) -> None:
     done, lock = donor()
     on = stage(done, "b", lock=lock)
-    assert on.plan.builds == (BuildClass(sources=("ext",), nodes=("b",), donor="done"),)
+    assert on.plan.builds == (BuildClass(builder="done", nodes=("b",), sources=("ext",), finished=True),)
     on.pack_fails = True
     on.run()
     assert [handed(each) for each in on.plays] == [{"b": None}]
