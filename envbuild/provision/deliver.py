@@ -129,14 +129,14 @@ def _given(work: Work) -> Path:
 
 
 def _make(work: Work, variant: Variant, facts: NodeFacts, path: Path) -> str:
-    prepared = work.prepared
-    collector = Collector(
-        record_command(prepared.reference, prepared.profile),
-        channels=prepared.channels,
-        on_fetch=lambda name: work.journal.stage(f"fetching {name}"),
-    )
-    contents = Contents(prepared.lock.stack, prepared.lock.profile, (variant.machine,), (variant.id,))
+    contents = Contents(work.prepared.lock.stack, work.prepared.lock.profile, (variant.machine,), (variant.id,))
+    collector = _collector(work.prepared, work.journal.stage)
     return str(write_bundle(path, contents, collector.collect(variant, glibc_of(facts)))["digest"])
+
+
+def _collector(prepared: Prepared, say: Callable[[str], None]) -> Collector:
+    record = record_command(prepared.reference, prepared.profile)
+    return Collector(record, channels=prepared.channels, on_fetch=lambda name: say(f"fetching {name}"))
 
 
 class Asked(NamedTuple):
@@ -163,13 +163,12 @@ def create_bundle(
     pieces: dict[str, Piece] = {}
     notes = [f"{node} is left out: {error.what}" for node, error in survey.errors.items()]
     machines, labels = set[str](), set[str]()
-    record = record_command(prepared.reference, prepared.profile)
-    collector = Collector(record, channels=prepared.channels, on_fetch=lambda name: say(f"fetching {name}"))
+    collector = _collector(prepared, say)
     with tempfile.TemporaryDirectory(prefix="envbuild-bundle-") as scratch:
         for node, variant in chosen.items():
             facts = survey.facts[node]
             for file in unrecorded_files(variant, facts):
-                raise hash_unrecorded(file, record)
+                raise hash_unrecorded(file, collector.record)
             machines.add(variant.machine)
             labels.add(variant.id)
             added = [*collector.collect(_whole(prepared, variant, asked), glibc_of(facts))]

@@ -123,9 +123,9 @@ def test_an_old_wheel_is_named_first_and_then_removed(stored: tuple[World, Path,
     os.utime(store / key / "build.json", (then, then))
     assert "100 days ago" in world.good("store", "list").out
     only = ("--only", "wheels")
-    assert "would remove 1 item, 1 kB" in world.good("store", "clean", *only).out
+    assert "would remove 1 item, 2 kB" in world.good("store", "clean", *only).out
     assert world.good("store", "clean", *only, "--keep", "101d").out == "nothing is that old\n"
-    assert world.good("store", "clean", *only, "--yes").out.endswith(f"  {key}\nremoved 1 item, 1 kB\n")
+    assert world.good("store", "clean", *only, "--yes").out.endswith(f"  {key}\nremoved 1 item, 2 kB\n")
     assert Store(str(store)).folders() == []
 
 

@@ -78,21 +78,9 @@ def describe(store: Store, name: str) -> Json:
     }
 
 
-def _quarantined(store: Store) -> list[Json]:
-    rows = []
-    for name in names(store.place("quarantine")):
-        if not name.endswith(".json"):
-            note = paths.read_json(store.place("quarantine", name + ".json")) or {}
-            size = paths.size_of(store.place("quarantine", name))
-            rows.append({"name": name, "why": note.get("why"), "at": note.get("at"), "size": size})
-    return rows
-
-
 def _list(path: str, _args: Json) -> tuple[bool, Store, Json]:
     store = Store(path)
-    entries = [describe(store, name) for name in store.folders()]
-    total = sum(entry["size"] for entry in entries)
-    return False, store, {"entries": entries, "bytes": total, "quarantine": _quarantined(store)}
+    return False, store, {"entries": [describe(store, name) for name in store.folders()]}
 
 
 def _verify(path: str, _args: Json) -> tuple[bool, Store, Json]:
@@ -128,11 +116,12 @@ def _prune(path: str, args: Json) -> tuple[bool, Store, Json]:
     before, writing = now - days * _DAY, now - max(days, 1.0) * _DAY
     removed, kept = [], []
     for item in _items(store, before, writing):
+        size = paths.size_of(store.place(item.name))
         why = "used since" if _mtime(item.used) >= item.limit else _remove(store, item, dry)
         if why:
-            kept.append({"name": item.row["name"], "why": why})
+            kept.append({"name": item.name, "why": why})
         else:
-            removed.append(item.row)
+            removed.append({"name": item.name, "size": size})
     for name in [] if dry else names(store.place("leases")):
         path = store.place("leases", name)
         if _mtime(path) < writing:
@@ -150,10 +139,9 @@ _ACTIONS = {"list": _list, "verify": _verify, "prune": _prune, "pack": _pack}
 
 
 class _Item(NamedTuple):
-    """What goes where `used` was not changed since `limit`: its path, its row in the result, the key that it is of."""
+    """What goes where `used` was not changed since `limit`: its path in the store, and the key that it is of."""
 
-    path: str
-    row: Json
+    name: str
     used: str
     limit: float
     key: str = ""
@@ -162,21 +150,19 @@ class _Item(NamedTuple):
 def _items(store: Store, before: float, writing: float) -> Iterator[_Item]:
     """Entries, the quarantine, and half-written entries of builders."""
     for name in store.folders():
-        path, record = store.place(name), store.place(name, BUILD)
-        used = record if os.path.lexists(record) else path
-        yield _Item(path, dict(describe(store, name), name=name), used, before, name[:64])
-    for row in _quarantined(store):
-        path = store.place("quarantine", row["name"])
-        yield _Item(path, row, path, before)
+        record = store.place(name, BUILD)
+        yield _Item(name, record if os.path.lexists(record) else store.place(name), before, name[:64])
+    for name in names(store.place("quarantine")):
+        if not name.endswith(".json"):
+            yield _Item("quarantine/" + name, store.place("quarantine", name), before)
     for name in names(store.place("tmp")):
-        path, key = store.place("tmp", name), name.split(".")[0]
-        row = {"name": "tmp/" + name, "size": paths.size_of(path)}
-        yield _Item(path, row, path, writing, key if len(key) == 64 else "")
+        key = name.split(".")[0]
+        yield _Item("tmp/" + name, store.place("tmp", name), writing, key if len(key) == 64 else "")
 
 
 def _remove(store: Store, item: _Item, dry: bool) -> str:
     """Remove it under the lease of its key, so that nobody builds it or puts it there meanwhile; else why it stays."""
-    held = None
+    held, path = None, store.place(item.name)
     try:
         if item.key:
             held, owner = _lease(store.place("leases", item.key + ".json"), dry)
@@ -186,10 +172,10 @@ def _remove(store: Store, item: _Item, dry: bool) -> str:
             return "used since"
         if not dry:
             # Renamed first: no entry is ever half there.
-            away = store.place("tmp", f"{os.path.basename(item.path)[:64]}.pruned-{os.urandom(4).hex()}")
-            os.rename(item.path, away)
+            away = store.place("tmp", f"{os.path.basename(path)[:64]}.pruned-{os.urandom(4).hex()}")
+            os.rename(path, away)
             paths.remove_tree(away)
-            _unlink(item.path + ".json")  # why it was in quarantine
+            _unlink(path + ".json")  # why it was in quarantine
     except OSError as error:
         return f"cannot be removed: {error.strerror}"
     finally:

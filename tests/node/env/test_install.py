@@ -58,7 +58,7 @@ def test_wheels_that_another_node_built_come_in_a_bundle_of_their_own(node: Node
     delivered.mkdir(parents=True)
     file = str(delivered / "built.tar")
     bundled.pack(store, [key], file)
-    handed = {"by": "gpu1", "keys": {"apex": key}, "bundle": {"file": file, "digest": "0" * 64}}
+    handed: dict[str, Any] = {"by": "gpu1", "keys": {"apex": key}, "bundle": {"file": file, "digest": "0" * 64}}
     build = {"store": str(tmp_path / "to"), "handed": handed}
     with fails("bundle-damaged", 5, match=r"built\.tar"):
         node.install(variant, build=build)

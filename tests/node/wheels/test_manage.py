@@ -55,9 +55,9 @@ def test_a_list_shows_what_each_wheel_was_built_from(tmp_path: Path, store: tupl
         "wheel": "apex-0.1-py3-none-any.whl",
     }
     assert (entry["cuda"], entry["compiler"]) == ("release 12.4, V12.4.131", "c++ (Debian) 12.2.0")
-    assert entry["size"] == result["bytes"] == Path(store[0].path, store[1], entry["wheel"]).stat().st_size
+    assert entry["size"] == Path(store[0].path, store[1], entry["wheel"]).stat().st_size
     assert abs(entry["last_used"] - time.time()) < 60
-    assert (result["store"], result["quarantine"], result["notes"]) == (store[0].path, [], [])
+    assert (result["store"], result["notes"]) == (store[0].path, [])
 
 
 def test_a_wheel_built_on_the_torch_of_a_base_names_that_torch(tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_verify_names_what_is_damaged_and_leaves_it_where_it_is(tmp_path: Path, 
 def test_prune_removes_what_was_not_used_for_long_and_says_how_much(tmp_path: Path, store: tuple[Store, str]) -> None:
     _, old = filled(Path(store[0].path), tmp_path, commit="9" * 40)
     aged(Path(store[0].path, old, "build.json"), 40)
-    size = next(Path(store[0].path, old).glob("*.whl")).stat().st_size
+    size = sum(path.stat().st_size for path in Path(store[0].path, old).iterdir())
     dry = ask(tmp_path, "prune", keep_days=30, dry_run=True)
-    assert ([each["key"] for each in dry["removed"]], dry["bytes"]) == ([old], size)
+    assert ([each["name"] for each in dry["removed"]], dry["bytes"]) == ([old], size)
     result = ask(tmp_path, "prune", keep_days=30)
-    assert ([each["key"] for each in result["removed"]], result["bytes"]) == ([old], size)
+    assert ([each["name"] for each in result["removed"]], result["bytes"]) == ([old], size)
     assert result["kept"] == [{"name": store[1], "why": "used since"}]
     assert Store(store[0].path).folders() == [store[1]]
     assert [each.name for each in Path(store[0].path, "tmp").iterdir()] == []
@@ -134,7 +134,6 @@ def test_prune_empties_the_quarantine_and_what_killed_builders_left(tmp_path: Pa
     place = Path(store[0].path)
     moved = store[0].quarantine(store[1], "for the test")
     assert moved
-    assert ask(tmp_path, "list")["quarantine"][0]["why"] == "for the test"
     half = place / "tmp" / f"{'0' * 64}.half"
     half.mkdir()
     fresh = place / "tmp" / f"{'1' * 64}.half"
@@ -143,7 +142,7 @@ def test_prune_empties_the_quarantine_and_what_killed_builders_left(tmp_path: Pa
     for path in (Path(moved), half, place / "leases" / ".lease-left"):
         aged(path, 100)
     result = ask(tmp_path, "prune")
-    assert [each["name"] for each in result["removed"]] == [Path(moved).name, f"tmp/{half.name}"]
+    assert [each["name"] for each in result["removed"]] == [f"quarantine/{Path(moved).name}", f"tmp/{half.name}"]
     assert result["bytes"] > 100
     assert [each.name for each in (place / "quarantine").iterdir()] == []
     assert [each.name for each in (place / "tmp").iterdir()] == [fresh.name]
