@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from tests.support.shares import LONG, dealt
@@ -50,3 +52,9 @@ def module_of(item: str) -> str:
 
 def slow(item: str) -> bool:
     return "::test_slow" in item
+
+
+def test_no_folder_of_tests_has_a_name_that_pytest_passes_over(pytestconfig: pytest.Config) -> None:
+    """tests/node/build was in no whole run: `build` is in pytest's own list of such names."""
+    folders = {path.parent.name for path in (TOP / "tests").rglob("test_*.py")}
+    assert [name for name in folders for left in pytestconfig.getini("norecursedirs") if fnmatch(name, left)] == []
