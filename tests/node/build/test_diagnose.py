@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.build.diagnose import cause, explanation, of_output
+from envbuild.node.build.diagnose import cause, explanation
 from tests.support.programs import completed
 
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\nRuntimeError: Error compiling objects\n'
@@ -107,10 +107,3 @@ def test_a_real_compilers_missing_header_and_library_are_recognised(tmp_path: Pa
     (tmp_path / "b.c").write_text("int main(void) { return 0; }\n")
     done = completed(["cc", "b.c", "-lnobodyhasthis"], cwd=tmp_path)
     assert "-lnobodyhasthis" in cause(done.stderr)[0]
-
-
-def test_every_failed_build_says_what_to_do_next() -> None:
-    assert of_output("source a", "a.c:1: fatal error: mpi.h: No such file or directory\n").hint.startswith(
-        "install lib"
-    )
-    assert "the same command goes on" in of_output("source a", "a.c:1: error: no\n").hint

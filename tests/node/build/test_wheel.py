@@ -42,11 +42,8 @@ SHAPE = {"name": "shape", "version": "1.0", "files": [{"file": "shape-1.0.tar.gz
 IMPORT = "import shape_C, shape.sub.amp_C as a; print(shape_C.value() + a.value())"
 
 
-@pytest.mark.parametrize("pyproject", [None, PYPROJECT], ids=["no pyproject", "pyproject"])
-def test_flags_arrive_and_everything_else_of_the_package_is_kept(
-    tmp_path: Path, python: str, pyproject: str | None
-) -> None:
-    project = shape_project(tmp_path / "project", pyproject=pyproject)
+def test_flags_arrive_and_everything_else_of_the_package_is_kept(tmp_path: Path, python: str) -> None:
+    project = shape_project(tmp_path / "project", pyproject=PYPROJECT)
     before = sorted(path.relative_to(project) for path in project.rglob("*"))
     asked = source(flags=FLAGS, extensions=EXTENSIONS)
     result = build(python, tmp_path, project, asked)
