@@ -41,13 +41,6 @@ def recipes() -> dict[str, ImageRecipe]:
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_the_committed_files_are_what_the_lock_gives(name: str, recipes: dict[str, ImageRecipe]) -> None:
-    folder = resources.containers() / name
-    there = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert there == build.texts(recipes[name])
-
-
-@pytest.mark.parametrize("name", shipped())
 def test_committed_files_name_no_host_of_a_package_index(name: str, recipes: dict[str, ImageRecipe]) -> None:
     pip = pytest.importorskip("pip._internal.models.index")
     hosts = {str(urlsplit(entry.url).hostname) for entry in load_indexes().values() if entry.url}

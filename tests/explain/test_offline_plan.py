@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.catalog.loader import list_stacks, list_targets, load_stack, load_target, lock_path
+from envbuild.catalog.loader import list_stacks, list_targets, load_stack, load_target
 from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.cli.explain_cmd import explain
@@ -118,23 +118,6 @@ def test_d10_the_hint_for_a_module_that_is_gone_names_the_profile_that_fits(tmp_
     assert "conda/2023-10-04" not in error["hint"]
     done = run(tmp_path, *place, "module-2025-09-25")
     assert done.returncode == 0
-
-
-@pytest.mark.parametrize("profile", ["megatron-alpa/ported", "megatronapp/ported", "torch-smoke/exact"])
-def test_a_plan_for_other_hardware_names_variant_cost_and_prefix(profile: str, tmp_path: Path) -> None:
-    stack, name = profile.split("/")
-    assert lock_path(load_stack(stack), name).exists()
-    facts = "pods-rtx4090" if stack == "megatronapp" else "h200"
-    place = ("--target", "local", "--prefix", "/data/{user}/envbuild")
-    done = run(tmp_path, "plan", *place, "--stack", stack, "--profile", name, "--facts", facts, "--json")
-    data: dict[str, Any] = json.loads(done.stdout)
-    if data["plan"]["nodes"]:
-        [node] = data["plan"]["nodes"]
-        assert node["environment"].startswith("/data/root/envbuild/envs/")
-        assert [step["kind"] for step in node["steps"]][-3:] == ["install", "smoke", "activate"]
-    else:
-        assert done.returncode in (5, 7)
-        assert data["errors"]
 
 
 def test_a_plan_says_what_provision_cannot_do_yet(tmp_path: Path) -> None:
