@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from envbuild.bundle.collect import Collector
-from envbuild.conda.channels import addresses
 from envbuild.errors import EnvbuildError
-from envbuild.model.stack import CondaChannel, CondaPackage, CondaSpec
+from envbuild.model.stack import CondaPackage
 from envbuild.node.conda import archives
 from envbuild.node.conda.logins import login
 from envbuild.node.protocol import NodeError
@@ -146,8 +145,3 @@ def test_a_channel_that_does_not_let_in_is_told_without_the_token(
     assert error.code == ("channel-refused" if fetch is on_node else "download-refused")
     assert "401" in error.why and TOKEN not in f"{error.what}{error.why}{error.hint}"
     assert fetch is on_controller or "`delivery: controller`" in error.hint
-
-
-def test_addresses_of_other_machines_have_no_token(home: Path) -> None:
-    (home / ".condarc").write_text(f"channel_alias: https://b.a.example.org/t/{TOKEN}\n")
-    assert addresses(CondaSpec(channels=(CondaChannel(name="lab"),))) == {"lab": ("https://b.a.example.org/lab",)}
