@@ -32,6 +32,7 @@ __all__ = [
     "make_variant",
     "make_wheel",
     "node",
+    "pin",
     "redirect_git",
     "run_python",
     "site",
@@ -158,6 +159,12 @@ def redirect_git(monkeypatch: pytest.MonkeyPatch, top: Path) -> None:
     top.mkdir(parents=True, exist_ok=True)
     config.write_text(f'[url "file://{top}/"]\n\tinsteadOf = https://git.example.org/\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+
+
+def pin(hub: Path, name: str, files: dict[str, str], **more: Any) -> dict[str, Any]:
+    """A source as a lock has it, of a new commit of these files in the repository `name` of the hub."""
+    commit, tree = make_repository(hub / name, files)
+    return {"name": name, "git": f"https://git.example.org/{name}", "commit": commit, "tree": tree, **more}
 
 
 @pytest.fixture

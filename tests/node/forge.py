@@ -12,7 +12,7 @@ import pytest
 
 from envbuild.catalog.patches import load_patch
 from envbuild.node.build.patch import digest
-from tests.node.env_support import make_repository, redirect_git
+from tests.node.env_support import pin, redirect_git
 from tests.support.programs import completed, executable
 from tests.support.wheels import PACK
 
@@ -91,8 +91,7 @@ class Forge:
 
     def source(self, name: str = "quick", files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
         """A source as a lock has it."""
-        commit, tree = make_repository(self.hub / name, {**FILES, **(files or {})})
-        return {"name": name, "git": f"https://git.example.org/{name}", "commit": commit, "tree": tree, **more}
+        return pin(self.hub, name, {**FILES, **(files or {})}, **more)
 
     def patched(self, name: str = "quick", files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
         """The same with a patch, pinned as a lock does."""

@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from envbuild.node import git_source
 from envbuild.node.env import remove
 from envbuild.node.protocol import NodeError
-from tests.node.env_support import Node, git, locked, make_repository, make_variant, redirect_git, run_python, site
+from tests.node.env_support import Node, git, locked, make_repository, make_variant, pin, redirect_git, run_python, site
 from tests.support.fails import fails
 from tests.support.files import write_tar
 from tests.support.need import need
@@ -52,11 +51,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of repositories that https://git.example.org/ leads to."""
     redirect_git(monkeypatch, tmp_path / "hub")
     return tmp_path / "hub"
-
-
-def pin(hub: Path, name: str, files: dict[str, str], **more: Any) -> dict[str, Any]:
-    commit, tree = make_repository(hub / name, files)
-    return {"name": name, "git": f"https://git.example.org/{name}", "commit": commit, "tree": tree, **more}
 
 
 NANO = {

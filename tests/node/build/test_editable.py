@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.node.build_projects import c_module
-from tests.node.env_support import Node, locked, make_repository, make_variant, redirect_git
+from tests.node.env_support import Node, locked, make_variant, pin, redirect_git
 from tests.node.forge import download, need_compiler
 from tests.support.fails import fails
 from tests.support.programs import completed
@@ -68,14 +68,13 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [download(folder / name, each)[0] for name, each in (("s", "setuptools==59.5.0"), ("w", "wheel==0.40.0"))]
 
 
-def variant(node: Node, tools: list[Path], tmp_path: Path, files: dict[str, str], **more: Any) -> dict[str, Any]:
+def variant(node: Node, tools: list[Path], tmp_path: Path, files: dict[str, str]) -> dict[str, Any]:
     packages = []
     for path in tools:
         (node.wheels / path.name).write_bytes(path.read_bytes())
         packages.append(locked(node.wheels / path.name, *path.name.split("-")[:2]))
-    commit, tree = make_repository(tmp_path / "hub" / "opt", files)
-    source = {"name": "opt", "git": "https://git.example.org/opt", "commit": commit, "tree": tree, **more}
-    return make_variant(packages, sources=[{"install": "editable", "generated": GENERATED, **source}])
+    source = pin(tmp_path / "hub", "opt", files, install="editable", generated=GENERATED)
+    return make_variant(packages, sources=[source])
 
 
 def output(environment: Path, *words: str) -> str:

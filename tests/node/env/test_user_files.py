@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from envbuild.node.env import remove, user_files
-from tests.node.env_support import Node, make_repository, make_variant, make_wheel, redirect_git, site
+from tests.node.env_support import Node, make_variant, make_wheel, pin, redirect_git, site
 from tests.support.fails import fails
 from tests.support.files import write_file
 from tests.support.programs import completed
@@ -27,9 +27,8 @@ FILES = {"train.py": "print('train')\n", "data/prepare.py": "print('prepare')\n"
 def variant(node: Node, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A package, and a source that declares files of its own and others as generated."""
     redirect_git(monkeypatch, node.top / "hub")
-    commit, tree = make_repository(node.top / "hub" / "nano", FILES)
-    source = {"name": "nano", "git": "https://git.example.org/nano", "commit": commit, "tree": tree, "install": "path"}
-    return make_variant([make_wheel(node.wheels)], sources=[{**source, "generated": ["data/**", "out*/**"]}])
+    source = pin(node.top / "hub", "nano", FILES, install="path", generated=["data/**", "out*/**"])
+    return make_variant([make_wheel(node.wheels)], sources=[source])
 
 
 def test_an_environment_that_nobody_wrote_into_leaves_nothing(node: Node, variant: dict[str, Any]) -> None:
