@@ -262,7 +262,6 @@ def test_enroot_imports_from_the_registry_that_is_named(node: Site) -> None:
     [
         ("--container-image=PATH --container-env=NAME", True),
         ("--container-image=PATH", False),
-        ("-N, --nodes=N", False),
         ("", False),
     ],
 )
