@@ -293,8 +293,7 @@ def test_d108_stacks_that_agree_in_what_a_build_sees_share_its_wheel(
 
     first = stack("1.0", "1.16")
     assert (first[0], forge.compiled()) == ("built", 2), "compiled and linked"
-    assert stack("1.0", "1.17") == ("store", first[1])
-    assert stack("1.0", "1.18", environment={"OMP_NUM_THREADS": "1"}) == ("store", first[1])
+    assert stack("1.0", "1.17", environment={"OMP_NUM_THREADS": "1"}) == ("store", first[1])
     assert forge.compiled() == 0
     other = stack("2.0", "1.16")
     assert (other[0], forge.compiled()) == ("built", 2)
