@@ -461,13 +461,24 @@ class Repository(StrictModel):
     what: Text
 
 
+class BuildTime(StrictModel):
+    """How long `provision` took.
+
+    `seconds`: smoke test included. `where`: on which machine, and what ran beside it.
+    """
+
+    seconds: Annotated[float, Field(gt=0)]
+    where: Text
+
+
 class Stack(StrictModel):
     """One stack file.
 
     `name`: of the stack. `summary`: one line for `stack list`. `document`: the setup document that it reproduces.
     `profiles`: ways to build it, by name. `built_on`: on which GPUs a profile is known to have been built and to have
-    trained. `repositories`: those that only findings name. `reference`: published figures, and how the stack's own
-    training is started and measured. `findings`: what the document gets wrong.
+    trained. `built_in`: the measured time of such a build. `repositories`: those that only findings name. `reference`:
+    published figures, and how the stack's own training is started and measured. `findings`: what the document gets
+    wrong.
     """
 
     name: Name
@@ -475,6 +486,7 @@ class Stack(StrictModel):
     document: Document | None = None
     profiles: Annotated[dict[Name, Profile], Field(min_length=1)]
     built_on: dict[Name, Text] = {}
+    built_in: dict[Name, BuildTime] = {}
     repositories: dict[Name, Repository] = {}
     reference: Reference | None = None
     findings: tuple[Finding, ...] = ()
