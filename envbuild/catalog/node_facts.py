@@ -93,7 +93,7 @@ def of_target(facts: Mapping[str, NodeFacts], target: Target) -> tuple[dict[str,
     The prefix is that of the user whom the target names for SSH, else of the facts' own. What they say of another
     folder (space, environments, tools) is then unknown.
     """
-    placed = {node: _at_the_prefix(plain, target) for node, plain in facts.items()}
+    placed = {node: _shared(_at_the_prefix(plain, target), target) for node, plain in facts.items()}
     moved = [node for node in facts if posixpath.normpath(facts[node].prefix.path) != placed[node].prefix.path]
     warnings = [
         f"the facts of {fold_hosts(nodes)} describe another folder, {facts[nodes[0]].prefix.path}: environments, "
@@ -106,6 +106,13 @@ def of_target(facts: Mapping[str, NodeFacts], target: Target) -> tuple[dict[str,
         if others:
             warnings.append(f"the target {target.name} has no host {fold_hosts(others)}: it has {fold_hosts(hosts)}")
     return placed, warnings
+
+
+def _shared(facts: NodeFacts, target: Target) -> NodeFacts:
+    """With the folder that the login node and the nodes of a job share, where each node has a disk of its own."""
+    if target.connection.kind != "job" or target.placement != "node-local" or target.shared is None:
+        return facts
+    return facts.model_copy(update={"shared": facts.filled(target.shared)})
 
 
 def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:

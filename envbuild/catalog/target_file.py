@@ -79,7 +79,7 @@ def text(name: str, answers: Answers, beyond: Mapping[str, object]) -> tuple[str
         *_hosts(answers),
         (_WHO if answers.user or answers.login else "jobs are submitted on this machine", "connection", connection),
         ("where environments live; {user}, {home}, {data} are filled in on the node", "prefix", answers.prefix),
-        ("the hardware; what differs is a warning in plan and report", "expects", _given(expects)),
+        ("the hardware; jobs ask for `gpus_per_node` GPUs; what differs is a warning", "expects", _given(expects)),
     ]
     lines = ["---", "# Written by `envbuild init`; docs/reference/files.md has every key."]
     for comment, key, value in keys:

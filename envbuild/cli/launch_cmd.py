@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from envbuild.schedule.job import Job
 
 _LONGEST = 999_999.0 * 3600
-NOT_ASKED = "the scheduler was not asked: partition, GPUs and paths are those of the target file"
 environment_option = click.option(
     "--environment", metavar="DIR", help="The built environment (default: the one in use under the prefix)."
 )
@@ -156,7 +155,10 @@ def _refuse_together(flags: dict[str, Any]) -> None:
 
 
 def launch_place(stack: str, flags: dict[str, Any]) -> Place:
-    """Nodes, GPUs and folders of a launch. Raises click.UsageError and EnvbuildError `launch-parameter` (exit 2)."""
+    """Nodes, GPUs and folders of a launch.
+
+    Raises EnvbuildError `launch-parameter` (exit 2), `launch-does-not-fit` (exit 7).
+    """
     from pydantic import ValidationError
 
     from envbuild.launch.request import Place
@@ -168,7 +170,9 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
         output = f"{prefix_here(flags)}/launches"  # a folder that the nodes have too
     gpus = flags["gpus_per_node"] or target.expects.gpus_per_node
     if gpus is None:
-        raise click.UsageError("--gpus-per-node is needed: the target does not say it")
+        from envbuild.provision.jobs.launch import gpus_unsaid
+
+        raise gpus_unsaid()
     try:
         return Place(
             nodes=flags.get("nodes") or 1,
@@ -314,6 +318,7 @@ def submit(ui: Ui, stack: Stack, profile: str, flags: dict[str, Any]) -> int:
     """Submit the launch as a job, or print its file; waits for it unless told not to."""
     from envbuild.launch.shell import summary
     from envbuild.provision.jobs.launch import make_job, run_job
+    from envbuild.provision.jobs.site import NOT_ASKED
     from envbuild.provision.jobs.site import submit as submit_job
     from envbuild.provision.run.context import one_run
 
@@ -476,6 +481,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
     from envbuild.launch.shell import render, summary
     from envbuild.provision.bench import claim_expected, doubts
     from envbuild.provision.jobs.launch import make_job
+    from envbuild.provision.jobs.site import NOT_ASKED
     from envbuild.provision.own_run import measured_by
 
     reference, measured = measured_by(prepared.stack)

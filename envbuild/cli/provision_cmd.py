@@ -7,22 +7,25 @@ import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from envbuild.cli import choose, names
-from envbuild.cli.output import Ui, common_options, print_error
+from envbuild.cli.output import Ui, common_options, print_error, text_width
 from envbuild.cli.progress import RunProgress
 from envbuild.config import load_config
 from envbuild.errors import EnvbuildError, as_dicts, exit_of, gravest
 from envbuild.provision.run.run_dir import open_run
-from envbuild.text import few, grouped
+from envbuild.resources import artifact_cache
+from envbuild.text import COPIED, few, grouped, size
 
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
     from envbuild.model.facts import NodeFacts
     from envbuild.model.plan import NodePlan, Plan
+    from envbuild.model.target import Target
+    from envbuild.provision.jobs.site import JobSite
     from envbuild.provision.run.context import Prepared, Selection, Settings, Survey
     from envbuild.provision.run.run_dir import RunDir
 
@@ -113,6 +116,7 @@ def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
 
     Without STACK, it is that of this folder (if only one there has a lock), else the target's. Changes nothing. Of a
     cluster with jobs, one job of ten minutes at most asks nodes of which nothing is known; with --facts none does.
+    --verbose adds what each rule compared, and the scripts of the jobs that `provision` submits.
     """
     config, asks = choose.configured(flags), facts is None
     prepared = choose.prepared_of(ui, flags, config, recorded=not asks, jobs=asks)
@@ -121,36 +125,28 @@ def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
 
 def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> int:
     """The plan, or the script that does the same; why nodes are left out stands in both, of a script on stderr too."""
-    example = ""
     if facts is None:
         from envbuild.provision.provision import dry_run
 
         with RunProgress(ui) as progress:
-            made, survey = dry_run(prepared, settings, progress)
+            example, (made, survey) = "", dry_run(prepared, settings, progress)
     else:
-        from envbuild.catalog.node_facts import load_facts, modules_seen, of_example
-        from envbuild.provision.survey.plan_run import plan_recorded
-
-        if settings.bundle is not None:
-            from envbuild.provision.deliver import take_bundle
-
-            prepared, _ = take_bundle(settings.bundle, prepared)
-        repair, toolchain, bundle = settings.script, settings.toolchain_file, str(settings.bundle or "")
-        recorded = load_facts(facts)
-        if settings.script and prepared.target.connection.kind == "job":
-            recorded = _of_submitter(recorded, choose.submitter(prepared.target))
-        made, survey = plan_recorded(
-            prepared, recorded, toolchain_file=toolchain, repair=repair, bundle=bundle, seen=modules_seen(facts)
-        )
-        example = of_example(facts, prepared.target)
+        prepared, made, survey, example = _recorded(prepared, settings, facts)
+    site = None if made.nothing_to_do else _site(prepared.target, survey, example=bool(example))
+    jobs = Jobs() if site is None or settings.script else _jobs(made, prepared, survey, site)
 
     def data() -> dict[str, Any]:
         selected = {} if prepared.selection is None else {"selection": prepared.selection.as_dict()}
-        return {"plan": plan_data(made), "errors": as_dicts(survey.errors), **selected}
+        return {"plan": plan_data(made), "errors": as_dicts(survey.errors), **selected, **jobs.as_dict()}
+
+    def text() -> list[tuple[str, str]]:
+        first = [example, prepared.choice.unnamed if facts else ""]
+        plain = plan_text(made, survey, prepared.selection).splitlines()
+        lines = [(line, "") for line in (*filter(None, first), *plain, *jobs.lines, *_after(made, prepared))]
+        return [*lines, *_details(survey, jobs)] if ui.verbose else lines
 
     if not settings.script:
-        first = f"{example}\n" if example else ""
-        ui.result(data, lambda: first + plan_text(made, survey, prepared.selection) + _after(made, prepared))
+        ui.result(data, text)
         return exit_of(survey.errors)
     if example:
         ui.warn(example)
@@ -160,20 +156,49 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
     refuse_unrecorded(prepared, made, survey)
     chosen = [prepared.reference, "--profile", prepared.profile, "--target", prepared.choice.target]
     chosen += ["--facts", facts] if facts else []
-    text = render_script(made, prepared.lock, survey.errors, chosen=chosen)
-    if prepared.target.connection.kind == "job" and not made.nothing_to_do:
+    script = render_script(made, prepared.lock, survey.errors, chosen=chosen)
+    if site is not None:
         from envbuild.provision.jobs.provision import job_script
 
-        text, unknown = job_script(
-            made, prepared.target, text, None if facts is None else survey.facts, example=bool(example)
-        )
+        script, unknown = job_script(made, site, script, survey.facts.values() if facts else ())
         if unknown:
             ui.warn(unknown)
-    ui.result({**data(), "script": text}, lambda: text, verbatim=True)
+    ui.result({**data(), "script": script}, lambda: script, verbatim=True)
     if not ui.json:
         for error in survey.errors.values():
             print_error(error)
     return exit_of(survey.errors)
+
+
+def _recorded(prepared: Prepared, settings: Settings, facts: str) -> tuple[Prepared, Plan, Survey, str]:
+    """The plan for nodes of which facts were recorded, and whose these are where they are an example's."""
+    from envbuild.catalog.node_facts import load_facts, modules_seen, of_example
+    from envbuild.provision.survey.plan_run import plan_recorded
+
+    if settings.bundle is not None:
+        from envbuild.provision.deliver import take_bundle
+
+        prepared, _ = take_bundle(settings.bundle, prepared)
+    target, recorded = prepared.target, load_facts(facts)
+    if settings.script and target.connection.kind == "job":
+        recorded = _of_submitter(recorded, choose.submitter(target))
+    made, survey = plan_recorded(
+        prepared, recorded, toolchain_file=settings.toolchain_file, repair=settings.script,
+        bundle=str(settings.bundle or ""), seen=modules_seen(facts),
+    )  # fmt: skip
+    return prepared, made, survey, of_example(facts, target)
+
+
+def _site(target: Target, survey: Survey, *, example: bool) -> JobSite | None:
+    """Where jobs of a target run, as its scheduler said or else facts; the processors of an example are not its own."""
+    if target.connection.kind != "job":
+        return None
+    from envbuild.provision.jobs.site import JobSite
+
+    if survey.pool is not None:
+        return JobSite.of(target, survey.pool)
+    other = {"cpus": None} if example else {}
+    return JobSite.unasked(target, [node.model_copy(update=other) for node in survey.facts.values()])
 
 
 def _of_submitter(facts: Mapping[str, NodeFacts], user: str) -> dict[str, NodeFacts]:
@@ -182,12 +207,53 @@ def _of_submitter(facts: Mapping[str, NodeFacts], user: str) -> dict[str, NodeFa
     return {node: plain if plain.user == user else plain.model_copy(update=own) for node, plain in facts.items()}
 
 
-def _after(made: Plan, prepared: Prepared) -> str:
-    """A line about the job that `provision` will submit, if any, and one on how long the run of a document took."""
-    from envbuild.plan.planner import request_text
+class Jobs(NamedTuple):
+    """What the plan says of the jobs of `provision`, and their scripts by name."""
 
-    jobs = prepared.target.connection.kind == "job" and not made.nothing_to_do
-    lines = [f"  job: {request_text(made, prepared.target)}\n"] if jobs else []
+    lines: tuple[str, ...] = ()
+    scripts: Mapping[str, str] = {}
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"jobs": dict(self.scripts)} if self.scripts else {}
+
+
+def _jobs(made: Plan, prepared: Prepared, survey: Survey, site: JobSite) -> Jobs:
+    """The jobs that `provision` submits."""
+    from envbuild.catalog.loader import is_template
+    from envbuild.provision.jobs.asked import job_lines, jobs_of
+
+    if is_template(prepared.target):
+        name = prepared.choice.target
+        return Jobs((f"  job: not known, as {name} is a template: `envbuild init FILE --extends {name}` writes yours",))
+    try:
+        jobs = jobs_of(made, prepared, survey, site)
+        scripts = {job.name: site.scheduler.render(job, "") for job in jobs}
+    except EnvbuildError as error:
+        return Jobs((f"  job: {': '.join(filter(None, (error.what, error.why)))}",))
+    lines = [
+        *job_lines(made, prepared, site, jobs),
+        "`--verbose` prints the scripts of both, and what each rule compared",
+    ]
+    return Jobs(tuple(f"  {line}" for line in lines), scripts)
+
+
+def _details(survey: Survey, jobs: Jobs) -> list[tuple[str, str]]:
+    """What each rule compared, and the scripts of the jobs, to be copied."""
+    from envbuild.explain.text import decision_lines
+
+    lines = [(line, "") for line in decision_lines(survey.resolutions.values(), text_width())]
+    for name, script in jobs.scripts.items():
+        lines += [(f"\nThe job {name}:", ""), *((line, COPIED) for line in script.splitlines())]
+    if jobs.scripts:
+        steps = "`run.sh` there runs the steps that it is given, one after another, with envbuild's own program"
+        lines.append((f"\nRUN stands for the id of the run, which names the folder of its job; {steps}.", ""))
+    return lines
+
+
+def _after(made: Plan, prepared: Prepared) -> list[str]:
+    """A line on how the document's own run is measured, and how long it took there."""
+    lines: list[str] = []
     reference, choice = prepared.stack.reference, prepared.choice
     words = f"{prepared.reference or made.stack} --target {choice.target}"
     words += f" --profile {choice.profile}" if choice.profile else ""
@@ -215,8 +281,8 @@ def _after(made: Plan, prepared: Prepared) -> str:
         )
         for name, value in document_values(prepared.stack, prepared.profile, place).items():
             words += f" --set {name}={value}"
-        lines.append(f"  bench: `envbuild bench {words}`, once it is built{where}\n")
-    return "".join(lines)
+        lines.append(f"  bench: `envbuild bench {words}`, once it is built{where}")
+    return lines
 
 
 def carry_out(
@@ -317,14 +383,20 @@ def _total(node: NodePlan) -> list[str]:
     unsized = list(dict.fromkeys(name for step in node.steps for name in step.unsized))
     rough = any(step.rough for step in node.steps)
     stays, most = (disk_words(count, unsized, rough=rough) for count in (node.lasting_bytes, node.peak_bytes))
-    cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} files on disk, {most} while building"
+    place = node.environment.rpartition("/envs/")[0]
+    cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} files in {place}, {most} while building"
     left = f"; not counted: {few(unsized, 8)}" if unsized else ""
     took = [step.before for step in node.steps if step.seconds]
     known = [seconds for seconds in took if seconds is not None]
     total = sum(known)
     duration = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} min"
     when = f", about {duration} as before" if known and len(known) == len(took) else ""
-    return [f"    in all     {cost}{when}{left}"]
+    here = []
+    if any(step.kind == "deliver" and step.fetch_bytes for step in node.steps):
+        amount = f"{'at least ' if unsized else ''}{size(fetch)}"
+        runs = load_config().runs_root
+        here = [f"    here       {amount} in {artifact_cache()}, which stay, and as much in {runs} until the job ends"]
+    return [f"    in all     {cost}{when}{left}", *here]
 
 
 @click.command("verify")

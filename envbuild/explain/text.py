@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from envbuild.explain.view import SEVERITIES, Decided, Explained, Explanation
 from envbuild.model.finding import Severity
+from envbuild.model.plan import Resolution
 from envbuild.text import grouped
 
 _TITLES: dict[Severity, str] = {
@@ -131,7 +132,15 @@ def _decisions(decided: Decided, width: int) -> Iterator[str]:
     yield from _section("", [("any node: ", text) for text in decided.rules], width)
     head = "decisions: " if decided.resolutions else ""
     yield from _section("", [(head, decided.note)] if decided.note else [], width)
-    alike = grouped(decided.resolutions, lambda resolution: (resolution.variant_id, resolution.decisions))
+    yield from decision_lines(decided.resolutions, width)
+    profiles = [(f"  {other.name}: ", "fits" if other.fits else f"does not fit either: {other.why}")
+                for other in decided.others]  # fmt: skip
+    yield from _section("Other profiles", profiles, width)
+
+
+def decision_lines(resolutions: Iterable[Resolution], width: int) -> Iterator[str]:
+    """What each rule decided for nodes and compared, once for those that are alike."""
+    alike = grouped(resolutions, lambda resolution: (resolution.variant_id, resolution.decisions))
     for resolution, *others in alike.values():
         nodes = [member.node for member in (resolution, *others)]
         named = nodes[0] if not others else f"{len(nodes)} nodes ({nodes[0]} to {nodes[-1]})"
@@ -142,9 +151,6 @@ def _decisions(decided: Decided, width: int) -> Iterator[str]:
             yield _wrapped(f"  {decision.verdict:7} {decision.rule}: ", decision.what + compared, width)
             if decision.alternatives:
                 yield _wrapped("          instead: ", decision.alternatives, width)
-    profiles = [(f"  {other.name}: ", "fits" if other.fits else f"does not fit either: {other.why}")
-                for other in decided.others]  # fmt: skip
-    yield from _section("Other profiles", profiles, width)
 
 
 def _wrapped(head: str, text: str, width: int) -> str:

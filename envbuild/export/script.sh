@@ -6,6 +6,7 @@
 # Rendered by envbuild from a plan and its lock; where it runs, it needs bash, uv and git on PATH@NEEDS@.
 # It does not do what only envbuild does: check files against RECORD, build without a network and without logins,
 # compile in parallel and keep what it compiled, run the smoke test, write a stamp, build so that it can be resumed.
+# So it replaces the environment in use by one that nobody has tested.
 # uv reads UV_DEFAULT_INDEX and UV_FIND_LINKS, not pip's configuration: set them where an index is out of reach.
 @INDEXES@set -euo pipefail
 export UV_LINK_MODE=copy          # linked files would change together with uv's cache

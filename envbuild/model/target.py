@@ -311,8 +311,8 @@ class Expectation(StrictModel):
     """The hardware that a target declares; plan and report warn about differences.
 
     `gpu`: the model of the nodes' GPUs, in full or in part (`A100-SXM4-80GB`, `H100`). `gpus_per_node`: how many GPUs a
-    node has; `bench` and `launch` use them all. `driver`: versions of the GPU driver (`>=470`). `peer_access`: whether
-    GPUs of one node reach each other's memory; false where its absence is not a fault.
+    node has; jobs, `bench` and `launch` ask for so many. `driver`: versions of the GPU driver (`>=470`). `peer_access`:
+    whether GPUs of one node reach each other's memory; false where its absence is not a fault.
     """
 
     gpu: Text | None = None

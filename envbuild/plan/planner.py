@@ -1,4 +1,4 @@
-"""The planner: resolutions and facts in, the steps of every node out, and what their job asks for. Pure."""
+"""The planner: resolutions and facts in, the steps of every node out, and the time of their job. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import posixpath
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
-from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Resolution
@@ -18,9 +17,8 @@ from envbuild.resolve.estimate import Estimate, estimate
 from envbuild.resolve.health import odd_ones
 from envbuild.resolve.rules.node import unexpected
 from envbuild.resolve.variant_checks import bound_variant, platform_of, stamp_of, stamps_of
-from envbuild.schedule.job import clock_text, seconds_of
-from envbuild.schedule.pbs import Queues
-from envbuild.text import few, plural
+from envbuild.schedule.job import seconds_of
+from envbuild.text import few
 
 LEAST_LIMIT = 1800  # seconds that a job may run
 
@@ -175,25 +173,8 @@ def limit_of(plan: Plan, target: Target) -> int:
     return max(LEAST_LIMIT, round(4 * estimated / 60) * 60)
 
 
-def request_text(plan: Plan, target: Target) -> str:
-    """Nodes, queue, time and account of the job, or why there is none; no scheduler is asked."""
-    wanted, limit, queue = target.scheduler, limit_of(plan, target), target.partition
-    try:
-        if wanted.kind == "pbs":
-            queues = Queues(wanted.limits)
-            queue = queues.queue(wanted.nodes or queues.in_service(), limit)
-    except EnvbuildError as error:
-        return error.what
-    nodes = plural(wanted.nodes, "node") if wanted.nodes else "all nodes in service"
-    like = f" like {'this one' if len(plan.nodes) == 1 else 'these'}" if len(plan.nodes) < (wanted.nodes or 0) else ""
-    place, account = (f" of {queue}" if queue else ""), (f", account {wanted.account}" if wanted.account else "")
-    text = f"{nodes}{place}{like} for at most {clock_text(limit)}{account}"
+def compiled(plan: Plan) -> list[str]:
+    """The sources that its nodes compile."""
     requests = (step.request for node in plan.nodes for step in node.steps if step.kind == "install" and step.request)
-    built = {
-        row["name"]: None for request in requests for row in request["args"]["variant"]["sources"] if "build" in row
-    }
-    unknown = f"; how long {few(list(built))} compile there is not known" if built else ""
-    if wanted.time_limit:
-        return text + unknown
-    least = "; no `time_limit`, so four times the estimated seconds, 30 minutes at least"
-    return f"{text}{least}{unknown}{': set `time_limit`' if built else ''}"
+    rows = (row for request in requests for row in request["args"]["variant"]["sources"])
+    return list(dict.fromkeys(row["name"] for row in rows if "build" in row))

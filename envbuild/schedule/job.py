@@ -95,12 +95,13 @@ class Job(StrictModel):
         return ()
 
     def cost(self) -> str:
-        """`2 nodes of hpc for at most 1:00:00, 16 GPU-hours`."""
-        words = f"{text.plural(self.nodes, 'node')}" + (f" of {self.queue}" if self.queue else "")
-        if self.time_limit is None:
-            return f"{words} for as long as the site allows"
-        words += f" for at most {clock_text(self.time_limit)}"
-        return f"{words}, {hours}" if (hours := self.gpu_hours()) else words
+        """`2 nodes of hpc for at most 1:00:00, 16 GPU-hours (8 GPUs a node), whole nodes, account lab`."""
+        limit = f"at most {clock_text(self.time_limit)}" if self.time_limit else "as long as the site allows"
+        words = f"{text.plural(self.nodes, 'node')}{f' of {self.queue}' if self.queue else ''} for {limit}"
+        hours, gpus = self.gpu_hours(), text.plural(self.gpus_per_node, "GPU")
+        whole = "whole nodes" * self.whole_nodes
+        account = f"account {self.account}" if self.account else ""
+        return ", ".join(filter(None, (words, f"{hours} ({gpus} a node)" if hours else "", whole, account)))
 
     def gpu_hours(self, times: int = 1) -> str:
         """`16 GPU-hours`, the most that so many such jobs take; empty if they take none or have no limit."""

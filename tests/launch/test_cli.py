@@ -52,8 +52,9 @@ def test_one_node_of_several(capsys: pytest.CaptureFixture[str]) -> None:
 def test_gpus_of_a_node_are_the_targets_unless_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "on 1 x 4 GPUs" in run(capsys, "megatron-deepspeed-alcf", "-t", "polaris")
     assert "on 1 x 2 GPUs" in run(capsys, "megatron-deepspeed-alcf", "-t", "polaris", "--gpus-per-node", "2")
-    with pytest.raises(click.UsageError, match="--gpus-per-node"):
+    with fails("launch-does-not-fit") as caught:
         run(capsys, "megatron-deepspeed-alcf", "-t", "local")
+    assert "`expects: {gpus_per_node: 4}` in the target, or `--gpus-per-node 4`" in str(caught.value.as_dict())
 
 
 def test_an_image_brings_its_own_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +120,8 @@ def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
     out, err = capsys.readouterr()
     folder = out.partition("\noutput=")[2].partition("\n")[0]
     assert (
-        f" GPU-hours. 3 trials, a job each: at most 24 GPU-hours.\n# Submit it with `mkdir -p {folder} && qsub" in out
+        " GPU-hours (4 GPUs a node), whole nodes, account lab. 3 trials, a job each: at most 24 GPU-hours.\n"
+        f"# Submit it with `mkdir -p {folder} && qsub" in out
     )
     read = f"megatron-deepspeed-alcf --target {mine} --profile module-2025-09-25 --nodes 2 --gpus-per-node 4"
     log = f"{folder}/bench-megatron-deepspeed-alcf-NUMBER.log"

@@ -31,8 +31,10 @@ from tests.support.fails import fails
 
 
 def test_a_job_says_what_it_costs_before_it_is_submitted() -> None:
-    assert training().cost() == "4 nodes of hpc for at most 25:00:00, 800 GPU-hours"
-    assert job(nodes=1, time_limit=1800, gpus_per_node=1).cost() == "1 node for at most 0:30:00, 0.5 GPU-hours"
+    hours = "4 nodes of hpc for at most 25:00:00, 800 GPU-hours (8 GPUs a node)"
+    assert training().cost() == f"{hours}, whole nodes, account proj-1"
+    small = job(nodes=1, time_limit=1800, gpus_per_node=1, gres=Gres())
+    assert small.cost() == "1 node for at most 0:30:00, 0.5 GPU-hours (1 GPU a node)"
     assert job().cost() == "2 nodes for as long as the site allows"
 
 

@@ -74,7 +74,8 @@ def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(worl
     world.fake.say("offline-x3002")
     world.tiny(sources=[{**world.repository("lib", PROJECT), "install": "wheel"}], imports=["alpha", "lib"])
     world.target(nodes=3)
-    done = world.job()
+    planned = world.job(verb="plan")
+    done = world.job("--repair")
     assert done.rc == 0, done.err
     nodes = {node["node"]: node for node in done.json["nodes"]}
     assert sorted(nodes) == ["x3001", "x3002", "x3003"]
@@ -85,6 +86,9 @@ def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(worl
     assert all({"stamp", "smoke/sound"} <= set(each) for each in names), names
     assert world.submitted() == ["envbuild-probe", "envbuild-provision"]
     last = max(path for path in world.runs.iterdir() if path.is_dir())
+    # What the plan shows is what was submitted.
+    for name, shown in planned.json["jobs"].items():
+        assert (last / f"{name}.qsub").read_text().replace(last.name, "RUN") == shown
     script = (last / "envbuild-provision.qsub").read_text()
     for line in ("#PBS -q prod", "#PBS -A proj-1", "export https_proxy=http://proxy.example.org:3128"):
         assert line in script

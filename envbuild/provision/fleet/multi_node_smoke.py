@@ -103,16 +103,17 @@ def requests(group: Sequence[Member], target: Target, run: str, number: int = 0)
     }
 
 
-def job_request(work: Work, variant: Variant, environment: str, gpus: int, nodes: int) -> dict[str, dict[str, Any]]:
+def job_request(
+    target: Target, run: str, variant: Variant, environment: str, gpus: int, nodes: int
+) -> dict[str, dict[str, Any]]:
     """By its verb the request of every node of a job, whose script says which rank it is; none where no test is meant.
 
     `gpus`: as of `meet_args`.
     """
-    target = work.prepared.target
     if nodes < 2 or not wants_to_meet(variant, target):
         return {}
     args = meet_args(variant, target, environment, gpus) | {"most": target.smoke_nodes}
-    return {VERB: node_request(VERB, target.prefix, args, work.run.id)}
+    return {VERB: node_request(VERB, target.prefix, args, run)}
 
 
 def reached_at(node: str, own: Sequence[str], connection: Connection) -> list[str]:

@@ -25,14 +25,14 @@ from envbuild.provision.images.provision import (
     no_room,
     told_of,
 )
-from envbuild.provision.jobs.answers import Asked, ask_in_job
+from envbuild.provision.jobs.answers import ask_in_job
+from envbuild.provision.jobs.asked import IMAGE_LIMIT, Asked
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.survey import facts_file, login_work, on_login
 from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.evidence import of_another_kind
 from envbuild.provision.run.run_dir import keep, read_recent
 
-LIMIT = 3600
 Told = dict[str, dict[str, Any]]
 
 
@@ -45,6 +45,7 @@ class InJobs(InImages):
         Raises EnvbuildError as `contact`, `JobSite.of` and `ask_in_job` do.
         """
         site = JobSite.of(work.prepared.target)
+        work.survey.pool = site.pool
         with work.phase("probe", f"contacting {site.login}"):
             self.login = _ask_login(work, site)
             known = {} if work.settings.repair else read_told(told_file(work, site))
@@ -98,7 +99,7 @@ class InJobs(InImages):
             site = JobSite.of(work.prepared.target)
             login = _ask_login(work, site)
             asked = Asked(f"envbuild-{verb}", _folder(login, work), {"ask": request})
-            answers = ask_in_job(work, site, asked, site.limit(LIMIT))
+            answers = ask_in_job(work, site, asked, site.limit(IMAGE_LIMIT))
             return {node: answer["ask"] for node, answer in answers.items()}
 
     def _take_in(self, work: Work, looks: Mapping[str, Mapping[str, Any] | EnvbuildError]) -> None:
@@ -151,7 +152,7 @@ class InJobs(InImages):
         once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
         requests = {"look": look_request(work), "container": request("try")}
         asked = Asked("envbuild-provision", _folder(self.login, work), requests, once=once)
-        answers = ask_in_job(work, site, asked, site.limit(LIMIT))
+        answers = ask_in_job(work, site, asked, site.limit(IMAGE_LIMIT))
         if once:
             made = next((answer["take"] for answer in answers.values() if "take" in answer), None)
             if made is None:

@@ -4,84 +4,29 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import posixpath
 import re
 import secrets
-import shlex
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.node.protocol import Exit
 from envbuild.node.read_text import integer
 from envbuild.node.redact import redact_text
-from envbuild.node_program import node_pyz
-from envbuild.provision.contact.first_contact import ContactResult, build_script, parse_output
+from envbuild.provision.contact.first_contact import ContactResult, parse_output
 from envbuild.provision.contact.payload import read_answer
+from envbuild.provision.jobs.asked import PROGRESS, Asked
 from envbuild.provision.jobs.site import JobSite, finish, place, run_to_end
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.progress import TAIL, followed
 from envbuild.schedule.cluster import Runner
-from envbuild.schedule.job import HINTS, Failure, Job, JobState, JobStep, job_error
+from envbuild.schedule.job import HINTS, Failure, Job, JobState, job_error
 from envbuild.text import how_it_ended
 
-# Of a verb whose request only a step before it writes (`ensure`), there is none yet.
-Requests = Mapping[str, dict[str, Any] | None]
 ASK_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the nodes of the job `name` are asked: `requests` by verb, each node one after the other.
-
-    `folder`: `jobs/<run>` below what login host and nodes share. `before`: what the job does first; `once`: what then
-    only its first node is asked; `after`: what all are asked once all have answered the rest well.
-
-    `program`: Python and node program below the folder that is shared. They tell what they do meanwhile, and the first
-    verb that goes wrong is the last. Without it, each node looks for a Python, as in a first contact, and goes on.
-    """
-
-    name: str
-    folder: str
-    requests: Requests
-    before: Sequence[JobStep] = ()
-    once: Requests = field(default_factory=dict)
-    after: Requests = field(default_factory=dict)
-    program: tuple[str, str] | None = None
-
-    def steps(self) -> Iterator[JobStep]:
-        """What the job does."""
-        goes_on = () if self.program or self.after else ("-k",)
-        run = ("/bin/sh", f"{self.folder}/run.sh", *goes_on, self.folder)
-        yield from self.before
-        if self.once:
-            yield JobStep(argv=(*run, *self.once), each="once")
-        yield JobStep(argv=(*run, *self.requests))
-        if self.after:
-            yield JobStep(argv=(*run, *self.after))
-
-    def files(self, nonce: str) -> dict[str, bytes]:
-        """What lies in the folder: `job_run.sh`, and how each verb is run."""
-        files = {"run.sh": Path(__file__).with_name("job_run.sh").read_bytes()}
-        # Nodes without a Python of their own have one where tools were staged.
-        top, pyz = posixpath.dirname(posixpath.dirname(self.folder)), node_pyz()
-        for verb, request in {**self.once, **self.requests, **self.after}.items():
-            place = f"requests/{verb}"
-            if self.program is None:
-                # Where there is no Python, no verb has gone well.
-                text = f'{build_script(request or {}, pyz, nonce, top)}exit "${{code:-1}}"\n'
-            else:
-                text = f"exec {shlex.join([*self.program, verb])} < {shlex.quote(f'{self.folder}/{place}.json')}\n"
-            if self.program and request is not None:
-                asked = {**request, "args": {"progress": f"{self.folder}/{PROGRESS}", **request["args"]}}
-                files[f"{place}.json"] = json.dumps(asked, allow_nan=False).encode()
-            files[f"{place}.sh"] = text.encode()
-        return files
 
 
 def ask_in_job(work: Run, site: JobSite, asked: Asked, limit: int) -> dict[str, dict[str, ContactResult]]:
@@ -94,7 +39,7 @@ def ask_in_job(work: Run, site: JobSite, asked: Asked, limit: int) -> dict[str, 
     runner, scheduler, folder = site.runner, site.scheduler, asked.folder
     nonce = secrets.token_hex(16)
     place(runner, folder, asked.files(nonce))
-    job = site.job(asked.name, list(asked.steps()), folder, limit)
+    job = asked.job(site, limit)
     number, state = _followed(work, site, job) if asked.program else run_to_end(work, site, job)
     attempt = last_attempt(runner, folder, scheduler.attempt(state))
     raw = collect(runner, attempt, ".json")
@@ -191,8 +136,6 @@ def not_shared(folder: str, number: str) -> EnvbuildError:
 # Bytes: of one file, and of all that one exchange brings (in base64 a third more, see `schedule/runner.py`).
 FILE_LIMIT = 8 << 20
 EXCHANGE_LIMIT = 8 << 20
-# The name of the files of `node/logs.py` in the folder of a job.
-PROGRESS = "progress"
 # Bytes of a node's own last words.
 _LAST = 1500
 

@@ -165,12 +165,7 @@ def _bounded(site: JobSite, asked: Asked, *, unasked: bool = False) -> JobSite:
     gpus = asked.gpus_per_node or target.expects.gpus_per_node or site.pool.gpus_per_node
     there = site.pool.gpus_per_node
     if not gpus:
-        raise _does_not_fit(
-            "the target does not say how many GPUs a node has"
-            if unasked
-            else f"{site.pool.label} has no GPUs that the scheduler knows of",
-            "`expects: {gpus_per_node: 4}` in the target, or `--gpus-per-node 4`, with the number that a node has",
-        )
+        raise gpus_unsaid("" if unasked else f"{site.pool.label} has no GPUs that the scheduler knows of")
     if there and gpus > there:
         raise _does_not_fit(
             f"{gpus} GPUs a node were asked for, and a node of {site.pool.label} has {there}",
@@ -184,6 +179,14 @@ def _bounded(site: JobSite, asked: Asked, *, unasked: bool = False) -> JobSite:
     scheduler = target.scheduler.model_copy(update={"nodes": nodes})
     expects = target.expects.model_copy(update={"gpus_per_node": gpus})
     return replace(site, target=target.model_copy(update={"scheduler": scheduler, "expects": expects}))
+
+
+def gpus_unsaid(what: str = "") -> EnvbuildError:
+    """The error `launch-does-not-fit` (exit 7) where nobody says how many GPUs a node has; `what`: who should have."""
+    return _does_not_fit(
+        what or "the target does not say how many GPUs a node has",
+        "`expects: {gpus_per_node: 4}` in the target, or `--gpus-per-node 4`, with the number that a node has",
+    )
 
 
 def _does_not_fit(what: str, hint: str) -> EnvbuildError:

@@ -12,7 +12,8 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.model.plan import NodePlan
 from envbuild.model.target import Target
-from envbuild.provision.run.context import Prepared, Survey, Work
+from envbuild.plan.tools import NodeTools
+from envbuild.provision.run.context import Prepared, Survey
 from envbuild.schedule.script import ensure_script
 
 
@@ -39,16 +40,15 @@ def keep_only_wanted(survey: Survey, prepared: Prepared, nodes: list[str]) -> No
         survey.facts[node] = facts.model_copy(update={"environments": good})
 
 
-def published(builder: NodePlan, work: Work, folder: str) -> dict[str, Any]:
+def published(builder: NodePlan, shared: str, stack: str, tools: NodeTools, folder: str) -> dict[str, Any]:
     """What `activate` of the node that builds writes into the shared folder: how all nodes get the same, now and later.
 
     `folder`: that of the job.
     """
-    facts, tools, stack = work.survey.facts[builder.node], work.tools[builder.node], work.prepared.stack.name
     install = next(step.request for step in builder.steps if step.kind == "install" and step.request is not None)
     return {
-        "folder": posixpath.join(facts.shared, "ensure"),
-        "script": ensure_script(facts.shared, stack, tools.python, tools.pyz),
+        "folder": posixpath.join(shared, "ensure"),
+        "script": ensure_script(shared, stack, tools.python, tools.pyz),
         "install": install["args"],
         "requests": [posixpath.join(folder, "requests", "ensure.json")],
     }

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
-from envbuild.model.target import Target
 from envbuild.plan.planner import limit_of
 from envbuild.plan.sharing import builder_of, other_steps
 from envbuild.plan.tools import NodeTools
 from envbuild.provision.contact.first_contact import ContactResult, node_request
 from envbuild.provision.environments import Environments, asked_evidence, stage
-from envbuild.provision.fleet.multi_node_smoke import gpus_of, gpus_of_stamp, job_request, note_floors
+from envbuild.provision.fleet.multi_node_smoke import gpus_of_stamp, job_request, note_floors
 from envbuild.provision.fleet.sharing import not_built
-from envbuild.provision.jobs.answers import Asked, Requests, ask_in_job
-from envbuild.provision.jobs.node_local import is_local, published
+from envbuild.provision.jobs.answers import ask_in_job
+from envbuild.provision.jobs.asked import Asked, asked_to_build
+from envbuild.provision.jobs.node_local import is_local
 from envbuild.provision.jobs.site import UNASKED, JobSite, cpus_unknown
 from envbuild.provision.jobs.survey import facts_file, login_facts, survey_jobs, write_facts
 from envbuild.provision.jobs.survey import stage as stage_on_login
 from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import all_well, first_error, of_another_kind
-from envbuild.provision.survey.ask import current_of, decide, probe_args
+from envbuild.provision.survey.ask import current_of, decide
 from envbuild.schedule.job import JobStep
 from envbuild.schedule.script import ensure_file
 from envbuild.text import comment
@@ -36,7 +36,7 @@ ONE_NODE = """\
 # Whatever the target says, this file asks for one node, which builds; `envbuild provision` alone tests on every node.
 """
 _OTHER = """\
-# `envbuild provision` submits another file, which is in the folder of its run while the job waits in the queue.
+# `envbuild provision` submits another job, which also tests: `envbuild plan -v` with the same target prints it.
 """
 # The launch of the same target, printed in the same shell, uses the environment of the same user.
 _OWN = "`{{user}}` is {0.user} and `{{home}}` {0.home}: if jobs of yours have others, set an absolute `prefix:`."
@@ -49,15 +49,8 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     Raises EnvbuildError of submitting and waiting; what single nodes did is in the outcome.
     """
     builder = builder_of(plan)
-    folder = posixpath.join(work.survey.facts[builder.node].stage_prefix, "jobs", work.run.id)
     work.tools[builder.node] = tools = _with_common_python(builder, work)
-    once, requests = _requests(builder, work, folder)
-    variant, facts = work.survey.variants[builder.node], work.survey.facts[builder.node]
-    gpus = gpus_of(variant, facts, work.prepared.target)
-    meeting = job_request(work, variant, builder.environment, gpus, site.nodes)
-    asked = Asked(
-        "envbuild-provision", folder, requests, once=once, after=meeting, program=(tools.python, tools.pyz)
-    )  # fmt: skip
+    asked = asked_to_build(builder, work.prepared, work.survey, tools, work.run.id, site.nodes)
     answers = ask_in_job(work, site, asked, limit_of(plan, site.target))
     made, outcome = _outcome(plan, builder, answers, work)
     note_floors(work, outcome)
@@ -81,45 +74,16 @@ def _with_common_python(builder: NodePlan, work: Work) -> NodeTools:
     return tools
 
 
-def _requests(builder: NodePlan, work: Work, folder: str) -> tuple[Requests, Requests]:
-    """What the node that builds is asked, then all nodes, by verb."""
-    target, prefix = work.prepared.target, work.survey.facts[builder.node].prefix.path
-    planned = {str(step.request["verb"]): step.request for step in builder.steps if step.request is not None}
-    variant = work.survey.variants[builder.node].to_json_dict()
-    checked = {"stack": work.prepared.stack.name, "environment": builder.environment, "variant": variant, "deep": False}
-    tested: dict[str, dict[str, Any] | None] = {
-        "probe": node_request("probe", prefix, probe_args(work.prepared), work.run.id),
-        **{verb: request for verb, request in planned.items() if verb == "smoke"},
-        "verify": node_request("verify", prefix, checked, work.run.id),
-    }
-    if not is_local(target):
-        return planned, tested
-    if "install" in planned:
-        activate = planned["activate"]
-        args = {**activate["args"], "publish": published(builder, work, folder)}
-        planned["activate"] = {**activate, "args": args}
-    # `activate` writes the request of `ensure`, which finds nothing to do on the node that built.
-    return planned, {"ensure": None, **tested}
-
-
-def job_script(
-    plan: Plan, target: Target, text: str, recorded: Mapping[str, NodeFacts] | None = None, *, example: bool = False
-) -> tuple[str, str]:
+def job_script(plan: Plan, site: JobSite, text: str, facts: Iterable[NodeFacts]) -> tuple[str, str]:
     """The sbatch or qsub file that does with bash alone what the plan does, and what nobody knows of its request.
 
-    `text` is the script of its builder. `recorded`: the plan was made from these facts; then no scheduler is asked
-    either, and the processors of an `example` are not the target's.
+    `text` is the script of its builder. `facts`: the recorded ones that the plan was made from.
     """
-    facts = (recorded or {}).values()
-    if example:
-        site = JobSite.unasked(target, [node.model_copy(update={"cpus": None}) for node in facts])
-    else:
-        site = JobSite.of(target) if recorded is None else JobSite.unasked(target, facts)
-    limit = limit_of(plan, target)
+    target, limit = site.target, limit_of(plan, site.target)
     job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit)
     job = job.model_copy(update={"nodes": 1, "queue": site.pool.queue(1, limit)})
     unknown = cpus_unknown(site, job)
-    notes = UNASKED * (recorded is not None) + (f"{comment(unknown)}\n" if unknown else "")
+    notes = UNASKED * (not site.asked) + (f"{comment(unknown)}\n" if unknown else "")
     notes += "".join({f"{comment(_OWN.format(node))}\n": None for node in facts})
     notes += _OTHER + ONE_NODE * (target.scheduler.nodes != 1)
     return site.scheduler.render_body(job, text.replace("\n", f"\n{notes}", 1)), unknown
@@ -192,7 +156,9 @@ class InJobs(Environments):
         """Ask the login host, and nodes through a job where nothing is known of them."""
         nodes = "" if work.settings.script else "; unknown nodes through a job"
         with work.phase("probe", f"contacting the login node{nodes}"):
-            work.survey = survey_jobs(work, JobSite.of(work.prepared.target), bring_python=bring_python)
+            site = JobSite.of(work.prepared.target)
+            work.survey = survey_jobs(work, site, bring_python=bring_python)
+            work.survey.pool = site.pool
 
     def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
         """Put tools and bundles under the prefix, from the login host, then one job; plan and outcome of its nodes."""
@@ -225,7 +191,8 @@ class InJobs(Environments):
         about = {"stack": prepared.stack.name, "environment": environment}
         given = {part.verb: {**about, **part.args(variant, stamp)} for part in (question, question.then) if part}
         requests = {verb: node_request(verb, prepared.target.prefix, args, work.run.id) for verb, args in given.items()}
-        meeting = job_request(work, variant, environment, gpus_of_stamp(variant, stamp), site.nodes)
+        gpus = gpus_of_stamp(variant, stamp)
+        meeting = job_request(prepared.target, work.run.id, variant, environment, gpus, site.nodes)
         folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
         with work.phase("smoke", "testing through a job"):
             # Nodes may have lost an environment of their own; one that cannot have it goes on, and its answers say so.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import posixpath
-import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +27,8 @@ from envbuild.schedule.wait import wait_for
 PROBE_LIMIT = 600
 _SCHEDULERS: dict[str, type[Scheduler]] = {"slurm": Slurm, "pbs": Pbs}
 
-# What a job's script says where nobody was asked.
+# What is said of a job, and what its script says, where nobody was asked.
+NOT_ASKED = "the scheduler was not asked: partition, GPUs and paths are those of the target file"
 UNASKED = """\
 # Made from the target and recorded facts: the scheduler was not asked. Not known: whether partition or queue, account
 # and nodes are there, their limits, and the memory that nodes offer to jobs.
@@ -38,21 +37,28 @@ UNASKED = """\
 
 @dataclass(frozen=True)
 class JobSite:
-    """One target's cluster. `connection` is how the login host is reached (`local`: jobs are submitted here)."""
+    """One target's cluster. `connection` is how the login host is reached (`local`: jobs are submitted here).
+
+    `asked`: whether `pool` is what the scheduler said.
+    """
 
     target: Target
     runner: Runner
     scheduler: Scheduler
     pool: Pool
     connection: Connection
+    asked: bool = True
 
     @classmethod
-    def of(cls, target: Target) -> JobSite:
-        """Ask the scheduler where the target's nodes come from. Raises EnvbuildError as its `pool` does."""
+    def of(cls, target: Target, pool: Pool | None = None) -> JobSite:
+        """Ask the scheduler where the target's nodes come from, unless it has said so (`pool`).
+
+        Raises EnvbuildError as its `pool` does.
+        """
         runner = submit_host(target)
         scheduler = _SCHEDULERS[target.scheduler.kind](runner)
         connection = login_connection(target) or Connection(kind="local")
-        return cls(target, runner, scheduler, scheduler.pool(target), connection)
+        return cls(target, runner, scheduler, pool or scheduler.pool(target), connection)
 
     @classmethod
     def unasked(cls, target: Target, nodes: Iterable[NodeFacts] = (), gpus: int | None = None) -> JobSite:
@@ -68,7 +74,7 @@ class JobSite:
         else:
             most = max((offer.gpus for offer in offers), default=0)
             pool = Partition(target.partition, 1, {}, {("gpu", None): most}, asked=False)
-        return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, Connection(kind="local"))
+        return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, Connection(kind="local"), asked=False)
 
     @property
     def login(self) -> str:
@@ -136,6 +142,9 @@ def place(runner: Runner, folder: str, files: Mapping[str, bytes]) -> None:
 
     Raises EnvbuildError `not-writable` (exit 7).
     """
+    import io  # a plan submits nothing
+    import tarfile
+
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         for name, content in files.items():

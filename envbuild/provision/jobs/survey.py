@@ -26,7 +26,8 @@ from envbuild.provision.ansible.steps import NodeHost, tmp_folder
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.contact.payload import write_payload
 from envbuild.provision.contact.toolchain import first_tool
-from envbuild.provision.jobs.answers import Asked, ask_in_job
+from envbuild.provision.jobs.answers import ask_in_job
+from envbuild.provision.jobs.asked import asked_for_facts
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.context import Run, Survey, Work
@@ -97,7 +98,7 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False, anew: 
     if known:
         survey.facts = known
     else:
-        _probe(work, site, posixpath.join(top, "jobs", work.run.id), survey)
+        _probe(work, site, top, work.run.id, survey)
         if bring_python and survey.without_python:
             survey = _bring_python(work, site, top, survey)
             top, shared = look_at_login(work, site)
@@ -151,11 +152,11 @@ def login_facts(target: Target, stack: str | None, run: RunDir | None = None) ->
     return NodeFacts.from_plain(contact({login: request}, host.connection, run=run)[login].result())
 
 
-def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
-    """One short job that asks all its nodes everything, through first contact, so that they need no Python."""
+def _probe(work: Work, site: JobSite, top: str, run: str, survey: Survey) -> None:
+    """Facts and errors of the nodes of one short job into the survey; `run` names its folder."""
     prepared = work.prepared
     request = node_request("probe", prepared.target.prefix, probe_args(prepared), work.run.id)
-    asked = Asked("envbuild-probe", folder, {"probe": request})
+    asked = asked_for_facts(top, run, request)
     for node, answers in ask_in_job(work, site, asked, PROBE_LIMIT).items():
         survey.take(node, answers["probe"])
     if survey.facts and not survey.errors and not survey.without_python:
@@ -167,7 +168,7 @@ def _bring_python(work: Work, site: JobSite, top: str, bare: Survey) -> Survey:
     work.journal.stage(f"staging a Python on {site.login}: {', '.join(bare.without_python)} without one")
     paths = stage_python(work, site, top, {node: bare.contacts[node] for node in bare.without_python})
     again = Survey()
-    _probe(work, site, posixpath.join(top, "jobs", f"{work.run.id}-again"), again)
+    _probe(work, site, top, f"{work.run.id}-again", again)
     brought = ", ".join(sorted(set(paths.values())))
     again.errors.update({node: python_broken(node, paths.get(node, brought)) for node in again.without_python})
     return again
@@ -180,9 +181,8 @@ def probe_in_job(work: Run, target: Target) -> tuple[dict[str, NodeFacts], dict[
     """
     site = JobSite.of(target)
     facts = login_facts(target, None, work.run)
-    folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
     request = node_request("probe", target.prefix, {}, work.run.id)
-    answers = ask_in_job(work, site, Asked("envbuild-probe", folder, {"probe": request}), PROBE_LIMIT)
+    answers = ask_in_job(work, site, asked_for_facts(facts.prefix.path, work.run.id, request), PROBE_LIMIT)
     return told_facts({node: verbs["probe"] for node, verbs in answers.items()})
 
 

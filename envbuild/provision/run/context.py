@@ -28,10 +28,15 @@ from envbuild.provision.run import progress
 from envbuild.provision.run.evidence import all_well, failed_node, first_error
 from envbuild.provision.run.journal import EventKind, Journal, Watch, utc_now
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.text import plural
+from envbuild.text import plural, seconds_of
 
 if TYPE_CHECKING:
     from envbuild.resolve.estimate import Supply
+    from envbuild.schedule.job import Pool
+
+
+# As `built_on` of a stack counts GPUs.
+_COUNTS = ("no", "one", "two", "three", "four")
 
 
 class Narrowing(NamedTuple):
@@ -63,7 +68,10 @@ class Selection(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What the user asked for; None leaves it to target, stack and rules."""
+    """What the user asked for; None leaves it to target, stack and rules.
+
+    `unnamed`: that no target was named, for hints of errors that are often those of the wrong machine.
+    """
 
     target: str
     stack: str | None = None
@@ -77,6 +85,7 @@ class Choice(NamedTuple):
     hosts: tuple[str, ...] = ()
     trust_environment: bool = True
     narrowing: Narrowing = Narrowing()
+    unnamed: str = ""
 
 
 class Prepared(NamedTuple):
@@ -131,10 +140,37 @@ class Prepared(NamedTuple):
             from envbuild.resolve.compat_read import load_compat
 
             models = {word for row in rows_like(gpu, load_compat()) for word in re.split(r"[ -]", row.model)}
-            if models and models.isdisjoint(re.split(r"[ ,-]+", here)):
+            words = re.split(r"[ ,-]+", here)
+            if models and models.isdisjoint(words):
                 return (f"no build of the profile {self.profile} on {gpu} is known, only on {here}",)
+            gpus = (self.target.expects.gpus_per_node or 1) * (self.target.scheduler.nodes or 1)
+            if gpus > max((_COUNTS.index(word) for word in words if word in _COUNTS), default=gpus):
+                return (f"no run of the profile {self.profile} on {gpus} GPUs is known, only on {here}",)
         known = ", ".join(f"`{name}` ({gpus})" for name, gpus in built.items() if self.profile not in built)
         return (f"no build of the profile {self.profile} on a GPU is known, only of {known}",) if known else ()
+
+    @property
+    def built_in(self) -> dict[str, float]:
+        """What is known of the time that builds of the stack took, in words, and in seconds."""
+        known = self.stack.built_in
+        names = [self.profile] if self.profile in known else list(known)
+        return {
+            f"`provision` of {name} took {known[name].seconds:g} s on {known[name].where}": known[name].seconds
+            for name in names
+        }
+
+    def too_short(self, plan: Plan) -> tuple[str, ...]:
+        """That the jobs of the target end before what is known to take longer, in a sentence."""
+        limit, reference = self.target.scheduler.time_limit, self.stack.reference
+        if limit is None or plan.nothing_to_do:
+            return ()
+        steps = max(sum(step.seconds for step in node.steps) for node in plan.nodes)
+        known = {f"the steps of a node are estimated at {steps:.0f} s": steps, **self.built_in}
+        for figure in reference.figures if reference else ():
+            if figure.unit == "minutes":
+                known[f"the document's run takes {figure.value:g} minutes on {figure.where}"] = 60 * figure.value
+        longer = [text for text, seconds in known.items() if seconds > (seconds_of(limit) or 0)]
+        return (f"the job ends after {limit} (`time_limit`): {'; '.join(longer)}",) if longer else ()
 
     def explained(self, plan: Plan) -> Plan:
         """The plan with what its profile cannot do, and why it was taken and differs where nobody asked for it."""
@@ -144,6 +180,7 @@ class Prepared(NamedTuple):
         warnings = (
             *limits,
             *self.never_built,
+            *self.too_short(plan),
             *(f"profile {self.profile}: {text}" for text in deviations),
             *plan.warnings,
         )
@@ -155,7 +192,8 @@ class Survey:
     """Per node: facts, resolution, the variant as it will be built, or the error that ended it.
 
     `kept` are nodes whose environment in use needs nothing; they have no resolution of their own. `supply`: what this
-    machine could deliver, asked where a node does not reach all it needs.
+    machine could deliver, asked where a node does not reach all it needs. `pool`: what its scheduler said of
+    the nodes of jobs, where it was asked.
     """
 
     facts: dict[str, NodeFacts] = field(default_factory=dict)
@@ -165,6 +203,7 @@ class Survey:
     kept: dict[str, NodePlan] = field(default_factory=dict)
     errors: dict[str, EnvbuildError] = field(default_factory=dict)
     supply: Supply | None = None
+    pool: Pool | None = None
 
     def take(self, node: str, answer: ContactResult) -> None:
         """What a node answered to a probe; of one that has no Python, only that it answered.

@@ -24,7 +24,8 @@ def unexpected(facts: NodeFacts, target: Target) -> tuple[str, ...]:
             out.append(f"the target expects {expects.gpu} and the node has {', '.join(others) or 'no GPU'}")
     count = physical_gpus(facts)
     if expects.gpus_per_node is not None and count != expects.gpus_per_node:
-        out.append(f"the target expects {expects.gpus_per_node} GPUs and the node has {count}")
+        asks = f"; jobs ask for {expects.gpus_per_node}" if target.connection.kind == "job" else ""
+        out.append(f"the target expects {expects.gpus_per_node} GPUs and the node has {count}{asks}")
     if expects.driver is not None and not _driver_fits(expects.driver, facts.driver.version):
         out.append(f"the target expects driver {expects.driver} and the node has {facts.driver.version or 'none'}")
     return tuple(out)

@@ -21,7 +21,8 @@ from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.gpu_use import Taken
 from envbuild.provision.jobs import answers, launch
 from envbuild.provision.jobs import answers as job_answers
-from envbuild.provision.jobs.answers import Asked, _tell_phases, collect, first_death, last_attempt, plain
+from envbuild.provision.jobs.answers import _tell_phases, collect, first_death, last_attempt, plain
+from envbuild.provision.jobs.asked import Asked
 from envbuild.provision.jobs.launch import _bounded, _Follow, make_jobs
 from envbuild.provision.jobs.site import JobSite, place
 from envbuild.schedule.cluster import Here

@@ -202,9 +202,15 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
         (
             "polaris",
             "#PBS -l select=1:ncpus=64:ngpus=4:system=polaris",
-            "2 nodes of debug like this one for at most 1:00:00",
+            "2 nodes of debug for at most 1:00:00, 8 GPU-hours (4 GPUs a node), whole nodes, account lab; "
+            "all taken to be like this one",
         ),
-        ("azure-nd96", "--gres=gpu:8", "all nodes in service of hpc for at most 2:00:00"),
+        (
+            "azure-nd96",
+            "--gres=gpu:8",
+            "all nodes in service of hpc, as `nodes` is not set; for each: 1 node of hpc for at most 2:00:00, "
+            "16 GPU-hours (8 GPUs a node), whole nodes, account lab",
+        ),
     ],
 )
 def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
@@ -220,13 +226,64 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     assert "\n  export https_proxy=http://proxy:3128\n" in result.stdout.partition("uv venv ")[0], "before downloads"
     assert "this file asks for one node, which builds" in result.stdout
     made = ask("plan", "--target", str(mine), "--facts", target).stdout
-    assert f"\n  job: {job}, account lab; how long " in made and " compile there is not known\n" in made
+    assert f"\n  job: {job}; the scheduler was not asked: partition, GPUs and paths are those of the target" in made
+    assert re.search(r"\n  facts: .*1 node|2 nodes of \w+ for at most 0:10:00, .* days\n", made), made
+    known = r"; how long .* compile there is not known \(`provision` of ported-cu130 took [0-9]+ s on one H100 .*\)\n"
+    assert re.search(known, made), made
+    the_jobs_of_provision_are_printed(("--target", str(mine), "--facts", target), made, submit[-10:])
     write_file(mine, mine.read_text().replace("account: lab", "account: lab, time_limit: null"))
     made = " ".join(ask("plan", "--target", str(mine), "--facts", target).stdout.split())
-    assert "account lab; no `time_limit`, so four times the estimated seconds, 30 minutes at least; how long" in made
+    assert "file; no `time_limit`, so four times the estimated seconds, 30 minutes at least; how long" in made
     assert ("no build of the profile exact on a GPU is known, only of `ported-cu130` (one" in made) == (
         target[0] == "a"
     )
+
+
+def the_jobs_of_provision_are_printed(place: tuple[str, ...], plain: str, submit: str) -> None:
+    """`plan -v` has both scripts as they are submitted, and what each rule compared, as `explain` has it."""
+    shown = ask("plan", *place, "-v").stdout
+    assert shown.startswith(plain) and "\n  allow   platform: the variant is for x86_64 (x86_64 against" in shown
+    scripts = json.loads(ask("plan", *place, "--json").stdout)["jobs"]
+    assert list(scripts) == ["envbuild-probe", "envbuild-provision"]
+    for (name, script), verbs in zip(scripts.items(), (" probe\n", " install smoke activate\n"), strict=True):
+        assert f"\nThe job {name}:\n{script}" in shown
+        assert verbs in script and " account lab.\n" in script and submit in script and "/jobs/RUN" in script
+
+
+def test_that_no_target_was_named_is_said_first_and_the_target_files_of_the_folder_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = "no --target was given, so this is about `local`, this machine: "
+    for name, text in (("a", "profiles: {}\nextends: slurm\n"), ("b", "services: {extends: slurm}\n")):
+        write_file(tmp_path / f"{name}.yaml", text)
+    launched = ask("launch", "opt-175b")
+    assert (launched.exit_code, f"hint: {first}`envbuild init FILE` writes a target" in launched.stderr) == (7, True)
+    write_file(tmp_path / "mine.yaml", "name: mine\nextends: azure-nd96\n")
+    planned = ask("plan", "opt-175b", "--facts", "h200")
+    (refused,) = errors(ask("plan", "opt-175b", "--facts", "h200", "--json"))
+    assert refused["hint"].startswith(f"{first}add `--target ./mine.yaml`; for this machine: `--profile ported-cu130` ")
+    for done in (ask("plan", "opt-175b", "--facts", "azure-nd96"), planned):
+        assert f"\n{first}add `--target ./mine.yaml`\nplan: " in done.stdout
+    for words in (("launch", "opt-175b", "--submit"), ("launch", "opt-175b"), ("bench", "opt-175b")):
+        assert f"\nhint: {first}add `--target ./mine.yaml`; for this machine: " in ask(*words).stderr
+    (tmp_path / "envbuild.toml").write_text('target = "./mine.yaml"\n')
+    assert first not in ask("launch", "opt-175b").stderr
+    for words in (("launch", "opt-175b", "-t", "local"), ("plan", "opt-175b", "-t", "local", "--facts", "h200")):
+        assert first not in "".join((ask(*words).stderr, ask(*words).stdout))
+
+
+def test_a_job_that_ends_before_what_is_known_to_take_longer_is_a_warning(tmp_path: Path) -> None:
+    site = "name: mine\nextends: azure-nd96\nexpects: {gpus_per_node: 4}\nscheduler: {nodes: 1, time_limit: %s}\n"
+    mine = write_file(tmp_path / "mine.yaml", site % "140s")
+    place = ("plan", "--target", str(mine), "--facts", "azure-nd96")
+    made = ask(*place).stdout
+    took = "`provision` of ported-cu130 took 517 s on one H100 with 16 cores, beside another build"
+    run = "the document's run takes 2.5 minutes on one Standard_ND96amsr_A100_v4 (8 x A100 80 GB)"
+    assert f"\n  warning: the job ends after 140s (`time_limit`): {took}; {run}\n" in made
+    assert "(4 GPUs a node)" in made and "expects 4 GPUs and the node has 8; jobs ask for 4\n" in made
+    write_file(mine, site % "10m")
+    assert "the job ends after" not in ask(*place).stdout
 
 
 @pytest.mark.parametrize(
@@ -264,10 +321,12 @@ def test_a_profile_says_where_it_was_built_if_the_target_has_other_gpus(gpu: str
     made = " ".join(ask("plan", "--target", str(mine), "--facts", "h200", "--profile", "ported-cu130").stdout.split())
     assert (f"no build of the profile ported-cu130 on {gpu} is known, only on one or two H100" in made) == says
     assert ("says the document; not comparable on other GPUs, as yours)" in made) == (gpu[:4] != "A100")
+    assert "no run of the profile ported-cu130 on" not in made
     write_file(mine, f"{text}scheduler: {{nodes: 4}}\n")
-    assert " --profile ported-cu130 --nodes 1`, once it is built" in " ".join(
-        ask("plan", "--target", str(mine), "--facts", "h200", "--profile", "ported-cu130").stdout.split()
-    )
+    made = " ".join(ask("plan", "--target", str(mine), "--facts", "h200", "--profile", "ported-cu130").stdout.split())
+    assert " --profile ported-cu130 --nodes 1`, once it is built" in made
+    more = "no run of the profile ported-cu130 on 4 GPUs is known, only on one or two H100 or H200 of one node"
+    assert (more in made) == (not says)
 
 
 def test_a_python_that_is_there_comes_before_a_newer_one_that_envbuild_brings(tmp_path: Path) -> None:
@@ -337,10 +396,8 @@ def test_a_printed_job_asks_for_a_queue_that_takes_one_node(tmp_path: Path) -> N
     site = "name: mine\nextends: polaris\nscheduler: {account: lab, nodes: 12, time_limit: %s}\n"
     mine = write_file(tmp_path / "mine.yaml", site % "30m")
     place = ("--target", str(mine), "--facts", "polaris")
-    assert (
-        "\n  job: 12 nodes of prod like this one for at most 0:30:00, account lab; how long "
-        in ask("plan", *place).stdout
-    )
+    made = "\n  job: 12 nodes of prod for at most 0:30:00, 24 GPU-hours (4 GPUs a node), whole nodes, account lab; all "
+    assert made in ask("plan", *place).stdout
     assert "#PBS -q debug\n" in ask("provision", *place, "--print-script").stdout
     mine.write_text(site % "2h")
     result = ask("provision", *place, "--print-script")

@@ -1,5 +1,5 @@
 #!/bin/bash
-# smoke: 2 nodes of debug for at most 1:00:00, 8 GPU-hours.
+# smoke: 2 nodes of debug for at most 1:00:00, 8 GPU-hours (4 GPUs a node), whole nodes, account proj-1.
 #PBS -N smoke
 #PBS -S /bin/bash
 #PBS -l select=2:ncpus=64:ngpus=4:mem=503gb:system=polaris

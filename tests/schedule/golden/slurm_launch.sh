@@ -1,5 +1,5 @@
 #!/bin/bash
-# smoke: 4 nodes of hpc for at most 25:00:00, 800 GPU-hours.
+# smoke: 4 nodes of hpc for at most 25:00:00, 800 GPU-hours (8 GPUs a node), whole nodes, account proj-1.
 #SBATCH --job-name=smoke
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1

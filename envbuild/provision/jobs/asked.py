@@ -1,0 +1,161 @@
+"""What the jobs of a run ask of their nodes, and what a plan says of these jobs before any is submitted."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envbuild.model.plan import NodePlan, Plan
+from envbuild.node_program import node_pyz
+from envbuild.plan.planner import compiled, limit_of
+from envbuild.plan.sharing import builder_of
+from envbuild.plan.tools import NodeTools
+from envbuild.provision.contact.first_contact import build_script, node_request
+from envbuild.provision.fleet.multi_node_smoke import gpus_of, job_request
+from envbuild.provision.jobs.node_local import is_local, published
+from envbuild.provision.jobs.site import NOT_ASKED, PROBE_LIMIT, JobSite
+from envbuild.provision.run.context import Prepared, Survey
+from envbuild.provision.run.run_dir import MAX_AGE
+from envbuild.provision.survey.ask import probe_args
+from envbuild.schedule.job import Job, JobStep
+from envbuild.text import few
+
+# The name of the files of `node/logs.py` in the folder of a job.
+PROGRESS = "progress"
+# Of a container's job where the target names no time, in seconds.
+IMAGE_LIMIT = 3600
+# Stands for the id of a run that has not begun.
+RUN = "RUN"
+# Of a verb whose request only a step before it writes (`ensure`), there is none yet.
+Requests = Mapping[str, dict[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the nodes of the job `name` are asked: `requests` by verb, each node one after the other.
+
+    `folder`: `jobs/<run>` below what login host and nodes share. `before`: what the job does first; `once`: what then
+    only its first node is asked; `after`: what all are asked once all have answered the rest well.
+
+    `program`: Python and node program below the folder that is shared. They tell what they do meanwhile, and the first
+    verb that goes wrong is the last. Without it, each node looks for a Python, as in a first contact, and goes on.
+    """
+
+    name: str
+    folder: str
+    requests: Requests
+    before: Sequence[JobStep] = ()
+    once: Requests = field(default_factory=dict)
+    after: Requests = field(default_factory=dict)
+    program: tuple[str, str] | None = None
+
+    def steps(self) -> Iterator[JobStep]:
+        """What the job does."""
+        goes_on = () if self.program or self.after else ("-k",)
+        run = ("/bin/sh", f"{self.folder}/run.sh", *goes_on, self.folder)
+        yield from self.before
+        if self.once:
+            yield JobStep(argv=(*run, *self.once), each="once")
+        yield JobStep(argv=(*run, *self.requests))
+        if self.after:
+            yield JobStep(argv=(*run, *self.after))
+
+    def job(self, site: JobSite, limit: int) -> Job:
+        """The job that does it, in `limit` seconds at most. Raises EnvbuildError as `site.job` does."""
+        return site.job(self.name, list(self.steps()), self.folder, limit)
+
+    def files(self, nonce: str) -> dict[str, bytes]:
+        """What lies in the folder: `job_run.sh`, and how each verb is run."""
+        files = {"run.sh": Path(__file__).with_name("job_run.sh").read_bytes()}
+        # Nodes without a Python of their own have one where tools were staged.
+        top, pyz = posixpath.dirname(posixpath.dirname(self.folder)), node_pyz()
+        for verb, request in {**self.once, **self.requests, **self.after}.items():
+            place = f"requests/{verb}"
+            if self.program is None:
+                # Where there is no Python, no verb has gone well.
+                text = f'{build_script(request or {}, pyz, nonce, top)}exit "${{code:-1}}"\n'
+            else:
+                text = f"exec {shlex.join([*self.program, verb])} < {shlex.quote(f'{self.folder}/{place}.json')}\n"
+            if self.program and request is not None:
+                asked = {**request, "args": {"progress": f"{self.folder}/{PROGRESS}", **request["args"]}}
+                files[f"{place}.json"] = json.dumps(asked, allow_nan=False).encode()
+            files[f"{place}.sh"] = text.encode()
+        return files
+
+
+def asked_for_facts(top: str, run: str, request: dict[str, Any] | None = None) -> Asked:
+    """What the short job asks all its nodes, through first contact, so that they need no Python."""
+    return Asked("envbuild-probe", posixpath.join(top, "jobs", run), {"probe": request})
+
+
+def asked_to_build(
+    builder: NodePlan, prepared: Prepared, survey: Survey, tools: NodeTools, run: str, nodes: int
+) -> Asked:
+    """What the job of a run asks its `nodes`: one builds, all test."""
+    target, top = prepared.target, survey.facts[builder.node].stage_prefix
+    folder = posixpath.join(top, "jobs", run)
+    variant, facts = survey.variants[builder.node], survey.facts[builder.node]
+    prefix = facts.prefix.path
+    planned = {str(step.request["verb"]): step.request for step in builder.steps if step.request is not None}
+    about = {"stack": prepared.stack.name, "environment": builder.environment}
+    checked = {**about, "variant": variant.to_json_dict(), "deep": False}
+    tested: dict[str, dict[str, Any] | None] = {
+        "probe": node_request("probe", prefix, probe_args(prepared), run),
+        **{verb: request for verb, request in planned.items() if verb == "smoke"},
+        "verify": node_request("verify", prefix, checked, run),
+    }
+    if is_local(target):
+        if "install" in planned:
+            activate = planned["activate"]
+            publish = published(builder, top, prepared.stack.name, tools, folder)
+            planned["activate"] = {**activate, "args": {**activate["args"], "publish": publish}}
+        # `activate` writes the request of `ensure`, which finds nothing to do on the node that built.
+        tested = {"ensure": None, **tested}
+    meeting = job_request(target, run, variant, builder.environment, gpus_of(variant, facts, target), nodes)
+    program = (tools.python, tools.pyz)
+    return Asked("envbuild-provision", folder, tested, once=planned, after=meeting, program=program)
+
+
+def jobs_of(plan: Plan, prepared: Prepared, survey: Survey, site: JobSite) -> tuple[Job, Job]:
+    """The jobs of a run that carries out the plan: the one that asks nodes of which nothing is known, and that which
+    builds. Raises EnvbuildError as `site.job` does.
+    """
+    target, first = prepared.target, next(node for node in plan.nodes if node.steps)
+    top = survey.facts[first.node].stage_prefix
+    if target.engine == "container":
+        folder = posixpath.join(top, "jobs", RUN)
+        asking = Asked("envbuild-probe", folder, {"look": None})
+        building = Asked("envbuild-provision", folder, {"look": None, "container": None})
+        return asking.job(site, PROBE_LIMIT), building.job(site, site.limit(IMAGE_LIMIT))
+    # Which programs answer stands in their requests, not in the script.
+    tools = NodeTools((), "", "", "", None)
+    building = asked_to_build(builder_of(plan), prepared, survey, tools, RUN, site.nodes)
+    return asked_for_facts(top, RUN).job(site, PROBE_LIMIT), building.job(site, limit_of(plan, target))
+
+
+def job_lines(plan: Plan, prepared: Prepared, site: JobSite, jobs: tuple[Job, Job]) -> list[str]:
+    """What the plan says of its jobs: nodes, time, GPU-hours and account, and what of it nobody knows."""
+    target, (asking, building) = prepared.target, jobs
+    count = ""
+    if not target.scheduler.nodes and not site.asked:
+        count = (
+            f"all nodes in service of {building.queue or 'the default partition'}, as `nodes` is not set; for each: "
+        )
+    like = f"; all taken to be like {'this one' if len(plan.nodes) == 1 else 'these'}"
+    text = f"{count}{building.cost()}{like if len(plan.nodes) < building.nodes else ''}"
+    if not site.asked:
+        text += f"; {NOT_ASKED}"
+    if not target.scheduler.time_limit:
+        hour, four = "an hour", "four times the estimated seconds, 30 minutes at least"
+        text += f"; no `time_limit`, so {hour if target.engine == 'container' else four}"
+    if built := compiled(plan):
+        cure = "" if target.scheduler.time_limit else ": set `time_limit`"
+        took = "; ".join(prepared.built_in)
+        text += f"; how long {few(built)} compile there is not known{took and f' ({took})'}{cure}"
+    first = f"comes first, unless a job has asked the nodes in the last {MAX_AGE / 86400:.0f} days"
+    return [f"facts: {count}{asking.cost()}; {first}", f"job: {text}"]
