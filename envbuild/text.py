@@ -28,6 +28,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(names)}" if names else ""
 
 
+def first_hint(unnamed: str, hint: str) -> str:
+    """The hint, and before it that no target was named (`cli/names.py: unnamed_target`), where it was not."""
+    return f"{unnamed}; for this machine: {hint}" if unnamed and hint and unnamed not in hint else hint or unnamed
+
+
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 

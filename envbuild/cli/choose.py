@@ -361,6 +361,7 @@ def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> 
         hosts=tuple(flags.get("hosts") or ()),
         trust_environment=bool(flags.get("trust_environment", True)),
         narrowing=narrowing_of(flags),
+        unnamed=names.unnamed_target(flags.get("target"), config),
     )
     prepared = prepare(choice, **more)
     if choice.stack is None and not choice.target.endswith((".yaml", ".yml")):

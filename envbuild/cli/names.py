@@ -6,6 +6,7 @@ What is offered is a help for who types; what a name means is decided where it i
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import click
     from click.shell_completion import CompletionItem
+
+    from envbuild.config import Config
 
     Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -79,6 +82,33 @@ def _of_catalog(folder: str) -> Completion:
         return _items([*shipped(folder), *(name for name in _listed(".") if name.endswith(_ENDINGS))], incomplete)
 
     return complete
+
+
+def own_targets() -> list[str]:
+    """The target files of this folder, as an option takes them; such a file has keys that no other has."""
+    files = []
+    for name in (name for name in _listed(".") if name.endswith((".yaml", ".yml")) and os.path.isfile(name)):
+        try:
+            with open(name, encoding="utf-8", errors="replace") as file:
+                text = file.read(1 << 16)
+        except OSError:
+            continue
+        if re.search("^(extends|hosts):", text, re.MULTILINE) and not re.search("^profiles:", text, re.MULTILINE):
+            files.append(f"./{name}")
+    return files
+
+
+def unnamed_target(target: str | None, config: Config) -> str:
+    """That a `--target` was not given nor configured, and what gives it; empty where one was."""
+    if target is not None or config.target != "local":
+        return ""
+    import shlex
+
+    from envbuild.text import few
+
+    own = few([f"`--target {shlex.quote(file)}`" for file in own_targets()], between=" or ")
+    add = f"add {own}" if own else "`envbuild init FILE` writes a target, `--target FILE` names it"
+    return f"no --target was given, so this is about `local`, this machine: {add}"
 
 
 stacks, targets, facts = map(_of_catalog, ("stacks", "targets", "facts"))

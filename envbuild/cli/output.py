@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TextI
 
 import click
 
+from envbuild.cli import names
 from envbuild.config import load_config
 from envbuild.errors import EnvbuildError, ExitCode, exit_of
 from envbuild.node.read_text import integer
 from envbuild.node.redact import redact_data, redact_text
-from envbuild.text import COPIED, visible
+from envbuild.text import COPIED, first_hint, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +33,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 JSON_SCHEMA = 1
+# Errors that are often those of the wrong machine: where no target was named, that comes first.
+_OF_THE_MACHINE = frozenset({"environment-unknown", "launch-does-not-fit", "option-does-not-fit"})
 
 
 class Ui(NamedTuple):
@@ -72,7 +75,7 @@ class Ui(NamedTuple):
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         for line, style in shown:
             text = _shown(line) if style == COPIED else fitted(_shown(line), sys.stdout)
-            sys.stdout.write((_styled(text, style) if colour else text) + "\n")
+            sys.stdout.write((_styled(text, style) if colour and style else text) + "\n")
 
     def note(self, text: str) -> None:
         """What stands on stderr unless `--quiet`, redacted; on a terminal its lines are broken between words."""
@@ -117,7 +120,13 @@ def common_options(function: Callable[Concatenate[Ui, P], R]) -> Callable[P, R]:
 
         config = load_config()
         colour = {"always": True, "never": False}.get(config.color)
-        return function(Ui(as_json, quiet or config.quiet, verbose, colour), *args, **kwargs)
+        try:
+            return function(Ui(as_json, quiet or config.quiet, verbose, colour), *args, **kwargs)
+        except EnvbuildError as error:
+            if error.code in _OF_THE_MACHINE and "target" in kwargs and not kwargs.get("run_here"):
+                unnamed = names.unnamed_target(cast("str | None", kwargs["target"]), config)
+                error.hint = first_hint(unnamed, error.hint)
+            raise
 
     return cast(Callable[P, R], wrapper)
 

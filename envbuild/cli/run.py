@@ -79,7 +79,7 @@ _OPTIONS = {
     **dict.fromkeys([("doctor", "--deadline"), ("verify", "--deadline")], "--node-timeout"),
     ("provision", "--deadline"): "--step-timeout",
     ("bench", "--deadline"): "--run-timeout",
-    ("launch", "--dry-run"): "--print-script",
+    **dict.fromkeys([("launch", "--dry-run"), ("launch", "--facts")], "--print-script"),
     ("strategy", "--deadline"): "--budget",
     ("", "--no-locked"): "--frozen",
     ("", "--jobs"): "--compile-jobs",

@@ -446,6 +446,7 @@ def test_d110_the_error_is_the_last_that_is_said_where_both_streams_go_into_one_
         (["strategy", "megatron-alpa", "--deadline", "5s"], "--budget"),
         (["provision", "--jobs", "4"], "--compile-jobs"),
         (["bench", "opt-175b", "--facts", "h200"], "--dry-run"),
+        (["launch", "opt-175b", "--facts", "h200"], "--print-script"),
     ],
 )
 def test_an_option_of_an_old_name_or_another_verb_answers_with_what_to_type(

@@ -25,7 +25,7 @@ from envbuild.provision.contact.first_contact import ContactResult, contact, nod
 from envbuild.provision.run.context import Choice, Prepared, Survey
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.resolve.estimate import Supply, channel_key, channels_needed, indexes_needed, sources_needed
-from envbuild.text import few
+from envbuild.text import few, first_hint
 
 if TYPE_CHECKING:
     from envbuild.resolve.compat import Compat
@@ -276,7 +276,9 @@ def note_refusals(prepared: Prepared, survey: Survey) -> None:
     }
     if refused:
         fits = _what_fits(prepared, {node: survey.facts[node] for node in refused})
-        survey.errors.update({node: refusal(resolution, fits) for node, resolution in refused.items()})
+        for node, resolution in refused.items():
+            survey.errors[node] = error = refusal(resolution, fits)
+            error.hint = first_hint(prepared.choice.unnamed, error.hint)
 
 
 def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
@@ -436,13 +438,15 @@ def current_of(prepared: Prepared, node: str, listed: list[dict[str, Any]] | Env
     asked = f"{place} --profile {prepared.choice.profile}" if prepared.choice.profile else place
     item = of_stack(listed, stack, engine)
     if item is None:
-        return EnvbuildError(
+        error = EnvbuildError(
             "environment-unknown",
             f"{node}: no environment of {stack} is {f'of the engine {engine}' if engine else 'in use'}",
             hint=f"`envbuild plan {asked}` says whether it can be built there, and `envbuild provision {asked}` builds "
             f"it; `envbuild status --all --target {prepared.choice.target}` lists the environments",
             exit_code=ExitCode.CHECK_FAILED,
         )
+        error.hint = first_hint(prepared.choice.unnamed, error.hint)
+        return error
     stamp = item.get("stamp") or {}
     variant = matching_variant(prepared.lock, stamp)
     if variant is not None:
