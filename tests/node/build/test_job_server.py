@@ -340,8 +340,9 @@ def with_ninja(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]
 @pytest.mark.parametrize(
     ("ninja", "name", "jobs"),
     [
+        ("1.13.0", "_run_ninja_build", 1),
         ("1.13.0", "_run_ninja_build", 3),
-        ("1.13.0", "of_another_torch", 1),
+        ("1.13.0", "of_another_torch", 3),
         ("1.11.1.1", "_run_ninja_build", 4),
         ("1.11.1.1", "of_another_torch", 2),
     ],
