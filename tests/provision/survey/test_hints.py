@@ -286,6 +286,17 @@ def test_a_job_that_ends_before_what_is_known_to_take_longer_is_a_warning(tmp_pa
     assert "the job ends after" not in ask(*place).stdout
 
 
+def test_a_plan_says_which_folder_of_which_machine_takes_what_of_a_bundle(tmp_path: Path) -> None:
+    site = "name: mine\nextends: azure-nd96\nplacement: node-local\nprefix: /local/{user}\nshared: /shared/{user}\n"
+    mine = write_file(tmp_path / "mine.yaml", f"{site}scheduler: {{nodes: 2}}\n")
+    made = ask("plan", "--target", str(mine), "--facts", "azure-nd96", "-v").stdout
+    assert " and bring them in a bundle to /shared/hpcadmin/store/" in made
+    assert re.search(
+        r"\n    in all .* files in /local/hpcadmin, .*\n    here       at least 228 MB in /.*/artifacts, ", made
+    )
+    assert " /shared/hpcadmin/jobs/RUN ensure probe smoke verify\n" in made, "as jobs of nodes with disks of their own"
+
+
 @pytest.mark.parametrize(
     ("driver", "nvcc", "gpu", "torch"),
     [
