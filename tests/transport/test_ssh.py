@@ -49,13 +49,17 @@ def error_of(server: Server, connection: Connection, deadline: float = PATIENCE)
     return found
 
 
-def test_probe_over_ssh(start: StartServer, client: Path) -> None:
+def test_probe_over_ssh_beside_start_up_files_that_print(start: StartServer, client: Path) -> None:
     server = start()
+    files = {".bashrc", ".profile", ".zshrc", ".cshrc"}
+    for name in files:
+        (server.home / name).write_text("echo 'Welcome! python=/evil'\necho noise >&2\n")
     found = first_contact.run_node(server.address, request("n1"), options(client, server, server.known))
     assert found.result()["node"] == "n1"
     assert found.result()["prefix"]["path"] == f"{server.home}/envbuild"
     assert found.findings["prefix"] == f"{server.home}/envbuild"
-    assert list(server.home.iterdir()) == []
+    assert found.python != "/evil"
+    assert {path.name for path in server.home.iterdir()} == files
 
 
 def logins(server: Server) -> int:
@@ -76,15 +80,6 @@ def test_a_login_that_was_made_with_other_options_is_not_used(start: StartServer
     connection = options(client, server, server.known)
     assert error_of(server, connection.model_copy(update={"user": "nobody-here"})).code == "ssh-auth-failed"
     assert first_contact.run_node(server.address, request("n1"), connection).result()["node"] == "n1"
-
-
-def test_start_up_files_that_print_do_no_harm(start: StartServer, client: Path) -> None:
-    server = start()
-    for name in (".bashrc", ".profile", ".zshrc", ".cshrc"):
-        (server.home / name).write_text("echo 'Welcome! python=/evil'\necho noise >&2\n")
-    found = first_contact.run_node(server.address, request("n1"), options(client, server, server.known))
-    assert found.result()["node"] == "n1"
-    assert found.python != "/evil"
 
 
 def test_forced_noise_before_and_after(start: StartServer, client: Path) -> None:
