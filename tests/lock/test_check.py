@@ -49,12 +49,11 @@ def one(findings: list[LockFinding]) -> LockFinding:
     return findings[0]
 
 
-def test_a_deleted_branch_is_said(made: Lock, manifest: Stack, repos: Repos) -> None:
+def test_a_deleted_branch_is_said_and_a_commit_that_has_gone_is_an_integrity_problem(
+    made: Lock, manifest: Stack, repos: Repos
+) -> None:
     repos.git("a", "branch", "-m", "main", "trunk")
     assert "is gone" in one(check_lock(made, manifest)).says
-
-
-def test_a_commit_that_has_gone_upstream_is_an_integrity_problem(made: Lock, manifest: Stack, repos: Repos) -> None:
     shutil.rmtree(repos.folder / "a")
     repos.create("b")
     repos.commit("b", "other", "history")

@@ -98,21 +98,6 @@ def test_torch_comes_from_where_that_build_is_and_says_whose_metadata_it_uses(
     assert torch_of(made.variants[variant]) == torch
 
 
-@pytest.mark.parametrize(
-    ("stack", "image"),
-    [
-        ("megatronapp", "nvcr.io/nvidia/pytorch:23.04-py3"),
-        ("megatron-deepspeed-slurm", "nvcr.io/nvidia/pytorch:22.02-py3"),
-    ],
-)
-def test_a_stack_on_an_image_locks_what_goes_on_top_and_never_torch(stack: str, image: str) -> None:
-    (variant,) = shipped(lock_path(shipped_stack(stack), "exact").name).variants
-    assert variant.image is not None
-    assert (variant.image.name, variant.image.digest) == (image, "unrecorded")
-    assert variant.image.reason
-    assert not {"torch", "numpy", "apex"} & {package.name for package in variant.packages}
-
-
 def test_lock_check_without_a_stack_checks_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert int(check.main(args=["--offline", "--json"], standalone_mode=False)) == 0
     found = json.loads(capsys.readouterr().out)
