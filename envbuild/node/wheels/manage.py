@@ -114,7 +114,8 @@ def _prune(path: str, args: Json) -> tuple[bool, Store, Json]:
     now = store.now() if store.use == "read-write" else time.time()
     # What a builder may still be writing is left alone, however short the time asked for.
     before, writing = now - days * _DAY, now - max(days, 1.0) * _DAY
-    removed, kept = [], []
+    removed: list[Json] = []
+    kept: list[Json] = []
     for item in _items(store, before, writing):
         size = paths.size_of(store.place(item.name))
         why = "used since" if _mtime(item.used) >= item.limit else _remove(store, item, dry)
