@@ -143,11 +143,10 @@ def job_lines(plan: Plan, prepared: Prepared, site: JobSite, jobs: tuple[Job, Jo
     target, (asking, building) = prepared.target, jobs
     count = ""
     if not target.scheduler.nodes and not site.asked:
-        count = (
-            f"all nodes in service of {building.queue or 'the default partition'}, as `nodes` is not set; for each: "
-        )
+        where = building.queue or "the default partition"
+        count = f"; `nodes` is not set, so it takes all nodes in service of {where}, and this is of one"
     like = f"; all taken to be like {'this one' if len(plan.nodes) == 1 else 'these'}"
-    text = f"{count}{building.cost()}{like if len(plan.nodes) < building.nodes else ''}"
+    text = f"{building.cost()}{count}{like if len(plan.nodes) < building.nodes else ''}"
     if not site.asked:
         text += f"; {NOT_ASKED}"
     if not target.scheduler.time_limit:
@@ -158,4 +157,4 @@ def job_lines(plan: Plan, prepared: Prepared, site: JobSite, jobs: tuple[Job, Jo
         took = "; ".join(prepared.built_in)
         text += f"; how long {few(built)} compile there is not known{took and f' ({took})'}{cure}"
     first = f"comes first, unless a job has asked the nodes in the last {MAX_AGE / 86400:.0f} days"
-    return [f"facts: {count}{asking.cost()}; {first}", f"job: {text}"]
+    return [f"facts: {asking.cost()}{count}; {first}", f"job: {text}"]

@@ -208,8 +208,8 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
         (
             "azure-nd96",
             "--gres=gpu:8",
-            "all nodes in service of hpc, as `nodes` is not set; for each: 1 node of hpc for at most 2:00:00, "
-            "16 GPU-hours (8 GPUs a node), whole nodes, account lab",
+            "1 node of hpc for at most 2:00:00, 16 GPU-hours (8 GPUs a node), whole nodes, account lab; "
+            "`nodes` is not set, so it takes all nodes in service of hpc, and this is of one",
         ),
     ],
 )
