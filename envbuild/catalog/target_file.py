@@ -19,9 +19,8 @@ class Answers:
     """What somebody says of a target; an empty text leaves it to the shipped target `extends`, of the kind `kind`.
 
     `hosts`: host lists (ssh), the partition (slurm) or the queue (pbs). `login`: where jobs are submitted, when not on
-    this machine; `here`: on this machine, though the shipped target names a host. `user`: None is as ssh says, though
-    the shipped target names one. `nodes`, `time_limit`: of a job. `filesystems`: of a PBS job, parted by commas.
-    `why`: why this profile.
+    this machine. `user`: None is as ssh says, though the shipped target names one. `nodes`, `time_limit`: of a job.
+    `filesystems`: of a PBS job, parted by commas. `why`: why this profile.
     """
 
     kind: str
@@ -32,7 +31,6 @@ class Answers:
     hosts: str = ""
     user: str | None = ""
     login: str = ""
-    here: bool = False
     account: str = ""
     nodes: int = 0
     time_limit: str = ""
@@ -70,14 +68,14 @@ def text(name: str, answers: Answers, beyond: Mapping[str, object]) -> tuple[str
     expects = {"gpu": answers.gpu, "gpus_per_node": answers.gpus_per_node, "driver": answers.driver}
     user = {"user": answers.user} if answers.user != "" else {}
     login = {"host": answers.login, **user} if answers.login else None
-    connection = {"kind": "job", "login": login} if login or answers.here else user
+    connection = {"kind": "job", "login": login} if login else user
     keys: list[tuple[str, str, object]] = [
         ("", "name", name),
         ("what is not said here is as in this shipped target", "extends", answers.extends or answers.kind),
         ("what is built when no stack is named", "stack", answers.stack),
         (answers.why, "profile", answers.profile),
         *_hosts(answers),
-        (_WHO if answers.user or answers.login else "jobs are submitted on this machine", "connection", connection),
+        (_WHO, "connection", connection),
         ("where environments live; {user}, {home}, {data} are filled in on the node", "prefix", answers.prefix),
         ("the hardware; jobs ask for `gpus_per_node` GPUs; what differs is a warning", "expects", _given(expects)),
     ]
@@ -122,7 +120,7 @@ def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
     how = "how a job is asked for; `modules: {load: [NAME]}` loads modules first" + (
         ""
         if answers.time_limit
-        else "; without `time_limit: 2h`, a build's is estimated and `launch --submit` asks for it"
+        else "; without `time_limit: 2h`, a build's is estimated and `launch --submit` needs `--time-limit 2h`"
     )
     if answers.kind == "slurm":
         partition = {"slurm": answers.hosts} if answers.hosts else {}

@@ -339,8 +339,7 @@ def _of_facts(nodes: Mapping[str, NodeFacts], base: Target | None, stack: str | 
     if base is None:
         return replace(observed, stack=stack or _stack_of(observed.kind))
     own = observed.prefix if _kind_of(base) == "local" else ""  # of a cluster, the prefix that its nodes share is known
-    here = base.connection.login is not None
-    return replace(observed, extends=base.name, kind=_kind_of(base), stack=stack or "", prefix=own, here=here)
+    return replace(observed, extends=base.name, kind=_kind_of(base), stack=stack or "", prefix=own)
 
 
 def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> Answers:
@@ -411,9 +410,8 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         extends=base.name,
         stack=stack,
         hosts=hosts,
-        user=user or (None if (base.connection.login or base.connection).user and (kind == "ssh" or login) else ""),
+        user=user or (None if base.connection.user and kind == "ssh" else ""),
         login=login,
-        here=not login and base.connection.login is not None,
         account=account,
         nodes=nodes,
         time_limit=limit,

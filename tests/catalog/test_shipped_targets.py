@@ -71,6 +71,13 @@ def test_the_variables_of_ndv4_name_the_topology_only_where_it_exists() -> None:
     assert shipped("azure-nd96").floors == {"all_reduce_8192_mib_busbw_gbps": 228, "multi_node_busbw_gbps": 185}
 
 
+def test_a_shipped_target_names_nobodys_account_and_no_login_node() -> None:
+    ways = {name: shipped(name).connection for name in list_targets()}
+    assert {way.login for way in ways.values()} == {None}
+    users = {name: way.user for name, way in ways.items() if way.user}
+    assert users == {"aws-p3-16xlarge": "ubuntu", "pods-rtx4090": "root"}, "those of an AMI and of an image"
+
+
 def test_every_example_belongs_to_a_target() -> None:
     assert set(list_facts()) == set(STACKS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import sys
 from pathlib import Path
@@ -86,7 +87,7 @@ def test_bench_prints_its_job_and_launch_its_commands_where_no_scheduler_answers
     words = ["opt-175b", "-t", "azure-nd96"]
     assert bench.main(args=[*words, "--dry-run"], standalone_mode=False) == 0
     out, err = capsys.readouterr()
-    top = "/shared/home/hpcadmin/envbuild"  # of the user who logs in
+    top = f"/shared/home/{getpass.getuser()}/envbuild"  # the target names no other
     for line in (
         "#SBATCH --partition=hpc",
         "#SBATCH --gres=gpu:8",

@@ -221,8 +221,7 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     result = ask("provision", "--target", str(mine), "--facts", target, "--print-script")
     assert (result.exit_code, submit in result.stdout) == (0, True), result.stderr
     assert "the scheduler was not asked. Not known: " in result.stdout and "--hash=sha256:" in result.stdout
-    user, home = ("hpcadmin", "/shared/home/hpcadmin") if target[0] == "a" else (getpass.getuser(), Path.home())
-    assert f"\n# `{{user}}` is {user} and `{{home}}` {home}: " in result.stdout, "as in a launch that is printed here"
+    assert f"\n# `{{user}}` is {getpass.getuser()} and `{{home}}` {Path.home()}: " in result.stdout, "as a launch says"
     assert "\n  export https_proxy=http://proxy:3128\n" in result.stdout.partition("uv venv ")[0], "before downloads"
     assert "this file asks for one node, which builds" in result.stdout
     made = ask("plan", "--target", str(mine), "--facts", target).stdout
