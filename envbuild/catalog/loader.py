@@ -281,11 +281,14 @@ def _extends_error(document: YamlDocument, problem: str, hint: str = "") -> Envb
     return refuse("target-extends", document.name, line, column, problem, hint)
 
 
-def refuse_template(loaded: LoadedTarget) -> None:
-    """Raises EnvbuildError `target-template` (exit 2): a template such as `ssh` leaves `hosts` to be said."""
+def refuse_template(loaded: LoadedTarget, *, contacted: bool = True) -> None:
+    """Raises EnvbuildError `target-template` (exit 2): a template such as `ssh` leaves `hosts` to be said.
+
+    Where no node is `contacted`, a shipped template is accepted: it stands for its machine in a plan or explanation.
+    """
     target, documents = loaded.target, loaded.documents
     matches = placeholders(target)
-    if not matches:
+    if not matches or (loaded.shipped and not contacted):
         return
     line, column = next((documents[0].locate(path) for path, _ in matches if documents[0].holds(path)), (1, 1))
     hosts = "[...]" if (("hosts",), PLACEHOLDER_HOST) in matches else f"{{{target.scheduler.kind}: PARTITION}}"

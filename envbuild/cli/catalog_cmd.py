@@ -235,12 +235,12 @@ def _fit(
 
 
 def _valid(reference: str, *, whole: bool = False) -> tuple[Target, LoadedStack | None]:
-    """A target or template whose stack and profile are there, and the stack; `whole`: a file must be no template."""
+    """A target or template whose stack and profile are there, and the stack; `whole`: an own file is no template."""
     from envbuild.catalog.loader import load_stack, load_target, pick_profile, refuse_template
 
     loaded = load_target(reference, template=True)
-    if whole and not loaded.shipped:
-        refuse_template(loaded)
+    if whole:
+        refuse_template(loaded, contacted=False)
     name = loaded.target.stack
     stack = load_stack(name) if name else None
     if stack is not None:

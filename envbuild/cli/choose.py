@@ -288,10 +288,13 @@ def configured(flags: dict[str, Any]) -> Config:
 
 
 def described_target(flags: dict[str, Any]) -> Target:
-    """The target that is meant, templates too, for verbs that look up what its file says."""
-    from envbuild.catalog.loader import load_target
+    """The target that is meant, shipped templates too, for verbs that look up what its file says."""
+    from envbuild.catalog.loader import load_target, refuse_template
 
-    return load_target(flags["target"] or configured(flags).target, template=True).target
+    loaded = load_target(flags["target"] or configured(flags).target, template=True)
+    if not flags.get("hosts"):  # these fill in what a template leaves open
+        refuse_template(loaded, contacted=False)
+    return loaded.target
 
 
 def absolute(path: str) -> str:

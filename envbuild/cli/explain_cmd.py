@@ -50,7 +50,7 @@ def explain(
 
     Without STACK, it is that of --target. Decisions for nodes need their --facts.
     """
-    from envbuild.catalog.loader import load_stack, load_target, lock_path
+    from envbuild.catalog.loader import load_stack, load_target, lock_path, refuse_template
     from envbuild.explain.text import render_summary, render_text
     from envbuild.explain.view import explain as join
     from envbuild.lock.agreement import choose_profile
@@ -65,7 +65,9 @@ def explain(
     if stack is None:
         raise choose.missing_stack()
     loaded = load_stack(stack)
-    where = load_target(target or "local", {"engine": engine} if engine else None, template=True).target
+    placed = load_target(target or "local", {"engine": engine} if engine else None, template=True)
+    refuse_template(placed, contacted=False)
+    where = placed.target
     chosen = choose_profile(loaded, flags["profile"], where if target else None)
     name = chosen.name
     choose.tell_lock(ui, lock_path(loaded, name))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild import resources
-from envbuild.catalog.loader import load_stack, load_target, lock_path, pick_profile
+from envbuild.catalog.loader import load_stack, load_target, lock_path, pick_profile, refuse_template
 from envbuild.container.base_images import Given, StackImage, find_place, load_containers, read_digests
 from envbuild.container.inside import ImageInputs
 from envbuild.container.recipe import ImageRecipe, make_recipe
@@ -74,7 +74,9 @@ def recipe_for(choice: Choice) -> ImageRecipe:
 
 def image_target(asked: str | None, known: StackImage | None) -> Target:
     """The target of an image: asked for, else what the catalog says. Raises what reading it raises."""
-    return load_target(asked or (known.target if known else "local"), template=True).target
+    loaded = load_target(asked or (known.target if known else "local"), template=True)
+    refuse_template(loaded, contacted=False)
+    return loaded.target
 
 
 def _about(known: StackImage | None, usual: StackImage | None) -> StackImage | None:

@@ -41,7 +41,7 @@ def prepare(
     target = given.target
     if not recorded:
         refuse_unsupported(target, jobs=jobs)
-        loader.refuse_template(given)
+    loader.refuse_template(given, contacted=not recorded)
     reference = choice.stack or given.target.stack
     if reference is None:
         raise EnvbuildError(

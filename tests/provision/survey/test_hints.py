@@ -135,7 +135,7 @@ def test_d78_the_plan_says_what_its_profile_cannot_do(tmp_path: Path) -> None:
     assert "runs:" not in ask(*place, "exact").stdout
     cluster = ("plan", "-s", "megatron-deepspeed-alcf", "-t", "pbs", "--facts", "h200", "--profile")
     assert "for one node" not in ask(*cluster, "ported-cu130").stdout
-    write_file(tmp_path / "two.yaml", "name: two\nextends: pbs\nscheduler: {nodes: 2}\n")
+    write_file(tmp_path / "two.yaml", "name: two\nextends: pbs\nscheduler: {nodes: 2, queue: q, account: a}\n")
     two = [str(tmp_path / "two.yaml") if word == "pbs" else word for word in cluster]
     assert "MPI of the profile ported-cu130 is MPICH of a wheel, for one node" in ask(*two, "ported-cu130").stdout
     assert "`--profile ported-cu130` fits (its MPI serves one node)" in ask(*two, "ported").stdout
@@ -419,6 +419,26 @@ def test_no_job_is_printed_for_a_template_and_no_scheduler_sends_to_facts() -> N
     assert (result.exit_code, "placeholders: `scheduler.account: <your-account>`" in result.stderr) == (2, True)
     result = ask("provision", "--target", "azure-nd96", "--print-script")
     assert "`envbuild plan --facts FILE|NAME` contacts no host" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan --facts azure-nd96",
+        "explain opt-175b",
+        "launch opt-175b",
+        "strategy opt-175b",
+        "image dockerfile opt-175b",
+        "target check",
+    ],
+)
+def test_a_file_that_is_still_a_template_is_refused_also_where_a_shipped_one_is_looked_at(
+    words: str, tmp_path: Path
+) -> None:
+    mine = write_file(tmp_path / "mine.yaml", "name: mine\nextends: slurm\nexpects: {gpus_per_node: 8}\n")
+    result = ask(*words.split(), *(() if words == "target check" else ("--target",)), str(mine))
+    assert (result.exit_code, "error[target-template]: " in result.stderr) == (2, True)
+    assert f"hint: add `hosts: {{slurm: PARTITION}}` to {mine}" in result.stderr
 
 
 _LOAD = "`scheduler: modules:`, if the site has it; or `base_python: PATH` in the target"
