@@ -53,6 +53,9 @@ _PROSE = frozenset("\n\t\u00ad\u200c\u200d")
 _NOT_ASCII = re.compile("[^ -~]")
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_CLOCK = re.compile(r"(?:([0-9]{1,3})-)?([0-9]{1,6})(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
+_COUNT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *([dhms])")
+_IN_UNITS = re.compile(rf"(?:{_COUNT.pattern}(?:ays?|ours?|rs?|in(?:ute)?s?|ec(?:ond)?s?)?[ ,]*)+")
 _LINE_END = re.compile(r"\r+(?=\n|\Z)")
 
 
@@ -169,6 +172,27 @@ def seconds_of(text: str) -> float | None:
     """The seconds of a time as people write it (`90s`, `5m`, `2h`, `30d`, `0.5s`); None where it is none."""
     match = _TIME.fullmatch(text)
     return float(match[1]) * _UNITS[match[2]] if match else None
+
+
+def as_time(text: str) -> str:
+    """A time that other programs write in another way (`1-00:00:00`, `2h30m`, `90 min`), as `24h`; empty if it is none.
+
+    A number alone is minutes, as for Slurm.
+    """
+    if clock := _CLOCK.fullmatch(text):
+        days, first, second, third = (int(part) if part else None for part in clock.groups())
+        if days is None and second is None:
+            return f"{first}m"
+        # Slurm: `D-H[:M[:S]]`, `H:M:S`, `M:S`.
+        by_hours = days is not None or third is not None
+        hours, least, seconds = (first, second, third) if by_hours else (0, first, second)
+        total = float((days or 0) * 86400 + (hours or 0) * 3600 + (least or 0) * 60 + (seconds or 0))
+    elif _IN_UNITS.fullmatch(text.lower()):
+        total = sum(float(count) * _UNITS[unit] for count, unit in _COUNT.findall(text.lower()))
+    else:
+        return ""
+    unit = next(unit for unit in "hms" if total % _UNITS[unit] == 0 or unit == "s")
+    return f"{total / _UNITS[unit]:.0f}{unit}"
 
 
 def minutes(seconds: float) -> str:

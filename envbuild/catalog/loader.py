@@ -19,7 +19,7 @@ from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import HostSource, Target
 from envbuild.node.redact import learn
 from envbuild.regular_file import read_manifest, refuse
-from envbuild.text import did_you_mean
+from envbuild.text import did_you_mean, nearest
 
 MAX_EXTENDS = 8
 PLACEHOLDER_HOST = "<your-hosts>"
@@ -204,12 +204,15 @@ def _find(ref: str, noun: str, base: Path) -> Path:
     if is_path(ref):
         path = base / _expanded(ref)
         if not _is_there(path):
+            near = nearest(path.name, [file.name for end in ("yaml", "yml") for file in path.parent.glob(f"*.{end}")])
             begin = "`envbuild init FILE` writes one" if noun == "target" else "`envbuild init --from DIR` drafts one"
             raise EnvbuildError(
                 f"{noun}-unknown",
                 f"there is no {noun} file {show_value(ref)}",
                 why=f"{path} does not exist",
-                hint=f"{begin}; a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}",
+                hint=f"{begin}; a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}"
+                if not near
+                else f"did you mean `{ref.removesuffix(path.name)}{near}`?",
             )
         return path
     names = _names(f"{noun}s")
@@ -247,7 +250,8 @@ def _need_kind(document: YamlDocument, noun: str) -> None:
         raise refuse("manifest-invalid", document.name, 1, 1, problem, f"a {noun} begins with `name:`{draft}")
     other = "stack" if "profiles" in document.data else "target" if {"extends", "hosts"} & set(document.data) else noun
     if other != noun:
-        hint = f"envbuild {other} check {document.name}"
+        way = {"target": f"--target {document.name}", "stack": document.name}
+        hint = f"type `{way[other]}` after the command; `envbuild {other} check {document.name}` looks for mistakes"
         raise refuse("manifest-invalid", document.name, 1, 1, f"is a {other} file, not a {noun} file", hint)
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from envbuild.catalog.yaml_load import YamlDocument, read_yaml
 from envbuild.errors import EnvbuildError
-from envbuild.model.common import MUST_BE, StrictModel
+from envbuild.model.common import MUST_BE, StrictModel, refusal_of
 from envbuild.node.redact import redact_text
 from envbuild.text import did_you_mean
 
@@ -23,13 +23,6 @@ _LONGEST_VALUE = 60
 _MISSING = object()
 Step = str | int
 Model = TypeVar("Model", bound=StrictModel)
-
-_COMMIT = "must be a full commit or tree hash: 40 lower-case hex digits"
-_TIME = "must be a time: 90s, 40m or 2h"
-_BY_FIELD = {
-    **dict.fromkeys(("commit", "tree", "contains"), _COMMIT),
-    **dict.fromkeys(("time_limit", "start_deadline"), _TIME),
-}
 
 
 def validated(model: type[Model], data: Any, *documents: YamlDocument) -> Model:
@@ -108,15 +101,17 @@ def _problem(item: Any, model: type[StrictModel], data: Any, documents: Sequence
     kind = item["type"]
     path = _real_path(item["loc"], kind, data)
     field = _dotted(path)
-    wanted = path[:-1] if kind == "missing" else path
+    # Of a contradiction, what the user's own file says of it.
+    about = [(*path, key) for key in refusal_of(item).at if documents and documents[0].holds((*path, key))]
+    wanted = about[0] if about else path[:-1] if kind == "missing" else path
     place = next(((document.name, *document.locate(wanted)) for document in documents if document.holds(wanted)), None)
     file, line, column = place or (None, None, None)
     value = item.get("input")
-    says = _says(item, kind, path)
+    says = _says(item, kind)
     has_value = kind not in ("missing", "extra_forbidden") and not isinstance(value, dict | list)
     shown = f": {show_value(value)}" if has_value else ""
     where = f"{file}:{line}:{column}" if place else "given on the command line"
-    hint = _hint(item, says, path, model)
+    hint = _hint(item, says, path, model, data)
     # What a check of ours says is a sentence of its own; what a type says begins with "must".
     is_sentence = kind == "value_error" and not says.startswith(("must ", "has "))
     message = f"{field}{':' if is_sentence else ''} {says}" if field else says
@@ -129,7 +124,7 @@ def _problem(item: Any, model: type[StrictModel], data: Any, documents: Sequence
         "column": column,
         "hint": hint,
         "at": where + shown,
-        "line": f"{where}: {message}{shown}{f' ({hint})' if hint.startswith('did you mean') else ''}",
+        "line": f"{where}: {message}{shown}{f' ({hint})' if hint else ''}",
     }
 
 
@@ -145,19 +140,24 @@ def _dotted(path: tuple[Step, ...]) -> str:
     return field
 
 
-def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel]) -> str:
+def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel], data: Any) -> str:
     """What to write; empty where nobody can know."""
-    kind, value = item["type"], item.get("input")
-    key = str(path[-1]) if path else ""
-    meant = model.hints.get(key, "")
+    kind, value, refusal = item["type"], item.get("input"), refusal_of(item)
+    key = str([*path, *refusal.at[:1]][-1]) if path or refusal.at else ""
+    if refusal.instead:
+        return f"write {key}: {redact_text(refusal.instead)}"
+    if kind == "extra_forbidden" or says == "must be a mapping":
+        meant = model.hints.get(key) or (_inside(model, path) if kind == "extra_forbidden" else "")
+        if meant:
+            return f"write {meant}"
     if kind == "extra_forbidden":
-        meant = meant or _inside(model, path)
-        return f"write {meant}" if meant else did_you_mean(key, _keys_at(model, path[:-1]))
+        return did_you_mean(key, _keys_at(model, path[:-1]))
     if kind == "string_type" and isinstance(value, int | float) and says == MUST_BE[kind]:
         number = " (without them 3.10 is the number 3.1)" if isinstance(value, float) else ""
         return f"put {_dotted(path)} in quotes{number}"
     if kind == "tuple_type" and isinstance(value, str | int | float):
-        return f'write {key}: ["{_bare(value)}"]{f", or {meant}" if meant else ""}'
+        text = _bare(value)
+        return f"write {key}: " + (model.meant(key, text, data) or f'["{text}"]')
     if says == "must be a mapping" and (keys := _keys_at(model, path)):
         return f"write {key}: {{KEY: VALUE}}, KEY being {' or '.join(keys)}"
     if kind == "string_pattern_mismatch" and isinstance(path[-1], int) and re.search(r"\w[:,]\s*\w", str(value)):
@@ -168,13 +168,9 @@ def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel]
     return ""
 
 
-def _says(item: Any, kind: str, path: tuple[Step, ...]) -> str:
-    field = next((step for step in reversed(path) if isinstance(step, str)), "")
-    if kind == "string_type" and field in _BY_FIELD:
-        return _BY_FIELD[field]
+def _says(item: Any, kind: str) -> str:
     if kind == "string_pattern_mismatch":
-        pattern = item.get("ctx", {}).get("pattern", "")
-        return _BY_FIELD.get(field, f"must match {pattern}")
+        return f"must match {item.get('ctx', {}).get('pattern', '')}"
     if kind == "value_error":
         return str(item["msg"]).removeprefix("Value error, ")
     if kind == "literal_error":

@@ -183,7 +183,9 @@ class _Reader:
             place = (*path, key)
             if key in data:
                 problem = f"duplicate key {key!r} (first on line {self.places[place][0]})"
-                raise self.refusal("manifest-invalid", event, problem, "keep one of the two")
+                merge = f"write one `{key}:` with the keys of both"
+                both = "keep one of the two" if not isinstance(data[key], dict) else merge
+                raise self.refusal("manifest-invalid", event, problem, both)
             self.nodes += 1
             self.note(place, event)
             data[key] = self.value(events, next(events), place)

@@ -198,6 +198,7 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
     A shipped template may leave values open; your own file must give them all.
     """
     from envbuild.catalog.loader import is_template, pick_profile
+    from envbuild.provision.survey.hosts import unsupported
 
     def load(reference: str) -> dict[str, Any]:
         target, stack = _valid(reference, whole=True)
@@ -205,6 +206,10 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
             able, why = _fit(stack, pick_profile(stack, target.profile), target)
             if why:
                 ui.warn(f"{reference}: {why}" + (f"; `profile: {able}` fits" if able else ""))
+        if target.doubt:
+            ui.warn(f"{reference}: {target.doubt}")
+        if missing := "; ".join(unsupported(target)):
+            ui.warn(f"{reference}: `provision` does not support {missing} yet; `plan --facts` does")
         if target.expects.gpu and (unknown := _unknown_gpu(target.expects.gpu)):
             ui.warn(f"{reference}: expects.gpu: {unknown}")
         elif several := _several_models(target.expects.gpu):
@@ -455,11 +460,9 @@ def _published(loaded: LoadedStack) -> str:
 
 def _limit(text: str) -> str:
     """An answer that is a time of a target, or none. Raises click.BadParameter, and the question is asked again."""
-    from envbuild.model.target import DURATION
+    from envbuild.model.target import Duration
 
-    if text and not re.match(DURATION, text.strip()):
-        raise click.BadParameter(f"{text!r} is not a time: write 90m or 2h")
-    return text.strip()
+    return _of_type(Duration, text) if text.strip() else ""
 
 
 def _login(text: str) -> str:
@@ -517,15 +520,23 @@ def _several_models(name: str | None, usual: str = "") -> str:
 
 def _prefix(text: str) -> str:
     """An answer that is a prefix. Raises click.BadParameter, and the question is asked again."""
-    from pydantic import TypeAdapter, ValidationError
-
-    from envbuild.model.common import first_mistake
     from envbuild.model.target import PathTemplate
 
+    return _of_type(PathTemplate, text)
+
+
+def _of_type(kind: Any, text: str) -> str:
+    """An answer as a value of a target. Raises click.BadParameter with what to write where that is known."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from envbuild.model.common import first_mistake, refusal_of
+
     try:
-        return TypeAdapter(PathTemplate).validate_python(text.strip())
+        return str(TypeAdapter(kind).validate_python(text.strip()))
     except ValidationError as error:
-        raise click.BadParameter(first_mistake(error).removeprefix("Value error, ")) from None
+        instead = refusal_of(error.errors()[0]).instead.strip('"')
+        says = first_mistake(error).removeprefix("Value error, ")
+        raise click.BadParameter(f"{says}; write {instead}" if instead else says) from None
 
 
 def _kind_of(target: Target) -> str:

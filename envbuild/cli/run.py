@@ -88,16 +88,12 @@ _OPTIONS = {
 }
 
 
-# What targets say and no option does -> the line of the target file.
-_OF_TARGETS = {
-    "--scheduler": "extends: pbs` or `extends: slurm",
-    "--queue": "scheduler: {queue: NAME}",
-    "--partition": "hosts: {slurm: NAME}",
-    "--account": "scheduler: {account: NAME}",
-    "--time-limit": "scheduler: {time_limit: 2h}",
-    "--walltime": "scheduler: {time_limit: 2h}",
-    "--exclusive": "scheduler: {exclusive: true}",
-}
+def _of_targets(option: str) -> str:
+    """What to write in a target file for an option that a command lacks; empty where targets do not say it either."""
+    from envbuild.model.target import Scheduler, Target
+
+    key = option.lstrip("-").replace("-", "_")
+    return Target.hints.get(key) or (f"`scheduler: {{{key}: …}}`" if key in Scheduler.model_fields else "")
 
 
 def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
@@ -113,13 +109,12 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
         if new and error.ctx and any(new in param.opts for param in error.ctx.command.params):
             hint = f"leave {name} out; {new} does without" if new in arguments else f"write {new}"
             return EnvbuildError("usage", f"{name} is no option of `{path}`", hint=hint)
-        if name in _OF_TARGETS:
-            hint = f"write `{_OF_TARGETS[name]}` in the target file; `envbuild init FILE` asks for it"
-            return EnvbuildError("usage", f"{name} is a matter of the target", hint=hint)
-
         # click also guesses what resembles the option only a little.
         known = [option for param in error.ctx.command.params for option in param.opts] if error.ctx else []
         holding = [option for option in known if name.lstrip("-") in option.split("-")]
+        if not holding and (line := _of_targets(name)):
+            hint = f"write {line} in the target file; `envbuild init FILE` asks for it"
+            return EnvbuildError("usage", f"{name} is a matter of the target", hint=hint)
         near = get_close_matches(name, known, 1, cutoff=0.75) or holding
         says = f"{error.message} Did you mean '{near[0]}'?" if near else error.message
     lacks = error.param.name if isinstance(error, click.MissingParameter) and error.param else ""
@@ -128,7 +123,8 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
 
 
 def _report(error: EnvbuildError, *, as_json: bool, verbose: bool) -> int:
-    printers = ((verbose, print_traceback), (as_json, print_error_json), (True, print_error))
+    raised = bool(error.__cause__ or error.__traceback__)  # one of the command line is made, not raised
+    printers = ((verbose and raised, print_traceback), (as_json, print_error_json), (True, print_error))
     for show in (show for wanted, show in printers if wanted):
         drop_broken_streams()
         # Where nobody reads what is said, the exit code still says it.

@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from envbuild.node.redact import looks_secret
 from envbuild.node.variables import may_set
@@ -26,6 +26,36 @@ MUST_BE = {
     "model_type": "must be a mapping",
     "model_attributes_type": "must be a mapping",
 }
+
+
+class RefusedError(ValueError):
+    """What a model does not accept.
+
+    `at`: the keys of a contradiction, the one to change first. `instead`: the value to write, as YAML has it.
+    """
+
+    def __init__(self, says: str, *at: str, instead: str = "") -> None:
+        """`says` is the sentence of the error."""
+        super().__init__(says)
+        self.at, self.instead = at, instead
+
+
+def refusal_of(item: Any) -> RefusedError:
+    """The refusal behind a mistake of pydantic; of one that pydantic found itself, an empty one."""
+    error = item.get("ctx", {}).get("error")
+    return error if isinstance(error, RefusedError) else RefusedError("")
+
+
+def text_of(pattern: str, says: str, instead: Callable[[str], str] = lambda _: "") -> BeforeValidator:
+    """For a text of `pattern`: refuses all else with a sentence, and what to write where `instead` knows it."""
+
+    def check(value: object) -> object:
+        if not (isinstance(value, str) and re.fullmatch(pattern, value)):
+            meant = instead(str(value))
+            raise RefusedError(says, instead=meant if re.fullmatch(pattern, meant) else "")
+        return value
+
+    return BeforeValidator(check)
 
 
 def mistakes(error: ValidationError) -> list[str]:
@@ -63,6 +93,11 @@ class StrictModel(BaseModel):
 
     # What to write for a key that people know from another tool, or write in another way.
     hints: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def meant(cls, key: str, value: str, data: Any) -> str:  # noqa: ARG003 - for models that look at other keys
+        """What to write where the plain `data` of a file has one `value` for the list `key`; empty: a list of it."""
+        return ""
 
     def to_json_dict(self) -> dict[str, Any]:
         """JSON-ready dict without unset optionals (`None`), with the names that files use (`if`, not `if_`)."""
@@ -119,6 +154,11 @@ def _abs_path(value: str) -> str:
 
 
 def _host_name(value: str) -> str:
+    user, at, host = value.rpartition("@")
+    if at and HOST.match(host):
+        raise ValueError(
+            f"must be a host name or address without a user: write {host} here, and `user: {user}` beside it"
+        )
     if not HOST.match(value):
         raise ValueError("must be a host name or address: letters, digits, dots, colons, underscores and inner dashes")
     return value
@@ -176,7 +216,9 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 PackageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$")]
 ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]
-Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+_COMMIT = r"^[0-9a-f]{40}$"
+_FULL = text_of(_COMMIT, "must be a full commit or tree hash: 40 lower-case hex digits")
+Commit = Annotated[str, StringConstraints(pattern=_COMMIT), _FULL]
 TreeHash = Commit
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 PythonVersion = Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]

@@ -2,18 +2,32 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from envbuild.model.common import AbsPath, EnvName, HostName, Name, Port, StrictModel, Text, settable
+from envbuild.model.common import (
+    AbsPath,
+    EnvName,
+    HostName,
+    Name,
+    Port,
+    RefusedError,
+    StrictModel,
+    Text,
+    settable,
+    text_of,
+)
 from envbuild.model.stack import BaseKind, EnvironmentValue
+from envbuild.text import as_time
 
 RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
 _PATH = re.compile(r"(?:/[A-Za-z0-9._+-]+)+")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 NODE_FILE = "nodefile"  # `hosts: {pbs: nodefile}`: the nodes that the job gets
 _UNFILLED = re.compile(r"\$\{?[A-Za-z_]|<[\w-]+>")  # what a shell or a reader would fill in
+# What they would fill in -> our placeholder for it.
+_MEANT = {r"^~(?=/|$)|\$\{?HOME\}?": "{home}", r"\$\{?USER\}?|<(?:your-)?user(?:name)?>": "{user}"}
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
 
 _PROXY = re.compile(r"(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
@@ -84,11 +98,15 @@ def _device(value: str) -> str:
 
 def _path_template(value: str) -> str:
     """An absolute path that may begin with, and hold, the placeholders of `Target`."""
+    meant = value
+    for pattern, placeholder in _MEANT.items():
+        meant = re.sub(pattern, placeholder, meant)
+    instead = f'"{meant}"' if meant != value and not _UNFILLED.search(meant) else ""
     unknown = set(_PLACEHOLDERS.findall(value)) - {"{user}", "{home}", "{data}"}
     if unknown or "{{" in value or "}}" in value or _UNFILLED.search(value):
-        raise ValueError("only the placeholders {user}, {home} and {data} can be used")
+        raise RefusedError("only the placeholders {user}, {home} and {data} can be used", instead=instead)
     if not value.startswith(("/", "{home}", "{data}")):
-        raise ValueError("must be absolute, or begin with {home} or {data}")
+        raise RefusedError("must be absolute, or begin with {home} or {data}", instead=instead)
     if ".." in value.split("/"):
         raise ValueError("must not hold '..'")
     if ":" in value:
@@ -118,8 +136,8 @@ PathTemplate = Annotated[Text, AfterValidator(_path_template)]
 Requested = Annotated[Text, AfterValidator(_requested)]
 FileText = Annotated[Text, AfterValidator(not_option)]
 Host = Annotated[Text, AfterValidator(_host)]
-DURATION = r"^[1-9][0-9]{0,5}[smh]$"
-Duration = Annotated[str, Field(pattern=DURATION)]
+_DURATION = r"^[1-9][0-9]{0,5}[smh]$"
+Duration = Annotated[str, Field(pattern=_DURATION), text_of(_DURATION, "must be a time: 90s, 40m or 2h", as_time)]
 
 
 class ContainerSettings(StrictModel):
@@ -320,8 +338,23 @@ class Expectation(StrictModel):
     driver: Text | None = None
     peer_access: bool | None = None
 
+    @model_validator(mode="after")
+    def _a_model_has_gpus(self) -> Self:
+        if self.gpu and self.gpus_per_node == 0:
+            says = f"`gpus_per_node: 0` and `gpu: {self.gpu}` contradict each other"
+            raise RefusedError(says, "gpus_per_node", "gpu")
+        return self
 
-_GPUS = "`expects: {gpus_per_node: 8}`; a job asks for GPUs as its site has them"
+
+_GPUS = "`expects: {gpus_per_node: 8}`, also for jobs"
+_TIME = "`scheduler: {time_limit: 2h}`"
+# Folders that every Linux has for itself.
+_OWN_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - compared with, not written to
+
+
+def _kind(part: object) -> str:
+    """The `kind:` of a part of a target file that nobody has looked at yet."""
+    return str(part.get("kind")) if isinstance(part, dict) else ""
 
 
 class Target(StrictModel):
@@ -340,7 +373,8 @@ class Target(StrictModel):
     holds the environment (`image`). `privilege`: `none`; envbuild never becomes root, and `sudo` is refused.
     `delivery`: who fetches packages and sources: the node, the controller, or (`auto`) the controller if only it can.
     `cache`: a folder where uv keeps unpacked packages for the next build (default: none). `tmp`: the folder for build
-    files (default: `<prefix>/tmp`). `store`: the wheel store (default `<prefix>/store/wheels`; nodes may share it).
+    files, best on each node's own disk (default: `<prefix>/tmp`). `store`: the wheel store (default
+    `<prefix>/store/wheels`; nodes may share it).
     `build_jobs`: how many compile jobs run at once (default: from cores and memory). `environment`: variables for
     builds, tests and every use of the environment. `expects`: the hardware; what differs is a warning. `floors`: least
     values of figures that the smoke test measures. `smoke_nodes`: how many nodes take part in the joint smoke test, the
@@ -349,7 +383,10 @@ class Target(StrictModel):
     """
 
     hints: ClassVar[Mapping[str, str]] = {
-        "hosts": "`hosts: {slurm: NAME}` for a partition",
+        "scheduler": "`extends: slurm` or `extends: pbs`",
+        "time": _TIME,
+        "walltime": _TIME,
+        "python": "`interpreter: PATH`, or `python:` in the profile of the stack",
         "partition": "`hosts: {slurm: NAME}`",
         "gpus": _GPUS,
         "gres": _GPUS,
@@ -383,6 +420,12 @@ class Target(StrictModel):
     floors: dict[Name, float] = {}
     smoke_nodes: Annotated[int, Field(ge=0, le=20000)] | None = None
 
+    @classmethod
+    def meant(cls, key: str, value: str, data: Any) -> str:
+        """One name as `hosts` is the partition of a job of Slurm."""
+        by = _kind(data.get("scheduler")) if key == "hosts" and _kind(data.get("connection")) == "job" else ""
+        return {"slurm": f"{{slurm: {value}}}", "pbs": f"{{pbs: {NODE_FILE}}}"}.get(by, "")
+
     @property
     def installer(self) -> Literal["venv", "conda"]:
         """The engine of the lock's variants that fit: what makes an environment, on a node or inside an image."""
@@ -398,6 +441,23 @@ class Target(StrictModel):
         """The partition of Slurm whose nodes are meant: that which gives the hosts, else the scheduler's queue."""
         named = self.hosts.slurm if isinstance(self.hosts, HostSource) else None
         return named or self.scheduler.queue
+
+    @property
+    def doubt(self) -> str:
+        """Why nodes may not see the prefix that they are said to share; empty where nothing speaks against it."""
+        if self.placement != "shared" or self.connection.kind == "local":
+            return ""
+        above = (self.tmp or "").rpartition("/")[0]
+        # A folder of the user's own says nothing of the disk that it is on.
+        disk = self.tmp if not above or "{" in above else above
+        folder = next((f for f in (*_OWN_FOLDERS, disk) if f and f"{self.prefix}/".startswith(f"{f}/")), None)
+        if folder is None:
+            return ""
+        holds = " (`tmp:` is there)" if folder == disk else ""
+        return (
+            f"`prefix: {self.prefix}` is on each node's own disk if {folder}{holds} is, and `placement: shared` needs "
+            "a folder that all nodes see; for a prefix on each node write `placement: node-local` and `shared: FOLDER`"
+        )
 
     @property
     def joint_floors(self) -> dict[str, float]:
@@ -425,24 +485,27 @@ class Target(StrictModel):
     def _hosts_fit_the_connection(self) -> Self:
         if self.connection.kind == "local" and self.hosts != ("localhost",):
             others = "`envbuild init lab.yaml --extends ssh` describes others"
-            raise ValueError(f"a target with `connection: local` has one host, localhost; {others}")
+            says = f"a target with `connection: local` has one host, localhost; {others}"
+            raise RefusedError(says, "hosts", "connection")
         if not self.hosts:
-            raise ValueError("`hosts` is empty")
+            raise RefusedError("`hosts` is empty", "hosts")
         return self
 
     @model_validator(mode="after")
     def _the_scheduler_fits(self) -> Self:
         kind, hosts = self.scheduler.kind, self.hosts
         if self.connection.kind == "job" and kind == "none":
-            raise ValueError("connection: job needs `scheduler: {kind: slurm}` or `{kind: pbs}`")
+            says = "connection: job needs `scheduler: {kind: slurm}` or `{kind: pbs}`"
+            raise RefusedError(says, "scheduler", "connection")
         if isinstance(hosts, HostSource) and (hosts.slurm or hosts.pbs) and kind not in hosts.given:
-            raise ValueError(f"hosts from {next(iter(hosts.given))} need a scheduler of that kind")
+            says = f"hosts from {next(iter(hosts.given))} need a scheduler of that kind"
+            raise RefusedError(says, "hosts", "scheduler")
         asked = self.scheduler
         if kind == "slurm" and (asked.queue or asked.queues or asked.resources or asked.filesystems):
             says = "queue, queues, resources and filesystems are of PBS; Slurm has `hosts: {slurm: PARTITION}`"
-            raise ValueError(says)
+            raise RefusedError(says, "scheduler", "hosts")
         if kind == "pbs" and asked.qos:
-            raise ValueError("qos is of Slurm; PBS has `scheduler: {queue: NAME}`")
+            raise RefusedError("qos is of Slurm; PBS has `scheduler: {queue: NAME}`", "scheduler")
         return self
 
     @model_validator(mode="after")
@@ -450,16 +513,19 @@ class Target(StrictModel):
         if self.connection.kind != "job":
             return self
         kind, given = self.scheduler.kind, self.hosts.given if isinstance(self.hosts, HostSource) else {}
+        about = ("hosts", "connection", "scheduler")
         if kind == "slurm" and not given.get("slurm"):
-            raise ValueError("a job of Slurm runs on the nodes of a partition: write `hosts: {slurm: PARTITION}`")
+            raise RefusedError(
+                "a job of Slurm runs on the nodes of a partition: write `hosts: {slurm: PARTITION}`", *about
+            )
         if kind == "pbs" and given.get("pbs") != NODE_FILE:
-            raise ValueError("a job of PBS runs on the nodes that it gets: write `hosts: {pbs: nodefile}`")
+            raise RefusedError("a job of PBS runs on the nodes that it gets: write `hosts: {pbs: nodefile}`", *about)
         return self
 
     @model_validator(mode="after")
     def _placement_fits_the_engine(self) -> Self:
         if self.placement == "image" and self.engine != "container":
-            raise ValueError("placement: image needs engine: container")
+            raise RefusedError("placement: image needs engine: container", "placement", "engine")
         return self
 
 

@@ -133,12 +133,12 @@ def plan_warnings(
     """What a user should read before the work begins; gigabytes for a missing GPU come first."""
     heavy: dict[str, list[str]] = {}
     by_text: dict[str, list[str]] = {}
-    clear = _in_clear(target)
+    of_target = [*filter(None, (target.doubt, _in_clear(target)))]
     for node in nodes:
         if node.nothing_to_do:
             continue
-        if clear:
-            by_text.setdefault(clear, []).append(node.node)
+        for text in of_target:
+            by_text.setdefault(text, []).append(node.node)
         for item in node.resolution.decisions:
             if item.verdict in ("warn", "patch"):
                 group = heavy if item.rule == "cuda-without-gpu" else by_text

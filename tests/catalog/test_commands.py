@@ -153,7 +153,7 @@ def test_a_file_of_the_other_kind_is_named_with_the_command_for_it(
     assert main([noun, "show", str(path)]) == ExitCode.USAGE
     err = capsys.readouterr().err
     assert f"is a {other} file, not a {noun} file" in err
-    assert f"hint: envbuild {other} check {path}" in err
+    assert f"after the command; `envbuild {other} check {path}` looks for mistakes" in err
 
 
 @pytest.mark.parametrize(("verb", "near"), [("stack", "torch-smoke"), ("target", "local")])

@@ -175,7 +175,15 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nhosts: {}", "exactly one of"),
         ("extends: slurm\nhosts: {slurm: -p}", "start with '-'"),
         ("extends: slurm\nhosts: [gpu1]", "write `hosts: {slurm: PARTITION}`"),
-        ("extends: slurm\nhosts: hpc", 'write hosts: ["hpc"], or `hosts: {slurm: NAME}` for a partition'),
+        ("extends: slurm\nhosts: hpc", "write hosts: {slurm: hpc}"),
+        ("extends: ssh\nhosts: gpu01", 'write hosts: ["gpu01"]'),
+        ("hosts: [gpu1]\nextends: slurm", "mine.yaml:2:1"),
+        ("extends: slurm\nconnection: {login: {host: me@login1}}", "write login1 here, and `user: me` beside it"),
+        ("extends: slurm\nprefix: ~/envs", 'write prefix: "{home}/envs"'),
+        ("extends: slurm\nscheduler: slurm", "write `extends: slurm` or `extends: pbs`"),
+        ("extends: slurm\nwrong: 1\nwalltime: 1\ngpus: 8", "is an unknown key (write `scheduler: {time_limit: 2h}`)"),
+        ("extends: azure-nd96\nexpects: {gpus_per_node: 0}", "and `gpu: A100-SXM4-80GB` contradict each other"),
+        ("extends: slurm\nscheduler: {nodes: 1}\nscheduler: {qos: a}", "write one `scheduler:` with the keys of both"),
         ("extends: pbs\nhosts: {pbs: ./nodes}", "write `hosts: {pbs: nodefile}`"),
         ("extends: slurm\npartition: hpc", "write `hosts: {slurm: NAME}`"),
         ("extends: slurm\nscheduler: {account: a b; rm}", "must have letters, digits and"),
@@ -190,7 +198,7 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nengine: [venv\nprefix: '{home}/envs'", "check the indentation, brackets and quotes of line"),
         ("extends: slurm\nlogin: null", "write `connection: {login: …}`"),
         ("extends: slurm\nscheduler: {modules: cuda}", "write modules: {KEY: VALUE}, KEY being use or load"),
-        ("extends: slurm\nprefix: /shared/$USER/envs", "only the placeholders {user}, {home} and {data}"),
+        ("extends: slurm\nprefix: /shared/$USER/envs", 'write prefix: "/shared/{user}/envs"'),
         ("extends: slurm\nprefix: /shared/<user>/envs", "only the placeholders {user}, {home} and {data}"),
         ("extends: local\nplacement: image", "needs engine: container"),
         ("extends: local\nengine: docker", "must be 'venv', 'conda' or 'container'"),
@@ -201,3 +209,37 @@ def test_a_target_that_contradicts_itself_is_refused(text: str, says: str, tmp_p
     with fails("manifest-invalid") as caught:
         own(tmp_path, text + "\n")
     assert says in f"{caught.value.what}\n{caught.value.why}\n{caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("02:00:00", "2h"), ("1-00:00:00", "24h"), ("1-12", "36h"), ("0-00:30", "30m"), ("90:00", "90m"),
+        ("120", "120m"), ("2h30m", "150m"), ("2 h", "2h"), ("2d", "48h"), ("90 min", "90m"), ("1.5h", "90m"),
+        ("1 hour 5 seconds", "3605s"), ("0", ""), ("0:00", ""), ("99999-00", ""), ("soon", ""), ("2x", ""),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_time_in_another_form_is_refused_with_the_one_to_write(typed: str, meant: str, tmp_path: Path) -> None:
+    with fails("manifest-invalid") as caught:
+        own(tmp_path, f"extends: azure-nd96\nscheduler: {{time_limit: '{typed}'}}\n")
+    assert caught.value.what == "scheduler.time_limit must be a time: 90s, 40m or 2h"
+    assert caught.value.hint == (f"write time_limit: {meant}" if meant else "")
+
+
+@pytest.mark.parametrize(
+    ("text", "folder"),
+    [
+        ("prefix: /mnt/resource_nvme/me/envbuild", "/mnt/resource_nvme (`tmp:` is there)"),
+        ("prefix: /tmp/envbuild", "/tmp"),
+        ("prefix: /mnt/resource_nvme2/envbuild", ""),
+        ("prefix: '{home}/envbuild'\ntmp: '{home}/tmp'", ""),
+        ("prefix: /scratch/{user}/envbuild\ntmp: /scratch/{user}/tmp", ""),
+        ("prefix: /scratch/envbuild\ntmp: /scratch", "/scratch (`tmp:` is there)"),
+        ("prefix: /tmp/envbuild\nplacement: node-local\nshared: /shared/me", ""),
+        ("prefix: /tmp/envbuild\ntmp: null\nconnection: {kind: local}\nhosts: [localhost]", ""),
+    ],
+)
+def test_a_shared_prefix_on_a_disk_of_the_node_is_doubted(text: str, folder: str, tmp_path: Path) -> None:
+    doubt = own(tmp_path, f"extends: azure-nd96\n{text}\n").doubt
+    assert (f"own disk if {folder} is, and `placement: shared`" in doubt) if folder else doubt == ""

@@ -179,6 +179,11 @@ def test_a_target_file_with_a_number_for_a_gpu_and_a_time_in_other_units_is_told
     file.write_text("{name: lab, extends: azure-nd96, scheduler: {time_limit: 30min}}")
     result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
     assert "scheduler.time_limit must be a time: 90s, 40m or 2h" in result.output
+    assert "hint: write time_limit: 30m\n" in result.output
+    file.write_text("{name: lab, extends: slurm, hosts: {slurm: hpc}, connection: {kind: ssh}, prefix: /tmp/envs}")
+    result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
+    assert (result.exit_code, result.output.count("warning: ")) == (0, 2)
+    assert "`provision` does not support hosts named by slurm: hpc yet" in result.output
 
 
 def test_yes_asks_nothing_and_names_what_is_still_open(tmp_path: Path) -> None:
@@ -258,8 +263,12 @@ def test_facts_name_the_prefix_for_every_user() -> None:
 
 
 def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_changed(tmp_path: Path) -> None:
-    relative = init(tmp_path, answers=("ssh", "", "a", "", "relative/prefix"))
+    relative = init(
+        tmp_path, answers=("slurm", "", "a", "", "", "", "2:00:00", "2h", "relative/prefix", "~/envs", "$USER")
+    )
     assert relative.exit_code == 2 and "Error: must be absolute" in relative.output
+    for says in ("90s, 40m or 2h; write 2h", "{home} or {data}; write {home}/envs", "can be used; write {user}"):
+        assert says in relative.output
     bad = init(tmp_path, answers=("ssh", "", "-x", "", "", ""))
     assert isinstance(bad.exception, EnvbuildError) and bad.exception.code == "manifest-invalid"
     asked = init(tmp_path, answers=("slurm", "", "hpc", "me@", "a@b@login1", "me@login1", "", "1", "1h", "/p", "", ""))

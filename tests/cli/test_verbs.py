@@ -20,7 +20,6 @@ from envbuild.cli.choose import Time
 from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
 from envbuild.cli.help_code import codes, explanation
-from envbuild.cli.run import _OF_TARGETS
 from envbuild.cli.verbs import COMMANDS, NAMES, SECTIONS, cli
 from envbuild.init.write import _SEVERITY
 from envbuild.model.common import Level
@@ -461,7 +460,7 @@ def test_an_option_of_an_old_name_or_another_verb_answers_with_what_to_type(
 @pytest.mark.parametrize(
     ("words", "guess"),
     [
-        (["plan", "--gpus", "4"], ""),
+        (["plan", "--wrong", "4"], ""),
         (["plan", "--tagret", "local"], " Did you mean '--target'?"),
         (["bench", "opt-175b", "--gpus", "4"], " Did you mean '--gpus-per-node'?"),
     ],
@@ -482,14 +481,41 @@ def test_strategy_takes_the_number_of_gpus_from_the_target(
 
 
 @pytest.mark.parametrize(
-    "words", [["provision", "--queue", "gpu"], ["launch", "--submit", "--account", "x"], ["bench", "--exclusive"]]
+    ("words", "line"),
+    [
+        (["provision", "--queue", "gpu"], "`scheduler: {queue: …}`"),
+        (["launch", "--submit", "--account", "x"], "`scheduler: {account: …}`"),
+        (["bench", "--exclusive"], "`scheduler: {exclusive: …}`"),
+        (["plan", "--walltime", "2h"], "`scheduler: {time_limit: 2h}`"),
+        (["plan", "--scheduler", "pbs"], "`extends: slurm` or `extends: pbs`"),
+        (["plan", "--gpus", "4"], "`expects: {gpus_per_node: 8}`, also for jobs"),
+    ],
 )
 def test_an_option_that_a_target_stands_for_names_the_line_of_its_file(
-    capsys: pytest.CaptureFixture[str], words: list[str]
+    capsys: pytest.CaptureFixture[str], words: list[str], line: str
 ) -> None:
     assert main(words) == 2
-    key = next(word for word in words if word in _OF_TARGETS)
-    assert f"{key} is a matter of the target\nhint: write `{_OF_TARGETS[key]}` in the target" in capsys.readouterr().err
+    key = [word for word in words if word.startswith("--")][-1]
+    assert f"{key} is a matter of the target\nhint: write {line} in the target file; " in capsys.readouterr().err
+
+
+def test_an_error_of_the_command_line_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--verbose", "plan"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "error[usage]: --verbose stands before the command\nhint: write `envbuild plan --verbose`\n"
+    )
+
+
+def test_a_target_file_in_the_place_of_a_stack_and_one_that_is_not_there_name_what_to_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "my-azure.yaml"
+    mine.write_text("name: mine\nextends: slurm\n")
+    assert main(["plan", str(mine)]) == 2
+    assert f"hint: type `--target {mine}` after the command; `envbuild target check {mine}`" in capsys.readouterr().err
+    assert main(["plan", "--target", f"{tmp_path}/my-azure.yml"]) == 2
+    assert f"hint: did you mean `{mine}`?\n" in capsys.readouterr().err
 
 
 def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(
