@@ -276,6 +276,12 @@ def test_gigabytes_for_a_missing_gpu_are_said_first() -> None:
     assert any("expects 8 GPUs" in text for text in plan.warnings[1:])
 
 
+def test_a_plan_doubts_a_shared_prefix_on_a_disk_of_the_node() -> None:
+    where = target(placement="shared", connection={"kind": "ssh"}, hosts=["a", "b"], prefix="/tmp/envbuild")
+    (warning,) = [text for text in planned(node_facts("cpu-laptop"), where=where).warnings if "own disk" in text]
+    assert warning.startswith("`prefix: /tmp/envbuild` is on each node's own disk if /tmp is")
+
+
 def test_variables_that_look_secret_are_named_without_their_values() -> None:
     values = {
         "HF_TOKEN": "hf_value",
