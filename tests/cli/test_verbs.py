@@ -43,7 +43,7 @@ def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("code", "ending", "says"),
     [
-        ("disk-full", "exit code 75 (try again)", "hint: name a larger disk"),
+        ("disk-full", "exit code 75 (try again)", "hint: make room, or name a larger disk"),
         ("drift", "exit code 1 (check failed)", "differs from its lock or stamp"),
         ("torch-python", "a rule that decides which variant fits", "has a wheel for this Python"),
         ("kit-file-differs", "exit code 5 (integrity)", "is not the file that kit.json lists"),
