@@ -135,7 +135,8 @@ def test_threads_that_take_pythons_lock_are_waited_for_without_it(tmp_path: Path
         include = ["-I.", f"-I{sysconfig.get_paths()['include']}"]
         command = ["g++", "-std=c++20", "-shared", "-fPIC", *include, TRANSFER, "-o", "shm_tensor_new_rdma.so"]
         subprocess.run(command, cwd=folder, check=True, timeout=120)
-        running = subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE)
+        # Unbuffered: what is read with the first line would be lost to communicate().
+        running = subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE, bufsize=0)
         assert running.stdout is not None and running.stdout.readline() == b"waits\n"
         try:
             ended[name] = running.communicate(timeout=60 if name == "after" else 0.5)[0].decode()
