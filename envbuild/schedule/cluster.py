@@ -12,7 +12,7 @@ import re
 import secrets
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from envbuild.errors import EnvbuildError
@@ -109,23 +109,34 @@ def submit_host(target: Target) -> Runner:
 class Scheduler(ABC):
     """The adapter of one cluster. `runner` runs its programs where jobs are submitted.
 
-    `suffix`: ending of a script's file. `submits` and `cancels`: the programs that begin and end a job. `away`: their
-    messages if no server answers, `unknown_job` what they say of a job that does not exist. `mine`:
-    command that lists the user's jobs. `limits`: what a refused job may have exceeded. `render` makes the script of a
-    job (and a note to the person who submits it, or none), `render_body` one that runs a bash script on its first node
-    and prints where it was submitted; both are pure.
+    `suffix`: ending of a script's file. `submits`, `shows` and `cancels`: the programs that begin, show and end a job.
+    `away`: their messages if no server answers, `unknown_job` what they say of a job that does not exist. `mine`:
+    command that lists the user's jobs. `limits`: what a refused job may have exceeded. `reruns`: a job may be requeued,
+    and its script knows how often.
+
+    Of a script: `number` and `rank` are the shell's words for the job's id and a node's rank, `digits` an arithmetic
+    expression of the id, `hosts` a redirection that brings the names of the nodes, `count` how many they are, `opening`
+    lines of its own with the name of the `{log}`. `runs`: a note and what starts a program on every `node`, `once` on
+    the first, or the `text` of bash on every node.
     """
 
     name: ClassVar[str]
     suffix: ClassVar[str]
     submits: ClassVar[tuple[str, ...]]
+    shows: ClassVar[tuple[str, ...]]
     cancels: ClassVar[str]
     away: ClassVar[re.Pattern[str]]
     unknown_job: ClassVar[re.Pattern[str]]
     mine: ClassVar[str]
     limits: ClassVar[str]
-    render: Callable[[Job, str], str]
-    render_body: Callable[[Job, str], str]
+    reruns: ClassVar[bool]
+    number: ClassVar[str]
+    digits: ClassVar[str]
+    rank: ClassVar[str]
+    hosts: ClassVar[str]
+    count: ClassVar[str]
+    opening: ClassVar[tuple[str, ...]]
+    runs: ClassVar[Mapping[str, tuple[str, str]]]
 
     def __init__(self, runner: Runner) -> None:
         """Nothing is asked yet."""
@@ -136,16 +147,55 @@ class Scheduler(ABC):
         """Where the jobs of a target get their nodes. Raises EnvbuildError if the scheduler does not know the place."""
 
     @abstractmethod
-    def attempt(self, state: JobState) -> int:
-        """Which run of its script a job is in, as the script counts it: a requeued one runs again."""
-
-    @abstractmethod
     def bad_nodes(self, nodes: tuple[str, ...]) -> dict[str, str]:
         """Those of `nodes` that take no jobs now, with the reason: an epilog may drain a node after a job."""
 
+    @staticmethod
     @abstractmethod
+    def directives(job: Job, *, here: bool) -> list[str]:
+        """What a job asks for; its log goes into its folder, or `here`, where it is submitted. Pure.
+
+        Raises EnvbuildError `job-path-unusable` (exit 2).
+        """
+
+    @abstractmethod
+    def parse(self, shown: str, number: str) -> JobState | None:
+        """The state of a job in what `shows` printed; None when it is not there. Pure."""
+
+    @abstractmethod
+    def more_of(self, job: Job, number: str, state: JobState | None) -> JobState | None:
+        """The state with what else is known of a job; None: what is known of one that nothing is shown of."""
+
+    @classmethod
+    def render(cls, job: Job, by_hand: str = "") -> str:
+        """The file of a job; `by_hand`: a note to the person who submits it. Pure. Raises as `directives`."""
+        log = script.log_name(job, "$JOB_ID")
+        body = [*script.preamble(job, cls.number, by_hand), *(line.format(log=log) for line in cls.opening), ""]
+        body += script.master(cls.hosts, cls.digits, cls.rank, cls.count.format(nodes=job.nodes))
+        for step in job.steps:
+            body += ["", *script.step_lines(step, cls.runs)]
+        return "\n".join([*script.head(job, cls.directives(job, here=False), by_hand), *body, ""])
+
+    @classmethod
+    def render_body(cls, job: Job, text: str) -> str:
+        """The file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
+        begins = script.head(job, cls.directives(job, here=True), f" Submit it with `{cls.submits[0]} FILE`.")
+        return "\n".join([*begins, *script.modules(job), text.removeprefix("#!/usr/bin/env bash\n")])
+
+    def attempt(self, state: JobState) -> int:
+        """Which run of its script a job is in, as the script counts it: a requeued one runs again."""
+        return state.restarts if self.reruns else 0
+
     def poll(self, job: Job, number: str) -> JobState:
-        """The state of a job. Raises SchedulerUnavailableError if the scheduler does not answer."""
+        """The state of a job; once it is forgotten, what is known otherwise, or its own status file says.
+
+        Raises SchedulerUnavailableError if the scheduler does not answer now.
+        """
+        done = self.runner.run([*self.shows, number], timeout=TIMEOUT)
+        state = self.parse(done.out, number)
+        if state is None and not self.unknown_job.search(done.err + done.out):
+            raise SchedulerUnavailableError(failure_text(done))
+        return self.more_of(job, number, state) or self.by_status_file(job, number)
 
     def submit(self, job: Job) -> str:
         """Submit it and return its number, without a server or cluster name.

@@ -9,22 +9,19 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import QueueLimits, Target
 from envbuild.node.read_text import integer
-from envbuild.schedule import script
-from envbuild.schedule.cluster import TIMEOUT, Scheduler, failure_text
+from envbuild.schedule.cluster import TIMEOUT, Scheduler
 from envbuild.schedule.job import (
     Failure,
     Gres,
     Job,
     JobState,
-    JobText,
     Phase,
-    SchedulerUnavailableError,
     Share,
-    Step,
     clock_text,
     seconds_of,
 )
@@ -288,55 +285,8 @@ def _hosts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.split(r"[/.]", part, maxsplit=1)[0] for part in text.split("+") if part))
 
 
-# PALS tells a rank its number as PALS_RANKID and PMI_RANK; Open MPI's mpiexec has a name of its own.
-_RANK = '"${PALS_RANKID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}}"'
-
-
-def render(job: Job, by_hand: str = "") -> str:
-    """The qsub file of a job; `by_hand`: a note to the person who submits it.
-
-    Raises EnvbuildError `job-path-unusable` (exit 2).
-    """
-    # The job id is `123.server`, of an array `123[4].server`.
-    body = script.preamble(job, '"${PBS_JOBID%%.*}"', by_hand)
-    body += [
-        "",
-        "# PBS puts the job's output into place only after it has ended.",
-        f'exec >> "$output/{script.log_name(job, "$JOB_ID")}" 2>&1',
-    ]
-    body += ["", *script.master('< "$PBS_NODEFILE"', "${JOB_ID%%[!0-9]*}", _RANK, str(job.nodes))]
-    for step in job.steps:
-        body += ["", *_step(step)]
-    return "\n".join([*script.head(job, [*_directives(job), f"#PBS -o {_path(job.output)}"], by_hand), *body, ""])
-
-
-def render_body(job: Job, text: str) -> str:
-    """The qsub file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
-    return script.around(job, _directives(job), "qsub", text)
-
-
-def _directives(job: Job) -> list[str]:
-    gpus = {job.gres.name: job.gpus_per_node} if job.gres is not None else {}
-    chunk = {"ncpus": job.cpus_per_node, **gpus, "mem": f"{job.memory_gib}gb" if job.memory_gib else None}
-    # What the target's own words ask for stands.
-    named = asks_for(job.constraints or "")
-    select = [f"select={job.nodes}", *(f"{key}={value}" for key, value in chunk.items() if value and key not in named)]
-    if job.constraints:
-        select.append(job.constraints)
-    # `excl` gives a vnode, and a host may be several.
-    resources = [":".join(select), f"place=scatter{':exclhost' if job.whole_nodes else ''}"]
-    if job.time_limit:
-        resources.append(f"walltime={clock_text(job.time_limit)}")
-    if job.filesystems:
-        resources.append(f"filesystems={':'.join(job.filesystems)}")
-    resources += job.resources
-    # PBS allows 15 characters for a name in its older versions.
-    # Without -S it is the user's login shell that reads the script, whatever its first line says.
-    options = [f"-N {job.name[:15]}", "-S /bin/bash", *(f"-l {resource}" for resource in resources)]
-    options += [f"-{letter} {value}" for letter, value in (("q", job.queue), ("A", job.account)) if value]
-    # -V is never given: qstat then prints JSON that is none (openpbs issue 2541), and a login node's variables mislead.
-    # -r n: PBS tells a script nothing of how often it ran, and the same command of envbuild submits a lost job again.
-    return [f"#PBS {option}" for option in (*options, "-r n", "-j oe")]
+# PALS's mpiexec: processes, one a node. It ends all of them when one fails.
+_MPIEXEC = 'mpiexec --envall -n {count} --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none'
 
 
 def _path(folder: str) -> str:
@@ -351,34 +301,59 @@ def _path(folder: str) -> str:
     return f"{folder}/"
 
 
-def _step(step: Step) -> list[str]:
-    if isinstance(step, JobText):
-        # mpiexec ends all ranks when one fails.
-        return script.piece(step, mpiexec('"$NNODES"'))
-    if step.each == "node":
-        return script.program("# Once on every node.", mpiexec('"$NNODES"'), step.argv)
-    return script.program("# Once, on the first node.", mpiexec("1"), step.argv)
-
-
-def mpiexec(count: str) -> str:
-    """PALS's mpiexec for `count` processes (a word of the shell), one a node."""
-    return f'mpiexec --envall -n {count} --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none'
-
-
 class Pbs(Scheduler):
     """The programs of one server of PBS."""
 
-    name, suffix, submits, cancels = "PBS", "qsub", ("qsub",), "qdel"
+    name, suffix, submits, shows, cancels = "PBS", "qsub", ("qsub",), ("qstat", "-x", "-f"), "qdel"
     away = re.compile(r"cannot connect|connection (refused|reset)|timed out|end of file|communication failure", re.I)
     unknown_job = re.compile(r"unknown job id|job has finished", re.IGNORECASE)
     mine = "qstat -u $USER"
     limits = "the queue's limits: `qstat -Qf QUEUE`; queue, account, time and file systems are in the target file"
-    render = staticmethod(render)
-    render_body = staticmethod(render_body)
+    reruns = False
+    # The job id is `123.server`, of an array `123[4].server`.
+    number, digits = '"${PBS_JOBID%%.*}"', "${JOB_ID%%[!0-9]*}"
+    # PALS tells a rank its number as PALS_RANKID and PMI_RANK; Open MPI's mpiexec has a name of its own.
+    rank = '"${PALS_RANKID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}}"'
+    hosts, count = '< "$PBS_NODEFILE"', "{nodes}"
+    opening = (
+        "",
+        "# PBS puts the job's output into place only after it has ended.",
+        'exec >> "$output/{log}" 2>&1',
+    )
+    runs: ClassVar = {
+        "node": ("# Once on every node.", _MPIEXEC.format(count='"$NNODES"')),
+        "once": ("# Once, on the first node.", _MPIEXEC.format(count="1")),
+        "text": ("# Once on every node; the first that fails ends all.", _MPIEXEC.format(count='"$NNODES"')),
+    }
 
-    def attempt(self, state: JobState) -> int:
-        """Its jobs are not rerun (`-r n`); PBS may count one up all the same that did not come to start."""
-        return 0
+    @staticmethod
+    def directives(job: Job, *, here: bool) -> list[str]:
+        """Its options for qsub. Raises EnvbuildError `job-path-unusable` (exit 2)."""
+        gpus = {job.gres.name: job.gpus_per_node} if job.gres is not None else {}
+        chunk = {"ncpus": job.cpus_per_node, **gpus, "mem": f"{job.memory_gib}gb" if job.memory_gib else None}
+        # What the target's own words ask for stands.
+        named = asks_for(job.constraints or "")
+        select = [
+            f"select={job.nodes}",
+            *(f"{key}={value}" for key, value in chunk.items() if value and key not in named),
+        ]
+        if job.constraints:
+            select.append(job.constraints)
+        # `excl` gives a vnode, and a host may be several.
+        resources = [":".join(select), f"place=scatter{':exclhost' if job.whole_nodes else ''}"]
+        if job.time_limit:
+            resources.append(f"walltime={clock_text(job.time_limit)}")
+        if job.filesystems:
+            resources.append(f"filesystems={':'.join(job.filesystems)}")
+        resources += job.resources
+        # PBS allows 15 characters for a name in its older versions.
+        # Without -S it is the user's login shell that reads the script, whatever its first line says.
+        options = [f"-N {job.name[:15]}", "-S /bin/bash", *(f"-l {resource}" for resource in resources)]
+        options += [f"-{letter} {value}" for letter, value in (("q", job.queue), ("A", job.account)) if value]
+        # -V is never given: qstat then prints JSON that is none (openpbs issue 2541), and variables of a login node
+        # mislead. -r n: PBS tells a script nothing of how often it ran, and the same command submits a lost job again.
+        options += ["-r n", "-j oe", *([] if here else [f"-o {_path(job.output)}"])]
+        return [f"#PBS {option}" for option in options]
 
     def pool(self, target: Target) -> Queues:
         """The queues that jobs of a target may go to, and what their nodes offer.
@@ -400,17 +375,13 @@ class Pbs(Scheduler):
             return {}
         return bad_nodes(parse_nodes(self.runner.run(["pbsnodes", *nodes], timeout=TIMEOUT).out))
 
-    def poll(self, job: Job, number: str) -> JobState:
-        """What PBS says, its history included; once it has forgotten the job, what the job's own status file says.
+    def parse(self, shown: str, number: str) -> JobState | None:
+        """What PBS says, its history included."""
+        return parse_job(shown, number)
 
-        Raises SchedulerUnavailableError when the server does not answer now.
-        """
-        done = self.runner.run(["qstat", "-x", "-f", number], timeout=TIMEOUT)
-        state = parse_job(done.out, number)
-        if state is not None:
-            # One without an exit status may still have left its own: then it was not deleted in the queue.
-            code = self.left(job, number) if state.ended and state.exit is None else None
-            return state if code is None else replace(state, phase=Phase.DONE, exit=code, failure=None)
-        if not self.unknown_job.search(done.err + done.out):
-            raise SchedulerUnavailableError(failure_text(done))
-        return self.by_status_file(job, number)
+    def more_of(self, job: Job, number: str, state: JobState | None) -> JobState | None:
+        """A job without an exit status may still have left its own: then it was not deleted in the queue."""
+        if state is None or not state.ended or state.exit is not None:
+            return state
+        code = self.left(job, number)
+        return state if code is None else replace(state, phase=Phase.DONE, exit=code, failure=None)

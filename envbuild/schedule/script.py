@@ -5,9 +5,9 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from envbuild.schedule.job import Job, JobText
+from envbuild.schedule.job import Job, JobStep, JobText, Step
 from envbuild.text import comment
 
 
@@ -66,12 +66,6 @@ def head(job: Job, directives: Iterable[str], note: str = "") -> list[str]:
     return [first, *notes, *directives, *(comment(f"warning: {text}") for text in job.warnings()), ""]
 
 
-def around(job: Job, directives: Iterable[str], program: str, text: str) -> str:
-    """The file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
-    begins = head(job, directives, f" Submit it with `{program} FILE`.")
-    return "\n".join([*begins, *modules(job), text.removeprefix("#!/usr/bin/env bash\n")])
-
-
 def modules(job: Job) -> list[str]:
     """`module use` and `module load`; before strict mode, which the programs of modules were not written for."""
     if job.modules is None:
@@ -81,28 +75,26 @@ def modules(job: Job) -> list[str]:
     return ["# What the site's programs need.", *lines, ""]
 
 
-def program(note: str, run: str, argv: Iterable[str]) -> list[str]:
-    """A program that `run` starts, which then knows its rank."""
-    return [note, f"{run} \\", '  bash -c "$with_rank" step \\', f"  {words(argv)}"]
-
-
 # The launcher's own exit code may be that of a node that was ended because another one had failed.
 _NODE = 'bash -c "$1" run; code=$?; [ "$code" = 0 ] || (set -C; echo "$code" > "$JOB_ENDED") 2>/dev/null; exit "$code"'
 
 
-def piece(step: JobText, run: str) -> list[str]:
-    """A piece of bash, which the job's script runs as a program of its own, or `run` starts on every node.
+def step_lines(step: Step, runs: Mapping[str, tuple[str, str]]) -> list[str]:
+    """A program that is started and then knows its rank, or a piece of bash, which runs as a program of its own.
 
-    The job ends with the exit code of the first node that fails.
+    `runs`: as of `Scheduler`. The job ends with the exit code of the first node on which a piece of bash fails.
     """
     if step.each == "batch":
         return ["# On the first node.", f"NODE_RANK=0 {words(('bash', '-c', step.text))}"]
+    note, launcher = runs["text" if isinstance(step, JobText) else step.each]
+    started = [f"{launcher} \\", '  bash -c "$with_rank" step \\']
+    if isinstance(step, JobStep):
+        return [note, *started, f"  {words(step.argv)}"]
     return [
-        "# Once on every node; the first that fails ends all.",
+        note,
         'export JOB_ENDED="$output/ended-$JOB_ID"',
         'rm -f -- "$JOB_ENDED"',
-        f"{run} \\",
-        '  bash -c "$with_rank" step \\',
+        *started,
         f"  {words(('bash', '-c', _NODE, 'node', step.text))} || {{",
         "    code=$?",
         '    [ ! -s "$JOB_ENDED" ] || code=$(cat "$JOB_ENDED")',

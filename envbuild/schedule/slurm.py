@@ -6,23 +6,21 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.target import Target
 from envbuild.node.read_text import integer
 from envbuild.schedule import script
-from envbuild.schedule.cluster import TIMEOUT, Scheduler, failure_text
+from envbuild.schedule.cluster import TIMEOUT, Scheduler
 from envbuild.schedule.job import (
     Failure,
     Gres,
     Job,
     JobState,
-    JobText,
     Phase,
-    SchedulerUnavailableError,
     Share,
-    Step,
 )
 
 _PHASES = {
@@ -239,11 +237,6 @@ def parse_bad_nodes(text: str) -> dict[str, str]:
 
 _EVERYWHERE = '--nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1'
 _STEP = "--kill-on-bad-exit=0 --wait=0 --cpu-bind=none"
-_FOR_OWN_SRUN = [
-    "# An srun of the run itself: tasks and their processors are as it says, not the job's one task a node.",
-    "unset SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK",
-]
-_NODES = '< <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
 
 
 def time_text(seconds: int) -> str:
@@ -251,46 +244,6 @@ def time_text(seconds: int) -> str:
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock
-
-
-def render(job: Job, by_hand: str = "") -> str:
-    """The sbatch file of a job; `by_hand`: a note to the person who submits it.
-
-    Raises EnvbuildError `job-path-unusable` (exit 2).
-    """
-    body = [*script.preamble(job, '"$SLURM_JOB_ID"', by_hand), *_FOR_OWN_SRUN]
-    body += ["", *script.master(_NODES, "SLURM_JOB_ID", '"$SLURM_PROCID"', '"$SLURM_JOB_NUM_NODES"')]
-    for step in job.steps:
-        body += ["", *_step(step)]
-    return "\n".join([*script.head(job, _directives(job), by_hand), *body, ""])
-
-
-def render_body(job: Job, text: str) -> str:
-    """The sbatch file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
-    return script.around(job, _directives(job, here=True), "sbatch", text)
-
-
-def _directives(job: Job, *, here: bool = False) -> list[str]:
-    """`here`: the log goes where the file is submitted."""
-    options = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1"]
-    if job.whole_nodes:
-        # Exclusive nodes come with all processors, but with the default share of memory.
-        options += ["--exclusive", "--mem=0"]
-    elif job.cpus_per_node:
-        options.append(f"--cpus-per-task={job.cpus_per_node}")
-    if job.gpus_per_node and job.gres is not None:
-        options.append(f"--gres={':'.join(filter(None, (job.gres.name, job.gres.type, str(job.gpus_per_node))))}")
-    if job.time_limit:
-        options.append(f"--time={time_text(job.time_limit)}")
-    named = {"partition": job.queue, "account": job.account, "qos": job.qos, "constraint": job.constraints}
-    options += [f"--{name}={_plain(value)}" for name, value in named.items() if value]
-    if here:
-        return [f"#SBATCH {option}" for option in (*options, "--output=%x-%j.log")]
-    # The second run of a requeued job writes below the first.
-    log = _path(f"{job.output}/{script.log_name(job, '%j')}", job.output)
-    more = ["--requeue", "--open-mode=append", f"--output={log}", f"--chdir={_path(job.output, '')}"]
-    note = "# If a node fails, Slurm runs this job again, from its start; --no-requeue prevents it."
-    return [*(f"#SBATCH {option}" for option in options), note, *(f"#SBATCH {option}" for option in more)]
 
 
 def _plain(value: str) -> str:
@@ -311,22 +264,11 @@ def _path(path: str, folder: str) -> str:
     return f'"{path}"' if shlex.quote(path) != path else path
 
 
-def _step(step: Step) -> list[str]:
-    if isinstance(step, JobText):
-        return script.piece(step, f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none")
-    if step.each == "node":
-        comment = "# Once on every node; a node that fails does not stop the others."
-        where = _EVERYWHERE
-    else:
-        comment = "# Once, on the first node."
-        where = "--nodes=1 --ntasks=1 --relative=0"
-    return script.program(comment, f"srun {where} {_STEP}", step.argv)
-
-
 class Slurm(Scheduler):
     """The programs of one cluster of Slurm."""
 
     name, suffix, submits, cancels = "Slurm", "sbatch", ("sbatch", "--parsable"), "scancel"
+    shows = ("scontrol", "show", "job", "--oneliner")
     away = re.compile(
         r"unable to contact slurm controller|socket timed out|connection refused|slurm backup controller"
         r"|zero bytes were|could not establish a configuration source",
@@ -335,25 +277,57 @@ class Slurm(Scheduler):
     unknown_job = re.compile(r"invalid job id", re.IGNORECASE)
     mine = "squeue --me"
     limits = "the partition's limits: `scontrol show partition`; account, time and nodes are in the target file"
-    render = staticmethod(render)
-    render_body = staticmethod(render_body)
+    reruns = True
+    number, digits, rank = '"$SLURM_JOB_ID"', "SLURM_JOB_ID", '"$SLURM_PROCID"'
+    hosts, count = '< <(scontrol show hostnames "$SLURM_JOB_NODELIST")', '"$SLURM_JOB_NUM_NODES"'
+    opening = (
+        "# An srun of the run itself: tasks and their processors are as it says, not the job's one task a node.",
+        "unset SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK",
+    )
+    runs: ClassVar = {
+        "node": (
+            "# Once on every node; a node that fails does not stop the others.",
+            f"srun {_EVERYWHERE} {_STEP}",
+        ),
+        "once": ("# Once, on the first node.", f"srun --nodes=1 --ntasks=1 --relative=0 {_STEP}"),
+        "text": (
+            "# Once on every node; the first that fails ends all.",
+            f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none",
+        ),
+    }
 
-    def attempt(self, state: JobState) -> int:
-        """SLURM_RESTART_COUNT of the job's last run."""
-        return state.restarts
+    @staticmethod
+    def directives(job: Job, *, here: bool) -> list[str]:
+        """Its options for sbatch. Raises EnvbuildError `job-path-unusable` (exit 2)."""
+        options = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1"]
+        if job.whole_nodes:
+            # Exclusive nodes come with all processors, but with the default share of memory.
+            options += ["--exclusive", "--mem=0"]
+        elif job.cpus_per_node:
+            options.append(f"--cpus-per-task={job.cpus_per_node}")
+        if job.gpus_per_node and job.gres is not None:
+            options.append(f"--gres={':'.join(filter(None, (job.gres.name, job.gres.type, str(job.gpus_per_node))))}")
+        if job.time_limit:
+            options.append(f"--time={time_text(job.time_limit)}")
+        named = {"partition": job.queue, "account": job.account, "qos": job.qos, "constraint": job.constraints}
+        options += [f"--{name}={_plain(value)}" for name, value in named.items() if value]
+        if here:
+            return [f"#SBATCH {option}" for option in (*options, "--output=%x-%j.log")]
+        # The second run of a requeued job writes below the first.
+        log = _path(f"{job.output}/{script.log_name(job, '%j')}", job.output)
+        more = ["--requeue", "--open-mode=append", f"--output={log}", f"--chdir={_path(job.output, '')}"]
+        note = "# If a node fails, Slurm runs this job again, from its start; --no-requeue prevents it."
+        return [*(f"#SBATCH {option}" for option in options), note, *(f"#SBATCH {option}" for option in more)]
 
-    def poll(self, job: Job, number: str) -> JobState:
-        """What Slurm says; once it has forgotten the job, what accounting or the job's own status file say.
+    def parse(self, shown: str, number: str) -> JobState | None:
+        """What slurmctld says."""
+        return parse_job(shown)
 
-        Raises SchedulerUnavailableError when slurmctld does not answer now.
-        """
-        done = self.runner.run(["scontrol", "show", "job", "--oneliner", number], timeout=TIMEOUT)
-        state = parse_job(done.out) if done.ok else None
-        if state is not None:
-            return self._by_steps(number, state) if state.phase is Phase.DONE and not state.good else state
-        if not self.unknown_job.search(done.err + done.out):
-            raise SchedulerUnavailableError(failure_text(done))
-        return self._accounted(number) or self.by_status_file(job, number)
+    def more_of(self, job: Job, number: str, state: JobState | None) -> JobState | None:
+        """Of a job that failed, what accounting knows of its steps; of one that is forgotten, all that it knows."""
+        if state is None:
+            return self._accounted(number)
+        return self._by_steps(number, state) if state.phase is Phase.DONE and not state.good else state
 
     def _by_steps(self, number: str, state: JobState) -> JobState:
         """A job that failed, with what accounting knows of its steps: one may have been killed for memory."""

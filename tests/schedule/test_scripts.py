@@ -12,8 +12,9 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Modules
-from envbuild.schedule import pbs, slurm
 from envbuild.schedule.job import Gres, Job, JobStep, JobText
+from envbuild.schedule.pbs import Pbs
+from envbuild.schedule.slurm import Slurm
 from tests.schedule.jobs import job, training
 from tests.support.fails import fails
 from tests.support.programs import completed, executable
@@ -31,24 +32,24 @@ TEXTS = (
     JobText(text="run --at {MASTER_ADDR}:{MASTER_PORT} 'it''s $HOME'\n"),
 )
 CASES: dict[str, tuple[Callable[[Job], str], Job]] = {
-    "slurm_probe": (slurm.render, job(time_limit=300)),
-    "slurm_training": (slurm.render, training()),
-    "slurm_launch": (slurm.render, training(steps=TEXTS)),
-    "pbs_launch": (pbs.render, training(**POLARIS, steps=TEXTS)),
-    "slurm_no_gres": (slurm.render, training(gres=None, exclusive=False, constraints=None)),
-    "slurm_shared": (slurm.render, job(gpus_per_node=1, gres=Gres(), cpus_per_node=12, nodes=1)),
-    "slurm_modules": (slurm.render, job(modules=MODULES)),
-    "pbs_modules": (pbs.render, job(modules=MODULES, time_limit=600)),
-    "pbs_body": (lambda asked: pbs.render_body(asked, BODY), job(nodes=1, modules=MODULES, account="proj-1")),
-    "slurm_body": (lambda asked: slurm.render_body(asked, BODY), job(nodes=1)),
-    "pbs_probe": (pbs.render, job(time_limit=300)),
-    "pbs_polaris": (pbs.render, training(**POLARIS)),
-    "pbs_ngpus": (pbs.render, job(gpus_per_node=4, gres=Gres(name="ngpus"), queue="gpu")),
+    "slurm_probe": (Slurm.render, job(time_limit=300)),
+    "slurm_training": (Slurm.render, training()),
+    "slurm_launch": (Slurm.render, training(steps=TEXTS)),
+    "pbs_launch": (Pbs.render, training(**POLARIS, steps=TEXTS)),
+    "slurm_no_gres": (Slurm.render, training(gres=None, exclusive=False, constraints=None)),
+    "slurm_shared": (Slurm.render, job(gpus_per_node=1, gres=Gres(), cpus_per_node=12, nodes=1)),
+    "slurm_modules": (Slurm.render, job(modules=MODULES)),
+    "pbs_modules": (Pbs.render, job(modules=MODULES, time_limit=600)),
+    "pbs_body": (lambda asked: Pbs.render_body(asked, BODY), job(nodes=1, modules=MODULES, account="proj-1")),
+    "slurm_body": (lambda asked: Slurm.render_body(asked, BODY), job(nodes=1)),
+    "pbs_probe": (Pbs.render, job(time_limit=300)),
+    "pbs_polaris": (Pbs.render, training(**POLARIS)),
+    "pbs_ngpus": (Pbs.render, job(gpus_per_node=4, gres=Gres(name="ngpus"), queue="gpu")),
 }
 
 
 def test_a_quality_of_service_is_asked_for_where_the_target_names_one() -> None:
-    assert "#SBATCH --qos=high\n" in slurm.render(job(qos="high"))
+    assert "#SBATCH --qos=high\n" in Slurm.render(job(qos="high"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -84,7 +85,7 @@ def test_the_run_s_own_srun_takes_over_no_tasks_and_processors_of_the_job(tmp_pa
     shown = JobText(text=f"env | grep -E '^({'|'.join(names)})=' || echo none\n", each="batch")
     batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
     given = dict(zip(names, ("1", "64", "cpu=64"), strict=True))
-    done = _run(slurm.render(job(output=str(tmp_path), steps=(shown,))), tmp_path, **batch, **given)
+    done = _run(Slurm.render(job(output=str(tmp_path), steps=(shown,))), tmp_path, **batch, **given)
     assert (done.returncode, done.stdout) == (0, "none\n"), done.stderr
 
 
@@ -94,7 +95,7 @@ HOSTILE = ("printf", "<%s>", "$(id)", "`id`", "it's", 'a"b', "a b", "{MASTER_ADD
 def test_programs_of_a_slurm_job_get_their_arguments_as_they_are(tmp_path: Path) -> None:
     asked = job(steps=(JobStep(argv=HOSTILE),), output=str(tmp_path), variables={"GREETING": "it's $(id)"})
     env = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0"}
-    done = _run(slurm.render(asked), tmp_path, **env)
+    done = _run(Slurm.render(asked), tmp_path, **env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("<$(id)><`id`><it's><a\"b><a b><n1:13456><{OTHER}><\\>")
     assert "[--ntasks-per-node=1]" in done.stdout
@@ -107,7 +108,7 @@ def test_variables_reach_the_program_and_foreign_ones_do_not(tmp_path: Path) -> 
         steps=(JobStep(argv=("bash", "-c", code)),), output=str(tmp_path), variables={"GREETING": 'it\'s $(id) \\ "q"'}
     )
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "1"}
-    done = _run(slurm.render(asked), tmp_path, PYTHONPATH="/evil", **env)
+    done = _run(Slurm.render(asked), tmp_path, PYTHONPATH="/evil", **env)
     assert done.stdout.endswith('it\'s $(id) \\ "q"|none|1|2')
 
 
@@ -117,7 +118,7 @@ def test_a_pbs_job_leaves_log_and_status_in_its_folder(tmp_path: Path, code: int
     nodes.write_text("x3001\nx3002\n")
     asked = job(steps=(JobStep(argv=("bash", "-c", f"echo at {{MASTER_ADDR}}; exit {code}")),), output=str(tmp_path))
     env = {"PBS_JOBID": "42.server-01", "PBS_NODEFILE": str(nodes), "PALS_RANKID": "0"}
-    done = _run(pbs.render(asked), tmp_path, **env)
+    done = _run(Pbs.render(asked), tmp_path, **env)
     assert done.returncode == code
     assert (tmp_path / "status-42").read_text() == f"{code}\n"
     log = (tmp_path / "envbuild-probe-42.log").read_text()
@@ -125,7 +126,7 @@ def test_a_pbs_job_leaves_log_and_status_in_its_folder(tmp_path: Path, code: int
     assert log.endswith("at x3001\n")
 
 
-@pytest.mark.parametrize("render", [slurm.render, pbs.render])
+@pytest.mark.parametrize("render", [Slurm.render, Pbs.render])
 def test_modules_are_loaded_before_anything_and_one_that_is_missing_ends_the_job(
     tmp_path: Path, render: Callable[[Job], str]
 ) -> None:
@@ -148,20 +149,20 @@ def test_modules_are_loaded_before_anything_and_one_that_is_missing_ends_the_job
 def test_what_a_target_itself_asks_pbs_for_is_asked_for_once() -> None:
     own = {**POLARIS, "constraints": "system=polaris:mem=400gb:ncpus=32"}
     asked = "#PBS -l select=2:ngpus=4:system=polaris:mem=400gb:ncpus=32\n"
-    assert asked in pbs.render(training(**own))
+    assert asked in Pbs.render(training(**own))
 
 
 def test_a_pbs_job_never_takes_the_variables_of_a_login_node_along() -> None:
     for asked in (job(), training(**POLARIS)):
-        assert "#PBS -V" not in pbs.render(asked)
+        assert "#PBS -V" not in Pbs.render(asked)
 
 
 @pytest.mark.parametrize("output", ["/a b", "/a:b", "/a'b", "/a%b"])
 def test_pbs_refuses_a_folder_that_its_directives_cannot_name(output: str) -> None:
     with fails("job-path-unusable", match="cannot write"):
-        pbs.render(job(output=output))
+        Pbs.render(job(output=output))
 
 
 def test_slurm_refuses_a_folder_that_its_directives_cannot_name() -> None:
     with pytest.raises(EnvbuildError, match="cannot write"):
-        slurm.render(job(output='/a"b'))
+        Slurm.render(job(output='/a"b'))

@@ -118,7 +118,7 @@ def test_a_job_asks_for_gpus_as_the_site_calls_them_and_for_as_many_as_the_targe
     assert (four.gpus_per_node, four.cpus_per_node) == (4, 48)
     said = shared.target.scheduler.model_copy(update={"cpus_per_node": 10})
     own = replace(shared, target=shared.target.model_copy(update={"scheduler": said})).job("x", steps, "/o", 60)
-    assert "#SBATCH --cpus-per-task=10\n" in Slurm(Here()).render(own)
+    assert "#SBATCH --cpus-per-task=10\n" in Slurm.render(own)
     blind = site({"idle": 2}, expects={"gpus_per_node": 8}).job("x", steps, "/o", 60)
     assert blind.whole_nodes
     assert blind.warnings()
@@ -126,7 +126,7 @@ def test_a_job_asks_for_gpus_as_the_site_calls_them_and_for_as_many_as_the_targe
 
 def test_a_job_loads_the_modules_of_the_target_before_anything_else() -> None:
     given = {"modules": {"use": ["/soft/modulefiles"], "load": ["conda/1"]}}
-    script = Slurm(Here()).render(site({"idle": 2}, scheduler=given).job("x", [JobStep(argv=("true",))], "/o", 60))
+    script = Slurm.render(site({"idle": 2}, scheduler=given).job("x", [JobStep(argv=("true",))], "/o", 60))
     assert script.startswith("#!/bin/bash -l\n")
     assert "module use /soft/modulefiles || exit 1\nmodule load conda/1 || exit 1\n" in script
 
