@@ -142,11 +142,10 @@ def _packed(pyz: bytes) -> str:
     return base64.b64encode(zlib.compress(pyz, 3)).decode()
 
 
-def build_script(request: dict[str, Any], pyz: bytes, nonce: str, shared: str = "", *, follow: bool = False) -> str:
+def build_script(request: dict[str, Any], pyz: bytes, nonce: str, *, follow: bool = False) -> str:
     """The sh text for one node. `nonce` is hexadecimal; `request` as in the node protocol.
 
-    `shared`: a folder that the node shares with others, whose tools may have a Python too (absolute path). `follow`:
-    the node program ends with the ssh session that runs the text.
+    `follow`: the node program ends with the ssh session that runs the text.
     """
     if not re.fullmatch(r"[0-9a-f]{16,64}", nonce):
         raise ValueError("nonce must be hexadecimal")
@@ -157,16 +156,42 @@ def build_script(request: dict[str, Any], pyz: bytes, nonce: str, shared: str = 
         "BEGIN": _marker("begin", nonce),
         "END": _marker("end", nonce),
         "PREFIX": shlex.quote(str(request["prefix"])),
-        "SHARED": shlex.quote(shared),
+        "SHARED": "''",
         "PYZ": _packed(pyz),
         "REQUEST": base64.b64encode(json.dumps(request, allow_nan=False).encode()).decode(),
         "LOADER": _LOADER,
         "VERB": verb,
         "FOLLOW": f"{CONNECTION}=ansible.builtin.ssh" if follow else "",
     }
+    return _filled(_bootstrap(), values)
+
+
+def look_script(prefix: str, shared: str) -> str:
+    """The part of it that only looks: a line for each finding, up to the Python that can run the node program.
+
+    `shared`: a folder that the node shares with others, whose tools may have a Python too (absolute path).
+    """
+    looks, last, _ = _bootstrap().partition('say python "$python"\n')
+    return _filled(looks + last, {"BEGIN": "", "PREFIX": shlex.quote(prefix), "SHARED": shlex.quote(shared)})
+
+
+def _bootstrap() -> str:
     text = (Path(__file__).parent / "bootstrap.sh").read_text(encoding="utf-8")
-    code = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+
+
+def _filled(code: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values[match.group(1)], code)
+
+
+def read_findings(data: bytes) -> dict[str, str]:
+    """By its key what sh itself found; the first of each counts."""
+    findings: dict[str, str] = {}
+    for line in data.split(b"\n"):
+        key, _, value = line.decode("utf-8", "replace").partition("=")
+        if key:
+            findings.setdefault(key, value)
+    return findings
 
 
 def _marker(which: str, nonce: str) -> str:
@@ -193,11 +218,7 @@ def parse_output(data: bytes, nonce: str, node: str = "localhost", log: str = ""
     body, marker, _ = (b"\n" + rest).rpartition(end)
     if not marker:
         raise _garbled(node, "contact-failed", "the probe ended early", log[-300:].strip(), log)
-    findings: dict[str, str] = {}
-    for line in body.split(b"\n"):
-        key, _, value = line.decode("utf-8", "replace").partition("=")
-        if key:
-            findings.setdefault(key, value)
+    findings = read_findings(body)
     code = findings.pop("exit", "")
     number = int(code) if re.fullmatch(r"[0-9]{1,3}", code) else None
     text = findings.pop("response", "")

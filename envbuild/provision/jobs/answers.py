@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import posixpath
-import re
-import secrets
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,7 +13,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.node.protocol import Exit
 from envbuild.node.read_text import integer
 from envbuild.node.redact import redact_text
-from envbuild.provision.contact.first_contact import ContactResult, parse_output
+from envbuild.provision.contact.first_contact import ContactResult, read_findings
 from envbuild.provision.contact.payload import read_answer
 from envbuild.provision.jobs.asked import PROGRESS, Asked
 from envbuild.provision.jobs.site import JobSite, finish, place, run_to_end
@@ -30,39 +28,31 @@ ASK_SECONDS = 5.0
 
 
 def ask_in_job(work: Run, site: JobSite, asked: Asked, limit: int) -> dict[str, dict[str, ContactResult]]:
-    """One job of `limit` seconds at most; every node of it has an answer to every verb, or an error that says why not.
+    """One job of `limit` seconds at most; every node of it has an answer to every request, or an error that says why.
 
     What is asked `once` has an answer of the node that was asked alone, and what comes `after` only where all went
     well before. Raises EnvbuildError as submitting and waiting do, `job-…` where no node answered anything, and
     `prefix-not-shared` (exit 7).
     """
     runner, scheduler, folder = site.runner, site.scheduler, asked.folder
-    nonce = secrets.token_hex(16)
-    place(runner, folder, asked.files(nonce))
+    place(runner, folder, asked.files())
     job = asked.job(site, limit)
-    number, state = _followed(work, site, job) if asked.program else run_to_end(work, site, job)
-    attempt = last_attempt(runner, folder, scheduler.attempt(state))
-    raw = collect(runner, attempt, ".json")
+    number, state = _followed(work, site, job)
+    left = collect(runner, folder, scheduler.attempt(state))
     failed = None if state.good else job_error(number, state, scheduler.logs(job, number, 4096))
-    if not raw:
-        error = first_death(failed, state.nodes, runner, attempt) if failed else not_shared(folder, number)
-        finish(work, site, job, number, state, good=False)
-        raise error
-
-    def answers_of(node: str, verbs: Iterable[str]) -> dict[str, ContactResult]:
-        read = parse_output if asked.program is None else plain
-        return {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed, read) for verb in verbs}
-
-    responses = {node: answers_of(node, asked.requests) for node in sorted({*raw, *state.nodes})}
+    nodes = {node: left.get(node, {}) for node in sorted({*left, *state.nodes})}
+    responses = {node: _answers(node, asked.requests, files, failed) for node, files in nodes.items()}
     if all(answer.exit == 0 for answers in responses.values() for answer in answers.values()):
         for node, answers in responses.items():
-            answers |= answers_of(node, asked.after)
-    for node, got in raw.items():
-        responses[node] |= answers_of(node, [verb for verb in asked.once if verb in got])
-    if failed is not None:
-        _tell_phases(responses, failed, runner, attempt)
-    good = all(answer.error is None for answers in responses.values() for answer in answers.values())
-    finish(work, site, job, number, state, good=good)
+            answers |= _answers(node, asked.after, nodes[node], failed)
+    for node, files in left.items():
+        responses[node] |= _answers(node, [name for name in asked.once if f"{name}.json" in files], files, failed)
+    answered = [answer.error is None for answers in responses.values() for answer in answers.values()]
+    finish(work, site, job, number, state, good=bool(left) and all(answered))
+    if failed is not None and not any(answered):
+        raise first_death(nodes, failed)
+    if not left:
+        raise not_shared(folder, number)
     return responses
 
 
@@ -91,24 +81,22 @@ def _teller(work: Run) -> Callable[[str, Mapping[str, Any]], None]:
     return tell
 
 
-def _answer(
-    node: str, data: bytes | None, nonce: str, failed: EnvbuildError | None,
-    read: Callable[[bytes, str, str], ContactResult] = parse_output,
-) -> ContactResult:  # fmt: skip
-    if data is None:
-        return ContactResult.failed(node, failed or EnvbuildError(
-            "node-silent", f"{node} was in the job and did not finish", hint="see the log of the job",
-            details={"node": node},
-        ))  # fmt: skip
-    try:
-        return read(data, nonce, node)
-    except EnvbuildError as error:
-        # What ended the job has cut off the answer, too.
-        return ContactResult.failed(node, failed if failed and error.code == "contact-failed" else error)
+def _answers(node: str, names: Iterable[str], files: Files, failed: EnvbuildError | None) -> dict[str, ContactResult]:
+    """By their names the answers in the files that a node left; `failed`: the error of the whole job."""
+    findings = read_findings(files.get(FINDINGS, b""))
+    answers = {}
+    for name in names:
+        if (data := files.get(f"{name}.json")) is not None:
+            answers[name] = answer_of(node, data, findings)
+        elif findings and not findings.get("python"):
+            answers[name] = ContactResult(node, findings, None, None)
+        else:
+            answers[name] = ContactResult.failed(node, why_silent(node, files, failed, name))
+    return answers
 
 
-def plain(data: bytes, _: str, node: str) -> ContactResult:
-    """The answer of the node program without a first contact; one that cannot be read is an error of its node alone."""
+def answer_of(node: str, data: bytes, findings: Mapping[str, str]) -> ContactResult:
+    """The answer of the node program; one that cannot be read is an error of its node alone."""
     response = read_answer(data.decode("utf-8", "replace"))
     if response is None:
         error = EnvbuildError(
@@ -120,7 +108,8 @@ def plain(data: bytes, _: str, node: str) -> ContactResult:
         response = {"ok": False, "changed": False, "error": error.as_dict()}
     result = response.get("result") or {}
     good = response["ok"] and result.get("ok", True)
-    return ContactResult(node, {}, response, int(result.get("exit", Exit.OK if good else Exit.CHECK_FAILED)))
+    code = int(result.get("exit", Exit.OK if good else Exit.CHECK_FAILED))
+    return ContactResult(node, dict(findings), response, code)
 
 
 def not_shared(folder: str, number: str) -> EnvbuildError:
@@ -136,14 +125,18 @@ def not_shared(folder: str, number: str) -> EnvbuildError:
 # Bytes: of one file, and of all that one exchange brings (in base64 a third more, see `schedule/runner.py`).
 FILE_LIMIT = 8 << 20
 EXCHANGE_LIMIT = 8 << 20
+# The file with what sh found on a node; see job_run.sh, also for the endings of others.
+FINDINGS = "findings"
+# By their names what a node left.
+Files = Mapping[str, bytes]
 # Bytes of a node's own last words.
 _LAST = 1500
 
-# Every file of two levels with its contents in base64, one a line; what is being written has another ending.
+# Every file that nodes left with its contents in base64, one a line.
 _COLLECT = """
-skip=$3 left=$4 most=$5
+skip=$2 left=$3 most=$4
 cd -- "$1" 2>/dev/null || exit 0
-wc -c -- */*"$2" 2>/dev/null | while read -r size file; do
+wc -c -- answers-*/*/* 2>/dev/null | while read -r size file; do
   [ -f "$file" ] || continue
   skip=$((skip - 1))
   [ "$skip" -lt 0 ] || continue
@@ -164,18 +157,19 @@ def progress_of(runner: Runner, folder: str) -> str:
     ).out
 
 
-def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, bytes]]:
-    """Files `<folder>/<node>/<name><ending>` as {node: {name: content}}; empty when there is no such folder.
+def collect(runner: Runner, folder: str, attempt: int = 0) -> dict[str, dict[str, bytes]]:
+    """Files `<folder>/answers-<attempt>/<node>/<name>` as {node: {name: content}}; empty where there are none.
 
-    However many there are; one of more than `FILE_LIMIT` bytes comes as if it were empty.
+    However many there are; one of more than `FILE_LIMIT` bytes comes as if it were empty. They are those of the last
+    run of the job: `attempt`, or a later one, as who has forgotten the job does not tell that it was requeued.
 
     Raises EnvbuildError `answers-not-collected` (exit 3).
     """
-    files: dict[str, dict[str, bytes]] = {}
+    files: dict[int, dict[str, dict[str, bytes]]] = {}
     count, more = 0, True
     while more:
-        numbers = (str(number) for number in (count, EXCHANGE_LIMIT, FILE_LIMIT))
-        done = runner.run(["/bin/sh", "-c", _COLLECT, "sh", folder, ending, *numbers], timeout=120.0)
+        numbers = map(str, (count, EXCHANGE_LIMIT, FILE_LIMIT))
+        done = runner.run(["/bin/sh", "-c", _COLLECT, "sh", folder, *numbers], timeout=120.0)
         if not done.ok:
             raise EnvbuildError(
                 "answers-not-collected",
@@ -187,66 +181,41 @@ def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, byt
         more = lines[-1:] == ["more"]
         for line in lines[:-1] if more else lines:
             path, _, text = line.rpartition(" ")
-            node, name = posixpath.split(path)
+            number, node, name = path.removeprefix("answers-").split("/")
             count += 1
-            try:
-                files.setdefault(node, {})[name.removesuffix(ending)] = base64.b64decode(text, validate=True)
-            except binascii.Error:
-                continue  # cut off: as if it were not there
-    return files
+            with contextlib.suppress(binascii.Error):  # cut off: as if it were not there
+                files.setdefault(int(number), {}).setdefault(node, {})[name] = base64.b64decode(text, validate=True)
+    return files.get(max(attempt, *files, 0), {})
 
 
-def last_attempt(runner: Runner, folder: str, attempt: int) -> str:
-    """The folder with the answers of a job's last run: `attempt` by the scheduler, or a later one that has left some.
+def why_silent(node: str, files: Files, failed: EnvbuildError | None, asked: str = "") -> EnvbuildError:
+    """Why a node left no answer to what it was `asked`: the step that it did not finish, and how that ended.
 
-    Who has forgotten the job does not tell that it was requeued.
+    `failed`: the error of the whole job. What a node has begun and not ended has no final name yet.
     """
-    there = re.findall(r"^answers-([0-9]+)$", runner.run(["ls", "--", folder]).out, re.MULTILINE)
-    return posixpath.join(folder, f"answers-{max(attempt, *map(int, there), 0)}")
+    begun = [name.removesuffix(".new") for name in files if name.endswith(".new")]
+    step = asked if asked in begun else next(iter(begun), "")
+    how, memory = _how_it_died(files.get(f"{step}.died", b""))
+    if failed is None and how:
+        failed = EnvbuildError("node-program-died", "it left no answer", hint="see the log of the job")
+    elif failed is None:
+        failed = EnvbuildError("node-silent", "it left no answer", hint="see the log of the job")
+    where = f"in `{step}`{how and f', which {how}'}" if step else "between two steps"
+    last = redact_text(files.get("stderr.log", b"")[-_LAST:].decode("utf-8", "replace")).strip()
+    return EnvbuildError(
+        f"job-{Failure.OUT_OF_MEMORY}" if memory else failed.code,
+        f"{node} was {where}: {failed.what}",
+        why="\n".join(filter(None, (last, failed.why))),
+        hint=HINTS[Failure.OUT_OF_MEMORY] if memory else failed.hint,
+        exit_code=failed.exit_code,
+        details={**failed.details, "node": node, "verb": step},
+    )
 
 
-def _tell_phases(
-    responses: Mapping[str, dict[str, ContactResult]], failed: EnvbuildError, runner: Runner, folder: str
-) -> None:
-    """Put into the answers that a failed job owes, as errors, in which verb their nodes were and how it ended."""
-    owed: dict[str, list[str]] = {}
-    for node, answers in responses.items():
-        for verb, answer in answers.items():
-            if answer.error is failed:
-                owed.setdefault(node, []).append(verb)
-    if not owed:
-        return
-    for node, error in phases(failed, owed, runner, folder).items():
-        responses[node].update(dict.fromkeys(owed[node], ContactResult.failed(node, error)))
-
-
-def phases(failed: EnvbuildError, nodes: Iterable[str], runner: Runner, folder: str) -> dict[str, EnvbuildError]:
-    """By node the error of the job `failed`, with the verb that it did not finish, and how that ended.
-
-    What a node has begun and not ended has no final name yet; see job_run.sh, which also writes how it died.
-    """
-    began, died, logs = (collect(runner, folder, ending) for ending in (".new", ".died", ".log"))
-    errors = {}
-    for node in nodes:
-        verb = next(iter(began.get(node, {})), "")
-        how, memory = _how_it_died(died.get(node, {}).get(verb, b""))
-        where = f"in `{verb}`{how and f', which {how}'}" if verb else "between two steps"
-        last = redact_text(logs.get(node, {}).get("stderr", b"")[-_LAST:].decode("utf-8", "replace")).strip()
-        errors[node] = EnvbuildError(
-            f"job-{Failure.OUT_OF_MEMORY}" if memory else failed.code,
-            f"{node} was {where}: {failed.what}",
-            why="\n".join(filter(None, (last, failed.why))),
-            hint=HINTS[Failure.OUT_OF_MEMORY] if memory else failed.hint,
-            exit_code=failed.exit_code,
-            details={**failed.details, "node": node, "verb": verb},
-        )
-    return errors
-
-
-def first_death(failed: EnvbuildError, nodes: Iterable[str], runner: Runner, folder: str) -> EnvbuildError:
+def first_death(nodes: Mapping[str, Files], failed: EnvbuildError) -> EnvbuildError:
     """Of a job that left no answer: the error of the first node that had begun something, else `failed`."""
-    errors = phases(failed, nodes, runner, folder)
-    return next((error for error in errors.values() if error.details.get("verb")), failed)
+    errors = (why_silent(node, files, failed) for node, files in nodes.items())
+    return next((error for error in errors if error.details["verb"]), failed)
 
 
 def _how_it_died(data: bytes) -> tuple[str, bool]:

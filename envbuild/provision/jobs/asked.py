@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import posixpath
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from envbuild.node_program import node_pyz
 from envbuild.plan.planner import compiled, limit_of
 from envbuild.plan.sharing import builder_of
 from envbuild.plan.tools import NodeTools
-from envbuild.provision.contact.first_contact import build_script, node_request
+from envbuild.provision.contact.first_contact import look_script, node_request
 from envbuild.provision.fleet.multi_node_smoke import gpus_of, job_request
 from envbuild.provision.jobs.node_local import is_local, published
 from envbuild.provision.jobs.site import NOT_ASKED, PROBE_LIMIT, JobSite
@@ -31,19 +30,17 @@ PROGRESS = "progress"
 IMAGE_LIMIT = 3600
 # Stands for the id of a run that has not begun.
 RUN = "RUN"
-# Of a verb whose request only a step before it writes (`ensure`), there is none yet.
+# By the name of an answer what is asked; of `ensure`, the request is there only once `activate` has written it.
 Requests = Mapping[str, dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the nodes of the job `name` are asked: `requests` by verb, each node one after the other.
+    """What the nodes of the job `name` are asked: `requests`, each node one after the other.
 
     `folder`: `jobs/<run>` below what login host and nodes share. `before`: what the job does first; `once`: what then
-    only its first node is asked; `after`: what all are asked once all have answered the rest well.
-
-    `program`: Python and node program below the folder that is shared. They tell what they do meanwhile, and the first
-    verb that goes wrong is the last. Without it, each node looks for a Python, as in a first contact, and goes on.
+    only its first node is asked; `after`: what all are asked once all have answered the rest well. `stops`: the first
+    request that goes wrong on a node is its last there.
     """
 
     name: str
@@ -52,44 +49,49 @@ class Asked:
     before: Sequence[JobStep] = ()
     once: Requests = field(default_factory=dict)
     after: Requests = field(default_factory=dict)
-    program: tuple[str, str] | None = None
+    stops: bool = False
 
     def steps(self) -> Iterator[JobStep]:
         """What the job does."""
-        goes_on = () if self.program or self.after else ("-k",)
-        run = ("/bin/sh", f"{self.folder}/run.sh", *goes_on, self.folder)
+        run = ("/bin/sh", f"{self.folder}/run.sh", *(() if self.stops or self.after else ("-k",)), self.folder)
         yield from self.before
         if self.once:
-            yield JobStep(argv=(*run, *self.once), each="once")
-        yield JobStep(argv=(*run, *self.requests))
+            yield JobStep(argv=(*run, *_words(self.once)), each="once")
+        yield JobStep(argv=(*run, *_words(self.requests)))
         if self.after:
-            yield JobStep(argv=(*run, *self.after))
+            yield JobStep(argv=(*run, *_words(self.after)))
 
     def job(self, site: JobSite, limit: int) -> Job:
         """The job that does it, in `limit` seconds at most. Raises EnvbuildError as `site.job` does."""
         return site.job(self.name, list(self.steps()), self.folder, limit)
 
-    def files(self, nonce: str) -> dict[str, bytes]:
-        """What lies in the folder: `job_run.sh`, and how each verb is run."""
-        files = {"run.sh": Path(__file__).with_name("job_run.sh").read_bytes()}
+    def files(self) -> dict[str, bytes]:
+        """What lies in the folder: `job_run.sh`, and what it runs on every node."""
+        named = {**self.once, **self.requests, **self.after}
+        requests = {name: request for name, request in named.items() if request is not None}
         # Nodes without a Python of their own have one where tools were staged.
-        top, pyz = posixpath.dirname(posixpath.dirname(self.folder)), node_pyz()
-        for verb, request in {**self.once, **self.requests, **self.after}.items():
-            place = f"requests/{verb}"
-            if self.program is None:
-                # Where there is no Python, no verb has gone well.
-                text = f'{build_script(request or {}, pyz, nonce, top)}exit "${{code:-1}}"\n'
-            else:
-                text = f"exec {shlex.join([*self.program, verb])} < {shlex.quote(f'{self.folder}/{place}.json')}\n"
-            if self.program and request is not None:
-                asked = {**request, "args": {"progress": f"{self.folder}/{PROGRESS}", **request["args"]}}
-                files[f"{place}.json"] = json.dumps(asked, allow_nan=False).encode()
-            files[f"{place}.sh"] = text.encode()
+        top, prefix = posixpath.dirname(posixpath.dirname(self.folder)), next(iter(requests.values()))["prefix"]
+        files = {
+            "run.sh": Path(__file__).with_name("job_run.sh").read_bytes(),
+            "requests/findings.sh": look_script(prefix, top).encode(),
+            "requests/node.pyz": node_pyz(),
+        }
+        for name, request in requests.items():
+            # A probe has nothing to tell meanwhile, and also a Python runs it that is too old to.
+            more = {"progress": f"{self.folder}/{PROGRESS}"} if request["verb"] != "probe" else {}
+            asked = {**request, "args": {**more, **request["args"]}}
+            files[f"requests/{name}.json"] = json.dumps(asked, allow_nan=False).encode()
         return files
 
 
+def _words(requests: Requests) -> list[str]:
+    """For `job_run.sh` what is asked: names, with the verb where that is another."""
+    verbs = {name: name if request is None else request["verb"] for name, request in requests.items()}
+    return [name if name == verb else f"{name}:{verb}" for name, verb in verbs.items()]
+
+
 def asked_for_facts(top: str, run: str, request: dict[str, Any] | None = None) -> Asked:
-    """What the short job asks all its nodes, through first contact, so that they need no Python."""
+    """What the short job asks all its nodes."""
     return Asked("envbuild-probe", posixpath.join(top, "jobs", run), {"probe": request})
 
 
@@ -117,8 +119,7 @@ def asked_to_build(
         # `activate` writes the request of `ensure`, which finds nothing to do on the node that built.
         tested = {"ensure": None, **tested}
     meeting = job_request(target, run, variant, builder.environment, gpus_of(variant, facts, target), nodes)
-    program = (tools.python, tools.pyz)
-    return Asked("envbuild-provision", folder, tested, once=planned, after=meeting, program=program)
+    return Asked("envbuild-provision", folder, tested, once=planned, after=meeting, stops=True)
 
 
 def jobs_of(plan: Plan, prepared: Prepared, survey: Survey, site: JobSite) -> tuple[Job, Job]:
@@ -129,8 +130,9 @@ def jobs_of(plan: Plan, prepared: Prepared, survey: Survey, site: JobSite) -> tu
     top = survey.facts[first.node].stage_prefix
     if target.engine == "container":
         folder = posixpath.join(top, "jobs", RUN)
-        asking = Asked("envbuild-probe", folder, {"look": None})
-        building = Asked("envbuild-provision", folder, {"look": None, "container": None})
+        look = {"look": {"verb": "container"}}
+        asking = Asked("envbuild-probe", folder, look)
+        building = Asked("envbuild-provision", folder, {**look, "container": None})
         return asking.job(site, PROBE_LIMIT), building.job(site, site.limit(IMAGE_LIMIT))
     # Which programs answer stands in their requests, not in the script.
     tools = NodeTools((), "", "", "", None)

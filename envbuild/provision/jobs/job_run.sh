@@ -1,8 +1,9 @@
 #!/bin/sh
-# Runs verbs on this node of a job, up to the first that goes wrong, or all (-k): job_run.sh [-k] FOLDER VERB...
-# FOLDER/requests/VERB.sh is how. An answer has its final name in FOLDER/answers-<attempt>/<node> only when it is whole:
-# it ends with a line. Of a verb that died before, VERB.new stays, and VERB.died has its exit code and how many processes
-# of this job the kernel has killed meanwhile because memory ran out.
+# Asks the node program on this node of a job, up to what goes wrong first, or all (-k): job_run.sh [-k] FOLDER NAME...
+# FOLDER/requests/NAME.json is the request; NAME:VERB where its verb has another name. FOLDER/answers-<attempt>/<node>
+# has in `findings` what sh found here, as in a first contact. An answer NAME.json has its name only when it is whole: it
+# ends with a line. Of a step that died before, NAME.new stays, and NAME.died has its exit code and how many processes of
+# this job the kernel has killed meanwhile because memory ran out.
 all=
 if [ "$1" = -k ]; then
   all=yes
@@ -28,16 +29,24 @@ kills() {
   done < /proc/self/cgroup
   echo "$sum"
 }
-for verb; do
+/bin/sh "$folder/requests/findings.sh" > "$answers/findings" 2>> "$answers/stderr.log" < /dev/null
+python=$(sed -n 's/^python=//p' "$answers/findings")
+if [ -z "$python" ]; then
+  [ "$all" ]
+  exit
+fi
+for word; do
+  name=${word%%:*}
   # The node that built has tested already.
-  [ -e "$answers/$verb.json" ] && continue
+  [ -e "$answers/$name.json" ] && continue
   before=$(kills)
-  /bin/sh "$folder/requests/$verb.sh" > "$answers/$verb.new" 2>> "$answers/stderr.log" < /dev/null
+  "$python" -I -S "$folder/requests/node.pyz" "${word#*:}" < "$folder/requests/$name.json" \
+    > "$answers/$name.new" 2>> "$answers/stderr.log"
   code=$?
-  if [ -s "$answers/$verb.new" ] && [ -z "$(tail -c 1 -- "$answers/$verb.new")" ]; then
-    mv -f -- "$answers/$verb.new" "$answers/$verb.json"
+  if [ -s "$answers/$name.new" ] && [ -z "$(tail -c 1 -- "$answers/$name.new")" ]; then
+    mv -f -- "$answers/$name.new" "$answers/$name.json"
   else
-    echo "$code $(($(kills) - before))" > "$answers/$verb.died"
+    echo "$code $(($(kills) - before))" > "$answers/$name.died"
     [ "$code" != 0 ] || code=70
   fi
   [ "$code" = 0 ] || [ "$all" ] || exit "$code"

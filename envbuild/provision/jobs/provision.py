@@ -111,7 +111,7 @@ def _outcome(plan: Plan, builder: NodePlan, answers: Answers, work: Work) -> tup
         if error is None and probed is not None:
             error = _misfit(work, node, builder.variant_digest)
         if error is None and all_well(verbs):
-            owed = (answers[node][verb].error for verb in ("verify", "meet") if verb in answers[node])
+            owed = (answers[node][verb].failure for verb in ("verify", "meet") if verb in answers[node])
             unsaid = next(filter(None, owed), None)
             error = unsaid and (_not_built(node, built_on, responses) or unsaid)
         if error is not None:

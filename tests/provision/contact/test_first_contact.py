@@ -104,18 +104,20 @@ def bare(tmp_path: Path) -> dict[str, str]:
     return {"PATH": str(folder), "HOME": str(tmp_path)}
 
 
-def asked(
-    asks: dict[str, Any], *, bare: dict[str, str] | None = None, shared: str = "", **more: Any
-) -> first_contact.ContactResult:
+def asked(asks: dict[str, Any], *, bare: dict[str, str] | None = None, **more: Any) -> first_contact.ContactResult:
     """What /bin/sh answers. `bare`: its environment on a node that has no Python in the usual places."""
-    script = first_contact.build_script(asks, node_pyz(), NONCE, shared)
+    script = first_contact.build_script(asks, node_pyz(), NONCE)
     if bare is not None:
-        more["env"] = bare
-        for place in ("/usr/bin/python3", "/usr/local/bin/python3", "/usr/libexec/platform-python", "/opt/*"):
-            script = script.replace(place, "/nonexistent")
-        script = script.replace(" /usr/local/bin /usr/bin\n", "\n")
+        more["env"], script = bare, without_python(script)
     done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, **more)
     return first_contact.parse_output(done.stdout, NONCE, "n1")
+
+
+def without_python(script: str) -> str:
+    """The same where there is no Python in the usual places."""
+    for place in ("/usr/bin/python3", "/usr/local/bin/python3", "/usr/libexec/platform-python", "/opt/*"):
+        script = script.replace(place, "/nonexistent")
+    return script.replace(" /usr/local/bin /usr/bin\n", "\n")
 
 
 def test_node_without_python_gives_findings_only(tmp_path: Path, bare: dict[str, str]) -> None:
@@ -143,12 +145,15 @@ def test_a_python_staged_in_a_shared_folder_runs_where_the_node_has_none(tmp_pat
     folder.mkdir(parents=True)
     (folder / "python3").symlink_to(sys.executable)
 
-    def python() -> str | None:
-        return asked(request(str(tmp_path / "p")), bare=bare, shared=str(tmp_path / "it's shared")).python
+    script = without_python(first_contact.look_script(str(tmp_path / "p"), str(tmp_path / "it's shared")))
+
+    def python() -> str:
+        done = subprocess.run(["/bin/sh"], input=script.encode(), env=bare, capture_output=True, check=True)
+        return first_contact.read_findings(done.stdout)["python"]
 
     assert python() == str(folder / "python3")
     (tmp_path / "it's shared/tools").chmod(0o1777)
-    assert python() is None, "others could have put it there"
+    assert python() == "", "others could have put it there"
 
 
 @pytest.mark.parametrize("owner", ["everybody", "somebody"])

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,11 +18,11 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node.proc import Finished
-from envbuild.provision.contact.first_contact import ContactResult
+from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.gpu_use import Taken
 from envbuild.provision.jobs import answers, launch
 from envbuild.provision.jobs import answers as job_answers
-from envbuild.provision.jobs.answers import _tell_phases, collect, first_death, last_attempt, plain
+from envbuild.provision.jobs.answers import _answers, answer_of, collect, first_death
 from envbuild.provision.jobs.asked import Asked
 from envbuild.provision.jobs.launch import _bounded, _Follow, make_jobs
 from envbuild.provision.jobs.site import JobSite, place
@@ -39,97 +40,95 @@ FAILED = job_error("7", JobState(Phase.DONE, exit=137, word="FAILED"))
 
 def test_small_files_arrive_for_this_user_alone_and_come_back_by_node(tmp_path: Path) -> None:
     folder = tmp_path / "it's a folder"
-    place(Here(), str(folder), {"run.sh": b"\x00\xff", "requests/a.json": b"{}"})
+    place(Here(), str(folder), {"run.sh": b"\x00\xff", "answers-0/n 1/probe.json": b"\x00answer\n"})
     assert (folder / "run.sh").read_bytes() == b"\x00\xff"
     assert folder.stat().st_mode & 0o777 == 0o700
-    for node, content in (("n 1", b"\x00answer\n"), ("n2", b"")):
-        write_file(folder / node / "probe.json", content)
-        (folder / node / "smoke.new").write_bytes(b"half")
-    assert collect(Here(), str(folder), ".json") == {
-        "n 1": {"probe": b"\x00answer\n"}, "n2": {"probe": b""}, "requests": {"a": b"{}"},
-    }  # fmt: skip
-    assert collect(Here(), str(tmp_path / "nowhere"), ".json") == {}
+    write_file(folder / "answers-0" / "n2" / "smoke.new", b"")
+    assert collect(Here(), str(folder)) == {"n 1": {"probe.json": b"\x00answer\n"}, "n2": {"smoke.new": b""}}
+    assert collect(Here(), str(tmp_path / "nowhere")) == {}
 
 
-@pytest.mark.parametrize(("told", "last"), [(0, 10), (11, 11)])
+@pytest.mark.parametrize(("told", "last"), [(0, "answers-10"), (11, None)])
 def test_a_requeued_job_that_slurm_has_forgotten_is_read_from_its_last_run(
-    tmp_path: Path, told: int, last: int
+    tmp_path: Path, told: int, last: str | None
 ) -> None:
-    assert last_attempt(Here(), str(tmp_path), told) == f"{tmp_path}/answers-{told}"
-    for name in ("answers-2", "answers-10", "requests"):
-        (tmp_path / name).mkdir()
-    assert last_attempt(Here(), str(tmp_path), told) == f"{tmp_path}/answers-{last}"
+    for name in ("answers-2", "answers-10"):
+        write_file(tmp_path / name / "n1" / "probe.json", name)
+    found = collect(Here(), str(tmp_path), told)
+    assert found == ({"n1": {"probe.json": last.encode()}} if last else {})
 
 
 def test_only_an_answer_of_the_node_program_is_one() -> None:
-    read = plain(b'{"ok": true, "result": {}}', "", "n1")
-    assert (read.response, read.exit) == ({"ok": True, "result": {}}, 0)
-    assert plain(b'{"ok": true, "result": {"ok": false}}', "", "n1").exit == 1
+    read = answer_of("n1", b'{"ok": true, "result": {}}', {"python": "/p"})
+    assert (read.response, read.exit, read.python) == ({"ok": True, "result": {}}, 0, "/p")
+    assert answer_of("n1", b'{"ok": true, "result": {"ok": false}}', {}).exit == 1
     for data in (b"", b"[]", b'{"ok": 1}', b"\xff", b"[" * 100000):
-        error = plain(data, "", "n1").failure
+        error = answer_of("n1", data, {}).failure
         assert error is not None and error.code == "answer-unreadable" and error.what.startswith("n1: ")
 
 
-REPEATS = 'cat; echo; [ "$1" != bad ] || exit 4\n'
+REPEATS = "print(sys.stdin.read()); sys.exit(4 * (sys.argv[1] == 'bad'))"
 
 
-def run_script(folder: Path, *words: str, node: str = "n1", code: str = REPEATS) -> int:
-    """job_run.sh with a node program in sh, as a job calls it; `words`: its options and verbs."""
-    program = folder / "program"
-    program.write_text(code)
-    options, verbs = [word for word in words if word == "-k"], [word for word in words if word != "-k"]
-    asked = Asked("a", str(folder), dict.fromkeys(verbs), program=("/bin/sh", str(program)))
-    place(Here(), str(folder), asked.files(""))
+def run_script(folder: Path, *words: str, node: str = "n1", code: str = REPEATS, python: str = sys.executable) -> int:
+    """job_run.sh with another node program, as a job calls it; `words`: its options and names."""
+    verbs = [word for word in words if word != "-k"]
+    requests = {verb.partition(":")[0]: node_request(verb.rpartition(":")[2], "/p", {}) for verb in verbs}
+    files = Asked("a", str(folder), requests).files()
+    files["requests/node.pyz"] = f"import os, sys\n{code}\n".encode()
+    files["requests/findings.sh"] = f"echo python={python}\n".encode()
+    place(Here(), str(folder), files)
     env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": node}
-    argv = ["/bin/sh", str(folder / "run.sh"), *options, str(folder), *verbs]
+    argv = ["/bin/sh", str(folder / "run.sh"), *[word for word in words if word == "-k"], str(folder), *verbs]
     return subprocess.run(argv, env=env, capture_output=True, check=False).returncode
 
 
-def test_each_verb_leaves_a_whole_answer_and_the_first_that_fails_is_the_last(tmp_path: Path) -> None:
-    requests = tmp_path / "requests"
-    requests.mkdir()
-    for verb in ("good", "bad", "never"):
-        (requests / f"{verb}.json").write_text(f'{{"ok": true, "verb": "{verb}"}}')
+def test_each_request_leaves_a_whole_answer_and_the_first_that_fails_is_the_last(tmp_path: Path) -> None:
     assert run_script(tmp_path, "good", "bad", "never") == 4
     answers = tmp_path / "answers-0" / "n1"
-    assert sorted(path.name for path in answers.iterdir()) == ["bad.json", "good.json", "stderr.log"]
-    assert (answers / "good.json").read_text() == '{"ok": true, "verb": "good"}\n'
+    assert sorted(path.name for path in answers.iterdir()) == ["bad.json", "findings", "good.json", "stderr.log"]
+    first = (answers / "good.json").read_bytes()
+    assert json.loads(first)["verb"] == "good" and first.endswith(b"\n")
     # What this node has done in this attempt is not done twice.
-    (requests / "good.json").write_text("changed")
-    assert run_script(tmp_path, "good") == 0
-    assert (answers / "good.json").read_text() == '{"ok": true, "verb": "good"}\n'
+    assert run_script(tmp_path, "good", code="print('changed')") == 0
+    assert (answers / "good.json").read_bytes() == first
     assert run_script(tmp_path, "never", node="n2") == 0
     assert (tmp_path / "answers-0" / "n2" / "never.json").exists()
-    assert run_script(tmp_path, "-k", "good", "bad", "never", node="n3") == 0
-    assert (tmp_path / "answers-0" / "n3" / "never.json").exists(), "all are asked"
+    assert run_script(tmp_path, "-k", "bad", "look:container", node="n3") == 0
+    assert json.loads((tmp_path / "answers-0" / "n3" / "look.json").read_bytes())["verb"] == "container", (
+        "all are asked"
+    )
+
+
+@pytest.mark.parametrize(("words", "rc"), [(("probe",), 1), (("-k", "probe"), 0)])
+def test_a_node_without_python_has_findings_alone(tmp_path: Path, words: tuple[str, ...], rc: int) -> None:
+    assert run_script(tmp_path, *words, python="") == rc
+    answer = _answers("n1", ["probe"], collect(Here(), str(tmp_path))["n1"], FAILED if rc else None)["probe"]
+    assert answer.bare and answer.findings == {"python": ""}
 
 
 @pytest.mark.parametrize(
     ("code", "rc", "told"),
     [
-        ('printf \'{"ok": true, "res\'; kill -9 $$', 137, "which was killed (signal 9; the kernel does this when"),
-        ("kill -15 $$", 143, "which was ended by signal 15"),
-        ("printf '{\"ok\": tr'", 70, "which ended without an answer (exit 0)"),
-        ("cat > /dev/full", 1, "which ended without an answer (exit 1)"),
+        ("sys.stdout.write('{'); sys.stdout.flush(); os.kill(os.getpid(), 9)", 137,
+         "which was killed (signal 9; the kernel does this when"),
+        ("os.kill(os.getpid(), 15)", 143, "which was ended by signal 15"),
+        ("sys.stdout.write('{')", 70, "which ended without an answer (exit 0)"),
+        ("open('/dev/full', 'wb', 0).write(b'{')", 1, "which ended without an answer (exit 1)"),
     ],
-)
+)  # fmt: skip
+@pytest.mark.parametrize("failed", [FAILED, None])
 def test_d40_an_answer_that_is_cut_off_is_none_and_the_step_is_told_with_how_it_ended(
-    tmp_path: Path, code: str, rc: int, told: str
+    tmp_path: Path, code: str, rc: int, told: str, failed: EnvbuildError | None
 ) -> None:
-    (tmp_path / "requests").mkdir()
-    for verb in ("probe", "smoke"):
-        (tmp_path / "requests" / f"{verb}.json").write_text('{"ok": true, "result": {}}')
-    text = f'if [ "$1" = smoke ]; then {code}; else {REPEATS}fi\n'
+    text = f"if sys.argv[1] == 'smoke': {code}\nelse: {REPEATS}"
     assert run_script(tmp_path, "probe", "smoke", code=text) == rc
-    folder = str(tmp_path / "answers-0")
-    assert {node: list(verbs) for node, verbs in collect(Here(), folder, ".json").items()} == {"n1": ["probe"]}
-    other = ContactResult.failed("n2", EnvbuildError("other", "of another kind"))
-    found = {"n1": {"smoke": ContactResult.failed("n1", FAILED)}, "n2": {"smoke": other}}
-    _tell_phases(found, FAILED, Here(), folder)
-    assert found["n2"]["smoke"] is other
-    error = found["n1"]["smoke"].error
-    assert error is not None and f"n1 was in `smoke`, {told}" in error.what
-    assert (error.code, error.exit_code, error.details["verb"]) == ("job-failed", 9, "smoke")
+    files = collect(Here(), str(tmp_path))["n1"]
+    answers = _answers("n1", ["probe", "smoke"], files, failed)
+    error = answers["smoke"].error
+    assert answers["probe"].error is None and error is not None and f"n1 was in `smoke`, {told}" in error.what
+    wanted = ("job-failed", 9) if failed else ("node-program-died", 3)
+    assert (error.code, error.exit_code, error.details["verb"]) == (*wanted, "smoke")
 
 
 @pytest.fixture
@@ -147,12 +146,14 @@ def limited() -> Iterator[Path]:
 
 
 def test_d40_a_step_that_the_kernel_kills_for_memory_is_told_as_such(tmp_path: Path, limited: Path) -> None:
-    write_file(tmp_path / "requests" / "install.sh", 'exec python3 -c "x = bytearray(300 << 20)"\n')
+    write_file(tmp_path / "requests" / "findings.sh", f"echo python={sys.executable}\n")
+    write_file(tmp_path / "requests" / "node.pyz", "x = bytearray(300 << 20)\n")
+    write_file(tmp_path / "requests" / "install.json", "{}")
     argv = ["/bin/sh", str(RUN), str(tmp_path), "install"]
     inside = ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(limited / "cgroup.procs"), *argv]
     env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": "n1"}
     assert subprocess.run(inside, env=env, capture_output=True).returncode == 137
-    error = first_death(FAILED, ("n0", "n1"), Here(), str(tmp_path / "answers-0"))
+    error = first_death({"n0": {}, **collect(Here(), str(tmp_path))}, FAILED)
     assert (error.code, error.exit_code, error.details["node"]) == ("job-out-of-memory", 9, "n1")
     assert "n1 was in `install`, which the kernel killed because memory ran out" in error.what
     assert "--compile-jobs" in error.hint
@@ -173,9 +174,9 @@ class _Counted(Here):
 def test_d46_answers_of_a_large_fleet_come_whole_in_several_exchanges(tmp_path: Path) -> None:
     answer = json.dumps({"ok": True, "result": {"text": "x" * 800_000}}).encode() + b"\n"
     for number in range(30):  # 24 MB in all
-        write_file(tmp_path / f"n{number}" / "probe.json", answer)
+        write_file(tmp_path / "answers-0" / f"n{number}" / "probe.json", answer)
     runner = _Counted()
-    assert collect(runner, str(tmp_path), ".json") == {f"n{number}": {"probe": answer} for number in range(30)}
+    assert collect(runner, str(tmp_path)) == {f"n{number}": {"probe.json": answer} for number in range(30)}
     assert len(runner.sizes) == 3
     assert max(runner.sizes) < 12 << 20
 
@@ -185,8 +186,9 @@ def test_d46_one_answer_that_is_too_large_is_the_error_of_its_node_alone(
 ) -> None:
     monkeypatch.setattr(job_answers, "FILE_LIMIT", 100_000)
     for node, size in (("n1", 10), ("n2", 100_001), ("n3", 10)):
-        write_file(tmp_path / node / "smoke.json", json.dumps({"ok": True, "result": {"text": "x" * size}}))
-    found = {node: plain(verbs["smoke"], "", node) for node, verbs in collect(Here(), str(tmp_path), ".json").items()}
+        answer = json.dumps({"ok": True, "result": {"text": "x" * size}})
+        write_file(tmp_path / "answers-0" / node / "smoke.json", answer)
+    found = {node: answer_of(node, files["smoke.json"], {}) for node, files in collect(Here(), str(tmp_path)).items()}
     assert [found[node].exit for node in ("n1", "n2", "n3")] == [0, 1, 0]
     error = found["n2"].failure
     assert error is not None and (error.code, error.exit_code) == ("answer-unreadable", ExitCode.UNREACHABLE)

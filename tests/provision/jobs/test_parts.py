@@ -17,7 +17,6 @@ from envbuild.plan.sharing import builder_of, in_job
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import node_tools
 from envbuild.provision.jobs import survey as job_look
-from envbuild.provision.jobs.answers import _answer
 from envbuild.provision.jobs.site import JobSite, place
 from envbuild.provision.jobs.survey import facts_file, read_facts, write_facts
 from envbuild.provision.run.context import Settings, Work
@@ -257,13 +256,3 @@ def test_what_only_one_disk_has_runs_no_node_program_of_a_job() -> None:
 
     assert runner("") == own["path"]
     assert runner("/shared") == ours["path"]
-
-
-def test_an_answer_that_the_end_of_the_job_cut_off_is_the_error_of_the_job() -> None:
-    ended = EnvbuildError("job-cancelled", "job 3 was cancelled", exit_code=ExitCode.JOB_FAILED)
-    cut = b"===envbuild begin 0===\nos=Linux\n"
-    assert _answer("gpu1", cut, "0", ended).error is ended
-    alone = _answer("gpu1", cut, "0", None).error
-    assert alone is not None and alone.code == "contact-failed"
-    nothing = _answer("gpu1", b"", "0", ended).error
-    assert nothing is ended
