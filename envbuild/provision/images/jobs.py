@@ -6,7 +6,6 @@ nodes said of themselves is kept for a week, as for environments: a run with not
 
 from __future__ import annotations
 
-import contextlib
 import posixpath
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
-from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.provision.contact.first_contact import ContactResult, node_request
 from envbuild.provision.images.obtain import Obtained, obtain
 from envbuild.provision.images.plan import FILES, NodeImage
 from envbuild.provision.images.provision import (
@@ -26,14 +25,18 @@ from envbuild.provision.images.provision import (
     told_of,
 )
 from envbuild.provision.jobs.answers import ask_in_job
-from envbuild.provision.jobs.asked import IMAGE_LIMIT, Asked
+from envbuild.provision.jobs.asked import IMAGE_LIMIT, Asked, Requests
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
-from envbuild.provision.jobs.survey import facts_file, login_work, on_login
+from envbuild.provision.jobs.survey import (
+    ask_login,
+    facts_file,
+    keep_answers,
+    login_work,
+    on_login,
+    read_answers,
+)
 from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.evidence import of_another_kind
-from envbuild.provision.run.run_dir import keep, read_recent
-
-Told = dict[str, dict[str, Any]]
 
 
 class InJobs(InImages):
@@ -47,18 +50,21 @@ class InJobs(InImages):
         site = JobSite.of(work.prepared.target)
         work.survey.pool = site.pool
         with work.phase("probe", f"contacting {site.login}"):
-            self.login = _ask_login(work, site)
-            known = {} if work.settings.repair else read_told(told_file(work, site))
-            looks: Mapping[str, Mapping[str, Any] | EnvbuildError] = known
+            self._ask_login(work, site)
+            known = {} if work.settings.repair else read_answers(_kept_file(work, site))
+            looks = {node: ContactResult(node, {}, {"ok": True, "result": answer}, 0) for node, answer in known.items()}
             if not known:
-                asked = Asked("envbuild-probe", _folder(self.login, work), {"look": look_request(work)})
-                answers = ask_in_job(work, site, asked, PROBE_LIMIT)
-                looks = _looks(answers)
-        self._take_in(work, looks)
+                answers = self._ask(work, site, "probe", {"look": look_request(work)}, PROBE_LIMIT)
+                looks = {node: answer["look"] for node, answer in answers.items()}
+            self.take_in(work, looks)
         self.decide(work)
         one_kind(self.nodes, work.survey.errors)
         if self.why:
             self.why = dict.fromkeys(self.nodes, "the job tests on every node") | self.why
+
+    def seen(self, node: str, look: dict[str, Any]) -> dict[str, Any]:
+        """What a node says, with what the shared folder says now."""
+        return {**look, "containers": shared_record(node, look["containers"], self.login["containers"])}
 
     def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
         """Get the image into the shared folder, test it through one job, and accept it; the plan is of its nodes."""
@@ -97,22 +103,19 @@ class InJobs(InImages):
         """
         with work.phase(verb, f"{verb} in the images through a job"):
             site = JobSite.of(work.prepared.target)
-            login = _ask_login(work, site)
-            asked = Asked(f"envbuild-{verb}", _folder(login, work), {"ask": request})
-            answers = ask_in_job(work, site, asked, site.limit(IMAGE_LIMIT))
+            self._ask_login(work, site)
+            answers = self._ask(work, site, verb, {"ask": request}, site.limit(IMAGE_LIMIT))
             return {node: answer["ask"] for node, answer in answers.items()}
 
-    def _take_in(self, work: Work, looks: Mapping[str, Mapping[str, Any] | EnvbuildError]) -> None:
-        """What nodes said, with what the shared folder says now."""
-        login = self.login
-        self.answers, survey = {}, work.survey
-        survey.facts, survey.errors = {}, {}
-        for node, look in looks.items():
-            if isinstance(look, EnvbuildError):
-                survey.errors[node] = look
-                continue
-            self.answers[node] = {**look, "containers": shared_record(node, look["containers"], login["containers"])}
-            survey.facts[node] = NodeFacts.from_plain(look["facts"]).model_copy(update={"node": node})
+    def _ask_login(self, work: Work, site: JobSite) -> None:
+        look = {"action": "look", "stack": work.prepared.stack.name}
+        self.login = told_of(ask_login(site.target, "container", look, work.run))
+
+    def _ask(
+        self, work: Work, site: JobSite, verb: str, requests: Requests, limit: int, once: Requests | None = None
+    ) -> dict[str, dict[str, ContactResult]]:
+        folder = posixpath.join(self.login["facts"]["prefix"]["path"], "jobs", work.run.id)
+        return ask_in_job(work, site, Asked(f"envbuild-{verb}", folder, requests, once=once or {}), limit)
 
     def _stage(
         self, work: Work, site: JobSite, got: Obtained, args: dict[str, Any], prefix: str
@@ -151,8 +154,7 @@ class InJobs(InImages):
 
         once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
         requests = {"look": look_request(work), "container": request("try")}
-        asked = Asked("envbuild-provision", _folder(self.login, work), requests, once=once)
-        answers = ask_in_job(work, site, asked, site.limit(IMAGE_LIMIT))
+        answers = self._ask(work, site, "provision", requests, site.limit(IMAGE_LIMIT), once)
         if once:
             made = next((answer["take"] for answer in answers.values() if "take" in answer), None)
             if made is None:
@@ -162,7 +164,7 @@ class InJobs(InImages):
                 )  # fmt: skip
             args = {**args, "file": dict(made.result()["file"])}
         first = next(iter(self.nodes.values()))
-        self._take_in(work, _looks(answers))
+        self.take_in(work, {node: answer["look"] for node, answer in answers.items()})
         self.nodes = {}
         self.decide(work)
         one_kind(self.nodes, work.survey.errors, first)
@@ -171,12 +173,12 @@ class InJobs(InImages):
         for node in self.nodes:
             self.used[node] = args
             _answered(node, answers[node]["container"], args, prefix, outcome)
-        self._accept(work, site, outcome, args, prefix)
+        self._accept(work, site, outcome, args)
         good = not outcome.errors and not work.survey.errors
-        write_told(told_file(work, site), {node: self.answers[node] for node in self.nodes} if good else {})
+        keep_answers(_kept_file(work, site), {node: self.answers[node] for node in self.nodes} if good else {})
         return self.plan(work), outcome
 
-    def _accept(self, work: Work, site: JobSite, outcome: Outcome, args: Mapping[str, Any], prefix: str) -> None:
+    def _accept(self, work: Work, site: JobSite, outcome: Outcome, args: Mapping[str, Any]) -> None:
         """Launcher and record in the shared folder. While another image is in use there, every node has to be good."""
         good = [node for node, response in outcome.responses.items() if response["container"]["result"].get("ok", True)]
         record = self.login["containers"].get("record")
@@ -194,28 +196,12 @@ class InJobs(InImages):
         verified = {key: tested.get(key) for key in ("root", "base_packages", "sources")}
         nodes = sorted((kept | set(good)) - bad)
         accepted = {**args, "action": "accept", "verify": verified, "nodes": nodes}
-        request = node_request("container", prefix, accepted, work.run.id)
-        contact({site.login: request}, site.connection, run=work.run)[site.login].result()
+        ask_login(site.target, "container", accepted, work.run).result()
 
 
-def _ask_login(work: Work, site: JobSite) -> dict[str, Any]:
-    requests = {site.login: look_request(work, site.login)}
-    return told_of(contact(requests, site.connection, run=work.run)[site.login])
-
-
-def _folder(login: Mapping[str, Any], work: Work) -> str:
-    return posixpath.join(login["facts"]["prefix"]["path"], "jobs", work.run.id)
-
-
-def _looks(answers: Mapping[str, Mapping[str, ContactResult]]) -> dict[str, dict[str, Any] | EnvbuildError]:
-    """What nodes said of themselves, or why they did not."""
-    looks: dict[str, dict[str, Any] | EnvbuildError] = {}
-    for node, answer in answers.items():
-        try:
-            looks[node] = told_of(answer["look"])
-        except EnvbuildError as error:
-            looks[node] = error
-    return looks
+def _kept_file(work: Work, site: JobSite) -> Path:
+    """Where it is kept what nodes said of containers; beside their facts."""
+    return facts_file(work.prepared.target, site.login).with_suffix(".images.json")
 
 
 def shared_record(node: str, own: Mapping[str, Any], login: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,29 +248,3 @@ def _answered(node: str, answer: ContactResult, args: Mapping[str, Any], prefix:
         return
     launcher = posixpath.join(prefix, "bin", str(args["stack"]))
     outcome.responses[node] = {"container": {**(answer.response or {}), "result": {**result, "launcher": launcher}}}
-
-
-def told_file(work: Work, site: JobSite) -> Path:
-    """Where it is kept what nodes said of containers; beside their facts."""
-    return facts_file(work.prepared.target, site.login).with_suffix(".images.json")
-
-
-def read_told(path: Path) -> Told:
-    """What nodes said in the last week; empty when there is nothing, or nothing that can be read."""
-    try:
-        answers: Told = read_recent(path) or {}
-        for answer in answers.values():
-            NodeFacts.from_plain(answer["facts"])
-            answer["containers"]["runtimes"].keys()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
-    return answers
-
-
-def write_told(path: Path, answers: Told) -> None:
-    """Keep it; forget what was kept where there are none. A cache that cannot be written is no error."""
-    if answers:
-        keep(path, answers)
-        return
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)

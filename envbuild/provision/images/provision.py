@@ -122,14 +122,24 @@ class InImages(Route):
         names = expand_hosts(target.hosts)
         with work.phase("probe", f"contacting {work.prepared.selection or plural(len(names), 'node')}"):
             requests = {node: look_request(work, node) for node in names}
-            answers = contact(requests, target.connection, run=work.run)
-            for node, answer in answers.items():
-                try:
-                    self.answers[node] = told_of(answer)
-                    work.survey.facts[node] = NodeFacts.from_plain(self.answers[node]["facts"])
-                except EnvbuildError as error:
-                    work.survey.errors[node] = error
+            self.take_in(work, contact(requests, target.connection, run=work.run))
         self.decide(work)
+
+    def take_in(self, work: Work, looks: Mapping[str, ContactResult]) -> None:
+        """What nodes say of themselves, instead of all that was known of any."""
+        survey = work.survey
+        self.answers, survey.facts, survey.errors = {}, {}, {}
+        for node, look in looks.items():
+            try:
+                self.answers[node] = self.seen(node, told_of(look))
+                facts = NodeFacts.from_plain(self.answers[node]["facts"])
+                survey.facts[node] = facts.model_copy(update={"node": node})
+            except EnvbuildError as error:
+                survey.errors[node] = error
+
+    def seen(self, node: str, look: dict[str, Any]) -> dict[str, Any]:
+        """What a node says, with what is known of it otherwise."""
+        return look
 
     def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
         """Get the image, and bring it to the nodes that need it."""

@@ -54,12 +54,9 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     answers = ask_in_job(work, site, asked, limit_of(plan, site.target))
     made, outcome = _outcome(plan, builder, answers, work)
     note_floors(work, outcome)
-    known = facts_file(work.prepared.target, site.login)
-    if outcome.errors:
-        # What was known of the nodes may be what led here.
-        known.unlink(missing_ok=True)
-    else:
-        write_facts(known, {node: work.survey.facts[node] for node in answers})
+    # Of nodes that went wrong: what was known of them may be what led here.
+    known = {} if outcome.errors else {node: work.survey.facts[node] for node in answers}
+    write_facts(facts_file(work.prepared.target, site.login), known)
     return made, outcome
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import mistakes
 from envbuild.model.facts import NodeFacts
-from envbuild.model.target import Connection, Target, login_connection, proxies
+from envbuild.model.target import Target, proxies
 from envbuild.node.redact import redact_text
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
@@ -37,16 +37,12 @@ UNASKED = """\
 
 @dataclass(frozen=True)
 class JobSite:
-    """One target's cluster. `connection` is how the login host is reached (`local`: jobs are submitted here).
-
-    `asked`: whether `pool` is what the scheduler said.
-    """
+    """One target's cluster. `asked`: whether `pool` is what the scheduler said."""
 
     target: Target
     runner: Runner
     scheduler: Scheduler
     pool: Pool
-    connection: Connection
     asked: bool = True
 
     @classmethod
@@ -57,8 +53,7 @@ class JobSite:
         """
         runner = submit_host(target)
         scheduler = _SCHEDULERS[target.scheduler.kind](runner)
-        connection = login_connection(target) or Connection(kind="local")
-        return cls(target, runner, scheduler, pool or scheduler.pool(target), connection)
+        return cls(target, runner, scheduler, pool or scheduler.pool(target))
 
     @classmethod
     def unasked(cls, target: Target, nodes: Iterable[NodeFacts] = (), gpus: int | None = None) -> JobSite:
@@ -74,7 +69,7 @@ class JobSite:
         else:
             most = max((offer.gpus for offer in offers), default=0)
             pool = Partition(target.partition, 1, {}, {("gpu", None): most}, asked=False)
-        return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, Connection(kind="local"), asked=False)
+        return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, asked=False)
 
     @property
     def login(self) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import posixpath
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,18 +55,34 @@ def facts_file(target: Target, login: str) -> Path:
     return platformdirs.user_cache_path("envbuild") / "nodes" / f"{target.name}-{digest}.json"
 
 
-def read_facts(path: Path) -> dict[str, NodeFacts]:
-    """Facts by node; empty when there are none, when they are too old, or when this envbuild cannot read them."""
+def read_answers(path: Path) -> dict[str, dict[str, Any]]:
+    """By node what it said in the last week, its facts among it; empty where this envbuild cannot read them."""
     try:
-        known = [NodeFacts.from_plain(item) for item in read_recent(path) or ()]
-    except (OSError, ValueError, TypeError):
+        answers: dict[str, dict[str, Any]] = read_recent(path) or {}
+        for answer in answers.values():
+            NodeFacts.from_plain(answer["facts"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-    return {facts.node: facts for facts in known}
+    return answers
+
+
+def keep_answers(path: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Keep them; forget what was kept where there are none. A cache that cannot be written is no error."""
+    if answers:
+        keep(path, answers)
+        return
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def read_facts(path: Path) -> dict[str, NodeFacts]:
+    """The facts among the answers, by node."""
+    return {node: NodeFacts.from_plain(answer["facts"]) for node, answer in read_answers(path).items()}
 
 
 def write_facts(path: Path, facts: Mapping[str, NodeFacts]) -> None:
-    """Keep them, as `keep` does."""
-    keep(path, [item.to_json_dict() for item in facts.values()])
+    """Keep nothing but facts; forget all where there are none."""
+    keep_answers(path, {node: {"facts": item.to_json_dict()} for node, item in facts.items()})
 
 
 # What the shared prefix says is the same on every node, and newer on the login host than in the facts of an old job.
@@ -145,20 +162,30 @@ def login_facts(target: Target, stack: str | None, run: RunDir | None = None) ->
             why="`placement: node-local` keeps jobs, tools and bundles in such a folder, and the prefix on each node",
             hint="`shared: /path/on/the/shared/file/system` in the target file; or `placement: shared`",
         )
+    args = {"stack": stack, "verify": stack is not None, "brief": True, "published": local}
+    return NodeFacts.from_plain(ask_login(target, "probe", args, run).result())
+
+
+def ask_login(target: Target, verb: str, args: Mapping[str, Any], run: RunDir | None) -> ContactResult:
+    """The answer of the login host, which is told its name as `node`."""
     host = as_login(target)
     (login,) = expand_hosts(host.hosts)
-    args = {"node": login, "stack": stack, "verify": stack is not None, "brief": True, "published": local}
-    request = node_request("probe", host.prefix, args, run.id if run else "-")
-    return NodeFacts.from_plain(contact({login: request}, host.connection, run=run)[login].result())
+    request = node_request(verb, host.prefix, {"node": login, **args}, run.id if run else "-")
+    return contact({login: request}, host.connection, run=run)[login]
+
+
+def _ask(work: Run, site: JobSite, top: str, run: str, args: Mapping[str, Any]) -> dict[str, ContactResult]:
+    """What the nodes of one short job answer to a probe; `run` names its folder below `top`."""
+    request = node_request("probe", site.target.prefix, args, work.run.id)
+    answers = ask_in_job(work, site, asked_for_facts(top, run, request), PROBE_LIMIT)
+    return {node: verbs["probe"] for node, verbs in answers.items()}
 
 
 def _probe(work: Work, site: JobSite, top: str, run: str, survey: Survey) -> None:
-    """Facts and errors of the nodes of one short job into the survey; `run` names its folder."""
+    """The same, into the survey, with everything that a plan needs."""
     prepared = work.prepared
-    request = node_request("probe", prepared.target.prefix, probe_args(prepared), work.run.id)
-    asked = asked_for_facts(top, run, request)
-    for node, answers in ask_in_job(work, site, asked, PROBE_LIMIT).items():
-        survey.take(node, answers["probe"])
+    for node, answer in _ask(work, site, top, run, probe_args(prepared)).items():
+        survey.take(node, answer)
     if survey.facts and not survey.errors and not survey.without_python:
         write_facts(facts_file(prepared.target, site.login), survey.facts)
 
@@ -181,15 +208,12 @@ def probe_in_job(work: Run, target: Target) -> tuple[dict[str, NodeFacts], dict[
     """
     site = JobSite.of(target)
     facts = login_facts(target, None, work.run)
-    request = node_request("probe", target.prefix, {}, work.run.id)
-    answers = ask_in_job(work, site, asked_for_facts(facts.prefix.path, work.run.id, request), PROBE_LIMIT)
-    return told_facts({node: verbs["probe"] for node, verbs in answers.items()})
+    return told_facts(_ask(work, site, facts.prefix.path, work.run.id, {}))
 
 
 def login_work(work: Work, site: JobSite) -> Work:
     """The run with the login host as its only node."""
-    target = work.prepared.target.model_copy(update={"connection": site.connection, "hosts": (site.login,)})
-    return replace(work, prepared=work.prepared._replace(target=target), tasks=0)
+    return replace(work, prepared=work.prepared._replace(target=as_login(site.target)), tasks=0)
 
 
 def on_login(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +17,15 @@ import pytest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan, Resolution, Step
-from envbuild.model.target import Connection, Target
+from envbuild.model.target import Target
 from envbuild.plan.sharing import builder_of, in_job
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import node_tools
 from envbuild.provision.jobs import survey as job_look
 from envbuild.provision.jobs.site import JobSite, place
-from envbuild.provision.jobs.survey import facts_file, read_facts, write_facts
+from envbuild.provision.jobs.survey import facts_file, keep_answers, read_answers, read_facts, write_facts
 from envbuild.provision.run.context import Settings, Work
-from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.run.run_dir import MAX_AGE, RunDir
 from envbuild.provision.survey.hosts import unsupported
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import JobStep
@@ -95,7 +100,7 @@ def target(**more: Any) -> Target:
 
 def site(states: dict[str, int], gpus: dict[tuple[str, str | None], int] | None = None, **more: Any) -> JobSite:
     partition = Partition("gpu", sum(states.values()), states, gpus or {}, knows_gpus=bool(gpus))
-    return JobSite(target(**more), Here(), Slurm(Here()), partition, Connection())
+    return JobSite(target(**more), Here(), Slurm(Here()), partition)
 
 
 def test_a_job_takes_all_nodes_of_a_partition_that_take_jobs() -> None:
@@ -156,18 +161,58 @@ def test_the_deadline_to_begin_is_the_targets() -> None:
     assert site({"idle": 1}, scheduler={"start_deadline": "40m"}).start_deadline == 2400
 
 
-def test_known_facts_come_back(tmp_path: Path) -> None:
+def test_what_nodes_said_is_kept_for_a_week(tmp_path: Path) -> None:
     path = tmp_path / "nodes" / "x.json"
     known = {"n1": facts(), "n2": facts(node="n2")}
     write_facts(path, known)
     assert read_facts(path) == known
+    answers = {"n1": {"facts": known["n1"].to_json_dict(), "containers": {"runtimes": {}}}}
+    keep_answers(path, answers)
+    assert read_answers(path) == answers
+    old = time.time() - MAX_AGE - 1
+    os.utime(path, (old, old))
+    assert read_answers(path) == {}
+    keep_answers(path, {})
+    assert not path.exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"protocol": 1}]', "{}"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '{"n1": 1}', '{"n1": {}}', '{"n1": {"facts": {"protocol": 1}}}', "{}"]
+)
 def test_facts_that_cannot_be_read_are_not_known(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     assert read_facts(path) == {}
+
+
+_WRITES = """
+import json, sys
+from pathlib import Path
+from envbuild.provision.jobs.survey import keep_answers
+told = json.load(sys.stdin)
+for _ in range(25):
+    keep_answers(Path(sys.argv[1]), told)
+"""
+
+
+def test_d48_two_runs_that_keep_answers_at_once_leave_whole_ones(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    both = [
+        {f"{name}{at}": {"facts": facts(node=f"{name}{at}").to_json_dict()} for at in range(count)}
+        for name, count in (("a", 9), ("b", 1))
+    ]
+    keep_answers(path, both[0])
+    runs = [
+        subprocess.Popen([sys.executable, "-c", _WRITES, str(path)], stdin=subprocess.PIPE, text=True) for _ in both
+    ]
+    for run, told in zip(runs, both, strict=True):
+        assert run.stdin is not None
+        json.dump(told, run.stdin)
+        run.stdin.close()
+    while any(run.poll() is None for run in runs):
+        assert read_answers(path) in both
+    assert [run.returncode for run in runs] == [0, 0]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_facts_are_kept_apart_by_what_the_nodes_were_asked_for_by() -> None:
@@ -193,7 +238,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[W
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
         work = Work(Settings(tmp_path / "runs"), run, journal, prepared=ready)
-        yield work, JobSite(ready.target, Here(), Slurm(Here()), partition, Connection(kind="local"))
+        yield work, JobSite(ready.target, Here(), Slurm(Here()), partition)
 
 
 @pytest.mark.parametrize("repair", [True, False])
