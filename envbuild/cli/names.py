@@ -86,11 +86,14 @@ def _of_catalog(folder: str) -> Completion:
 
 def own_targets() -> list[str]:
     """The target files of this folder, as an option takes them; such a file has keys that no other has."""
+    from pathlib import Path
+
+    from envbuild.regular_file import read_file
+
     files = []
-    for name in (name for name in _listed(".") if name.endswith((".yaml", ".yml")) and os.path.isfile(name)):
+    for name in (name for name in _listed(".") if name.endswith((".yaml", ".yml"))):
         try:
-            with open(name, encoding="utf-8", errors="replace") as file:
-                text = file.read(1 << 16)
+            text = read_file(Path(name), 1 << 16).decode("utf-8", "replace")
         except OSError:
             continue
         if re.search("^(extends|hosts):", text, re.MULTILINE) and not re.search("^profiles:", text, re.MULTILINE):
