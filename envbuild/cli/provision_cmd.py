@@ -241,13 +241,18 @@ def _jobs(made: Plan, prepared: Prepared, survey: Survey, site: JobSite) -> Jobs
 def _details(survey: Survey, jobs: Jobs) -> list[tuple[str, str]]:
     """What each rule compared, and the scripts of the jobs, to be copied."""
     from envbuild.explain.text import decision_lines
+    from envbuild.provision.jobs.asked import run_script
 
     lines = [(line, "") for line in decision_lines(survey.resolutions.values(), text_width())]
-    for name, script in jobs.scripts.items():
-        lines += [(f"\nThe job {name}:", ""), *((line, COPIED) for line in script.splitlines())]
-    if jobs.scripts:
-        steps = "`run.sh` there runs the steps that it is given, one after another, with envbuild's own program"
-        lines.append((f"\nRUN stands for the id of the run, which names the folder of its job; {steps}.", ""))
+    scripts = {f"The job {name}": script for name, script in jobs.scripts.items()}
+    if scripts:
+        scripts["`run.sh`, which they run on their nodes (`requests/node.pyz` is envbuild's own program)"] = (
+            run_script()
+        )
+    for name, script in scripts.items():
+        lines += [(f"\n{name}:", ""), *((line, COPIED) for line in script.splitlines())]
+    if scripts:
+        lines.append(("\nRUN stands for the id of the run, which names the folder of its job.", ""))
     return lines
 
 

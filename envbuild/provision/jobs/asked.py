@@ -72,7 +72,7 @@ class Asked:
         # Nodes without a Python of their own have one where tools were staged.
         top, prefix = posixpath.dirname(posixpath.dirname(self.folder)), next(iter(requests.values()))["prefix"]
         files = {
-            "run.sh": Path(__file__).with_name("job_run.sh").read_bytes(),
+            "run.sh": run_script().encode(),
             "requests/findings.sh": look_script(prefix, top).encode(),
             "requests/node.pyz": node_pyz(),
         }
@@ -82,6 +82,11 @@ class Asked:
             asked = {**request, "args": {**more, **request["args"]}}
             files[f"requests/{name}.json"] = json.dumps(asked, allow_nan=False).encode()
         return files
+
+
+def run_script() -> str:
+    """What a job runs on each of its nodes: `run.sh` of its folder."""
+    return Path(__file__).with_name("job_run.sh").read_text("utf-8")
 
 
 def _words(requests: Requests) -> list[str]:

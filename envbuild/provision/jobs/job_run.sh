@@ -1,5 +1,5 @@
 #!/bin/sh
-# Asks the node program on this node of a job, up to what goes wrong first, or all (-k): job_run.sh [-k] FOLDER NAME...
+# Asks the node program on this node of a job, up to what goes wrong first, or all (-k): run.sh [-k] FOLDER NAME...
 # FOLDER/requests/NAME.json is the request; NAME:VERB where its verb has another name. FOLDER/answers-<attempt>/<node>
 # has in `findings` what sh found here, as in a first contact. An answer NAME.json has its name only when it is whole: it
 # ends with a line. Of a step that died before, NAME.new stays, and NAME.died has its exit code and how many processes of
