@@ -246,9 +246,7 @@ def _details(survey: Survey, jobs: Jobs) -> list[tuple[str, str]]:
     lines = [(line, "") for line in decision_lines(survey.resolutions.values(), text_width())]
     scripts = {f"The job {name}": script for name, script in jobs.scripts.items()}
     if scripts:
-        scripts["`run.sh`, which they run on their nodes (`requests/node.pyz` is envbuild's own program)"] = (
-            run_script()
-        )
+        scripts["`run.sh`, which both run on their nodes (its node.pyz is envbuild's own program)"] = run_script()
     for name, script in scripts.items():
         lines += [(f"\n{name}:", ""), *((line, COPIED) for line in script.splitlines())]
     if scripts:
