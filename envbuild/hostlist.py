@@ -41,9 +41,12 @@ def expand_hosts(hosts: Iterable[str] | HostSource) -> list[str]:
     """
     if isinstance(hosts, HostSource):
         named = ", ".join(f"{key}: {value}" for key, value in hosts.given.items())
+        job = "; a Slurm partition needs `connection: {kind: job, login: {host: …}}`" if hosts.slurm else ""
         raise EnvbuildError(
-            "not-yet-supported", f"envbuild cannot list the hosts of {named}", hint="list the hosts: `hosts: [...]`"
-        )  # fmt: skip
+            "not-yet-supported",
+            f"envbuild cannot list the hosts of {named}",
+            hint=f"list the hosts: `hosts: [...]`{job}",
+        )
     texts = list(hosts)
     if all(HOST.match(text) for text in texts):
         # Plain names need no parser, and importing it costs more than the rest of a short command.

@@ -147,7 +147,8 @@ def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel]
     if refusal.instead:
         return f"write {key}: {redact_text(refusal.instead)}"
     if kind == "extra_forbidden" or says == "must be a mapping":
-        meant = model.hints.get(key) or (_inside(model, path) if kind == "extra_forbidden" else "")
+        known = model.hints.get(_dotted(path)) or model.hints.get(key)
+        meant = known or (_inside(model, path) if kind == "extra_forbidden" else "")
         if meant:
             return f"write {meant}"
     if kind == "extra_forbidden":

@@ -206,10 +206,13 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
             able, why = _fit(stack, pick_profile(stack, target.profile), target)
             if why:
                 ui.warn(f"{reference}: {why}" + (f"; `profile: {able}` fits" if able else ""))
-        if target.doubt:
-            ui.warn(f"{reference}: {target.doubt}")
-        if missing := "; ".join(unsupported(target)):
-            ui.warn(f"{reference}: `provision` does not support {missing} yet; `plan --facts` does")
+        for doubt in target.doubts:
+            ui.warn(f"{reference}: {doubt}")
+        for missing, instead in unsupported(target).items():
+            ui.warn(
+                f"{reference}: `provision` does not support {missing} yet; write `{instead}`, or see a plan with "
+                "`plan --facts`"
+            )
         if target.expects.gpu and (unknown := _unknown_gpu(target.expects.gpu)):
             ui.warn(f"{reference}: expects.gpu: {unknown}")
         elif several := _several_models(target.expects.gpu):

@@ -296,7 +296,8 @@ class Scheduler(StrictModel):
     resources that PBS selects by. `qos`: Slurm's, for sites that require one. `filesystems`: for PBS sites that require
     them. `resources`: further resources of a PBS job (`singularity_fakeroot=true`). `queue`: of PBS; the partition of
     Slurm stands in `hosts`. `queues`: of a PBS site, if `queue` is not set: a job goes to the first that accepts it.
-    `modules`: every job loads them.
+    `modules`: every job loads them. `requeue`: Slurm runs a job again, from its start and at its cost, if a node failed
+    or another job took its place (default: true). PBS never runs a job of envbuild again.
     """
 
     kind: Literal["none", "slurm", "pbs"] = "none"
@@ -313,6 +314,7 @@ class Scheduler(StrictModel):
     filesystems: tuple[Name, ...] = ()
     resources: tuple[FileText, ...] = ()
     modules: Modules | None = None
+    requeue: bool | None = None
 
     @property
     def limits(self) -> tuple[QueueLimits, ...]:
@@ -348,6 +350,7 @@ class Expectation(StrictModel):
 
 _GPUS = "`expects: {gpus_per_node: 8}`, also for jobs"
 _TIME = "`scheduler: {time_limit: 2h}`"
+_JOB = "`connection: {kind: job, login: {host: …}}`"
 # Folders that every Linux has for itself.
 _OWN_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - compared with, not written to
 
@@ -383,6 +386,7 @@ class Target(StrictModel):
     """
 
     hints: ClassVar[Mapping[str, str]] = {
+        "connection.host": f"`hosts: [NAME]` for nodes that take SSH; jobs of Slurm or PBS need {_JOB}",
         "scheduler": "`extends: slurm` or `extends: pbs`",
         "time": _TIME,
         "walltime": _TIME,
@@ -443,7 +447,23 @@ class Target(StrictModel):
         return named or self.scheduler.queue
 
     @property
-    def doubt(self) -> str:
+    def doubts(self) -> tuple[str, ...]:
+        """What of it may not be what its author means."""
+        return tuple(filter(None, (self._without_job, self._not_shared)))
+
+    @property
+    def _without_job(self) -> str:
+        """That a scheduler gets no job; empty where it does, or where the hosts are a partition (`unsupported`)."""
+        kind, reached = self.scheduler.kind, self.connection.kind
+        if kind == "none" or reached == "job" or isinstance(self.hosts, HostSource):
+            return ""
+        return (
+            f"`scheduler: {{kind: {kind}}}` gets no job from `provision`: with `connection: {{kind: {reached}}}` it "
+            f"works on the hosts themselves; for jobs write `extends: {kind}`, or {_JOB}"
+        )
+
+    @property
+    def _not_shared(self) -> str:
         """Why nodes may not see the prefix that they are said to share; empty where nothing speaks against it."""
         if self.placement != "shared" or self.connection.kind == "local":
             return ""
@@ -484,9 +504,13 @@ class Target(StrictModel):
     @model_validator(mode="after")
     def _hosts_fit_the_connection(self) -> Self:
         if self.connection.kind == "local" and self.hosts != ("localhost",):
-            others = "`envbuild init lab.yaml --extends ssh` describes others"
-            says = f"a target with `connection: local` has one host, localhost; {others}"
+            named = self.hosts.given if isinstance(self.hosts, HostSource) else {}
+            kind = next((kind for kind in ("slurm", "pbs") if kind in named), "ssh")
+            says = f"a target with `connection: local` has one host, localhost; for these write `extends: {kind}`"
             raise RefusedError(says, "hosts", "connection")
+        if self.connection.login and self.connection.kind != "job":
+            says = f"`login` has no effect with `connection: {{kind: {self.connection.kind}}}`; jobs need {_JOB}"
+            raise RefusedError(says, "connection", "hosts")
         if not self.hosts:
             raise RefusedError("`hosts` is empty", "hosts")
         return self
@@ -498,7 +522,8 @@ class Target(StrictModel):
             says = "connection: job needs `scheduler: {kind: slurm}` or `{kind: pbs}`"
             raise RefusedError(says, "scheduler", "connection")
         if isinstance(hosts, HostSource) and (hosts.slurm or hosts.pbs) and kind not in hosts.given:
-            says = f"hosts from {next(iter(hosts.given))} need a scheduler of that kind"
+            named = next(iter(hosts.given))
+            says = f"hosts from {named} need `scheduler: {{kind: {named}}}`; for jobs write `extends: {named}`"
             raise RefusedError(says, "hosts", "scheduler")
         asked = self.scheduler
         if kind == "slurm" and (asked.queue or asked.queues or asked.resources or asked.filesystems):
@@ -506,6 +531,9 @@ class Target(StrictModel):
             raise RefusedError(says, "scheduler", "hosts")
         if kind == "pbs" and asked.qos:
             raise RefusedError("qos is of Slurm; PBS has `scheduler: {queue: NAME}`", "scheduler")
+        if kind == "pbs" and asked.requeue:
+            says = "requeue is of Slurm: PBS does not tell a job that it runs again; the same command submits it again"
+            raise RefusedError(says, "scheduler")
         return self
 
     @model_validator(mode="after")

@@ -133,7 +133,7 @@ def plan_warnings(
     """What a user should read before the work begins; gigabytes for a missing GPU come first."""
     heavy: dict[str, list[str]] = {}
     by_text: dict[str, list[str]] = {}
-    of_target = [*filter(None, (target.doubt, _in_clear(target)))]
+    of_target = [*target.doubts, *filter(None, [_in_clear(target)])]
     for node in nodes:
         if node.nothing_to_do:
             continue

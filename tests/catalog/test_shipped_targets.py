@@ -170,11 +170,17 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("extends: local\nconnection: {kind: job}\nhosts: [a]", "needs `scheduler"),
-        ("extends: ssh\nhosts: {slurm: hpc}", "need a scheduler of that kind"),
+        ("extends: ssh\nhosts: {slurm: hpc}", "for jobs write `extends: slurm`"),
         ("extends: slurm\nhosts: {slurm: a, inventory: b}", "exactly one of"),
         ("extends: slurm\nhosts: {}", "exactly one of"),
         ("extends: slurm\nhosts: {slurm: -p}", "start with '-'"),
         ("extends: slurm\nhosts: [gpu1]", "write `hosts: {slurm: PARTITION}`"),
+        ("prefix: /e\nhosts: {slurm: hpc}", "for these write `extends: slurm`"),
+        ("prefix: /e\nhosts: {pbs: nodefile}", "for these write `extends: pbs`"),
+        ("prefix: /e\nhosts: [gpu1]", "mine.yaml:3:1"),
+        ("extends: ssh\nconnection: {host: a}", "PBS need `connection: {kind: job, login: {host: …}}`"),
+        ("extends: ssh\nhosts: [a]\nconnection: {login: {host: a}}", "`login` has no effect with `conn"),
+        ("extends: pbs\nscheduler: {requeue: true}", "requeue is of Slurm"),
         ("extends: slurm\nhosts: hpc", "write hosts: {slurm: hpc}"),
         ("extends: ssh\nhosts: gpu01", 'write hosts: ["gpu01"]'),
         ("hosts: [gpu1]\nextends: slurm", "mine.yaml:2:1"),
@@ -241,5 +247,5 @@ def test_a_time_in_another_form_is_refused_with_the_one_to_write(typed: str, mea
     ],
 )
 def test_a_shared_prefix_on_a_disk_of_the_node_is_doubted(text: str, folder: str, tmp_path: Path) -> None:
-    doubt = own(tmp_path, f"extends: azure-nd96\n{text}\n").doubt
-    assert (f"own disk if {folder} is, and `placement: shared`" in doubt) if folder else doubt == ""
+    doubt = "".join(own(tmp_path, f"extends: azure-nd96\n{text}\n").doubts)
+    assert (f"own disk if {folder} is, and `placement: shared`" in doubt) if folder else "own disk" not in doubt

@@ -183,7 +183,10 @@ def test_a_target_file_with_a_number_for_a_gpu_and_a_time_in_other_units_is_told
     file.write_text("{name: lab, extends: slurm, hosts: {slurm: hpc}, connection: {kind: ssh}, prefix: /tmp/envs}")
     result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
     assert (result.exit_code, result.output.count("warning: ")) == (0, 2)
-    assert "`provision` does not support hosts named by slurm: hpc yet" in result.output
+    assert "does not support hosts named by slurm: hpc yet; write `connection: {kind: job, login: {" in result.output
+    file.write_text("{name: lab, extends: ssh, hosts: [a], scheduler: {kind: slurm}}")
+    result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
+    assert "`scheduler: {kind: slurm}` gets no job from `provision`" in result.output
 
 
 def test_yes_asks_nothing_and_names_what_is_still_open(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class JobSite:
             "qos": wanted.qos, "exclusive": wanted.exclusive, "constraints": wanted.constraints,
             "time_limit": time_limit,
             "filesystems": wanted.filesystems, "resources": wanted.resources,
-            "modules": wanted.modules,
+            "modules": wanted.modules, "requeue": wanted.requeue is not False,
             "variables": proxies(self.target.environment),
         }  # fmt: skip
         try:

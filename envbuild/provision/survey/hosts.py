@@ -221,8 +221,8 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) ->
         missing["connection: job with base: image"] = "base: none"
     # The node file of PBS is there inside a job; a partition of Slurm is no list of nodes that take SSH.
     if isinstance(target.hosts, HostSource) and target.hosts.slurm and not (job and jobs):
-        named = ", ".join(f"{key}: {value}" for key, value in target.hosts.given.items())
-        missing[f"hosts named by {named}"] = "hosts: [...]"
+        named = f"hosts named by slurm: {target.hosts.slurm}"
+        missing[named] = "hosts: [...]" if job else "connection: {kind: job, login: {host: …}}"
     if only_ask:
         return missing
     if target.privilege == "sudo":

@@ -98,8 +98,10 @@ def plan_recorded(
             f"jobs of {target.name} load {', '.join(unseen)}: facts recorded outside such a job do not show what "
             "it brings; `envbuild doctor --target TARGET --facts-out FILE` records them in one"
         )
-    if cannot := unsupported(target):
-        warnings.append(f"`provision` cannot do this yet: {'; '.join(cannot)} (not-yet-supported)")
+    warnings += [
+        f"`provision` cannot do this yet: {cannot} (not-yet-supported); write `{instead}`"
+        for cannot, instead in unsupported(target).items()
+    ]
     return plan.model_copy(update={"warnings": (*warnings, *plan.warnings)}), survey
 
 
