@@ -61,7 +61,7 @@ class Job(StrictModel):
 
     `gres` is how the site calls GPUs, None where the scheduler does not know of them: a job that wants some then takes
     whole nodes. `cpus_per_node` and `memory_gib` (PBS alone) are asked for where they are said. `constraints` is
-    Slurm's `--constraint`, or resources in the `select` of PBS (`system=polaris`).
+    Slurm's `--constraint`, or resources in the `select` of PBS (`system=polaris`). `requeue`: Slurm may run it again.
     """
 
     name: JobName
@@ -80,6 +80,7 @@ class Job(StrictModel):
     resources: tuple[Word, ...] = ()
     variables: dict[EnvName, Text] = {}
     modules: Modules | None = None
+    requeue: bool = True
     steps: Annotated[tuple[Step, ...], Field(min_length=1)]
     output: AbsPath
 

@@ -312,12 +312,17 @@ class Slurm(Scheduler):
         named = {"partition": job.queue, "account": job.account, "qos": job.qos, "constraint": job.constraints}
         options += [f"--{name}={_plain(value)}" for name, value in named.items() if value]
         if here:
-            return [f"#SBATCH {option}" for option in (*options, "--output=%x-%j.log")]
+            more = [*([] if job.requeue else ["--no-requeue"]), "--output=%x-%j.log"]
+            return [f"#SBATCH {option}" for option in (*options, *more)]
         # The second run of a requeued job writes below the first.
         log = _path(f"{job.output}/{script.log_name(job, '%j')}", job.output)
-        more = ["--requeue", "--open-mode=append", f"--output={log}", f"--chdir={_path(job.output, '')}"]
-        note = "# If a node fails, Slurm runs this job again, from its start; --no-requeue prevents it."
-        return [*(f"#SBATCH {option}" for option in options), note, *(f"#SBATCH {option}" for option in more)]
+        more = ["--open-mode=append", f"--output={log}", f"--chdir={_path(job.output, '')}"]
+        again = (
+            "# If a node fails, Slurm runs this job again, from its start; `scheduler: {requeue: false}` prevents it.",
+            "#SBATCH --requeue",
+        )
+        requeue = again if job.requeue else ("#SBATCH --no-requeue",)
+        return [*(f"#SBATCH {option}" for option in options), *requeue, *(f"#SBATCH {option}" for option in more)]
 
     def parse(self, shown: str, number: str) -> JobState | None:
         """What slurmctld says."""

@@ -52,6 +52,12 @@ def test_a_quality_of_service_is_asked_for_where_the_target_names_one() -> None:
     assert "#SBATCH --qos=high\n" in Slurm.render(job(qos="high"))
 
 
+def test_a_job_that_may_not_be_requeued_says_so_to_slurm() -> None:
+    for text in (Slurm.render(job(requeue=False)), Slurm.render_body(job(requeue=False), BODY)):
+        assert "#SBATCH --no-requeue\n" in text and "runs this job again" not in text
+    assert "requeue" not in Slurm.render_body(job(), BODY)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_script_is_the_recorded_one(name: str) -> None:
     render, asked = CASES[name]

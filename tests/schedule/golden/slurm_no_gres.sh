@@ -8,7 +8,7 @@
 #SBATCH --time=1-01:00:00
 #SBATCH --partition=hpc
 #SBATCH --account=proj-1
-# If a node fails, Slurm runs this job again, from its start; --no-requeue prevents it.
+# If a node fails, Slurm runs this job again, from its start; `scheduler: {requeue: false}` prevents it.
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/shared/my jobs/100%%/smoke-%j.log"

@@ -4,7 +4,7 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --time=00:05:00
-# If a node fails, Slurm runs this job again, from its start; --no-requeue prevents it.
+# If a node fails, Slurm runs this job again, from its start; `scheduler: {requeue: false}` prevents it.
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/envbuild/jobs/envbuild-probe-%j.log

@@ -5,7 +5,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=12
 #SBATCH --gres=gpu:1
-# If a node fails, Slurm runs this job again, from its start; --no-requeue prevents it.
+# If a node fails, Slurm runs this job again, from its start; `scheduler: {requeue: false}` prevents it.
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/envbuild/jobs/envbuild-probe-%j.log

@@ -10,7 +10,7 @@
 #SBATCH --partition=hpc
 #SBATCH --account=proj-1
 #SBATCH --constraint="ib&a100"
-# If a node fails, Slurm runs this job again, from its start; --no-requeue prevents it.
+# If a node fails, Slurm runs this job again, from its start; `scheduler: {requeue: false}` prevents it.
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/shared/my jobs/100%%/smoke-%j.log"
