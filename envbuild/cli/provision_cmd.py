@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from posixpath import join
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -377,8 +378,8 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
 
 
 def _total(node: NodePlan) -> list[str]:
-    """What a node's steps cost in all, and what is not counted; nothing where nothing of it is known."""
-    from envbuild.resolve.estimate import disk_words, fetch_words
+    """What a node's steps cost in all, what is not counted, and what goes elsewhere; nothing where none is known."""
+    from envbuild.resolve.estimate import SOURCE, disk_words, fetch_words
 
     fetch, inodes = (sum(getattr(step, key) for step in node.steps) for key in ("fetch_bytes", "inodes"))
     if not (fetch or node.peak_bytes or inodes):  # what an image takes is known when it is built
@@ -388,7 +389,9 @@ def _total(node: NodePlan) -> list[str]:
     stays, most = (disk_words(count, unsized, rough=rough) for count in (node.lasting_bytes, node.peak_bytes))
     place = node.environment.rpartition("/envs/")[0]
     cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} files in {place}, {most} while building"
-    left = f"; not counted: {few(unsized, 8)}" if unsized else ""
+    # Indexes of torch, which is the largest package by far, give no sizes.
+    often = ", often the largest part" if any(not name.startswith(SOURCE) for name in unsized) else ""
+    left = f"; not counted{often}: {few(unsized, 8)}" if unsized else ""
     took = [step.before for step in node.steps if step.seconds]
     known = [seconds for seconds in took if seconds is not None]
     total = sum(known)
@@ -399,7 +402,24 @@ def _total(node: NodePlan) -> list[str]:
         amount = f"{'at least ' if unsized else ''}{size(fetch)}"
         runs = load_config().runs_root
         here = [f"    here       {amount} in {artifact_cache()}, which stay, and as much in {runs} until the job ends"]
-    return [f"    in all     {cost}{when}{left}", *here]
+    return [f"    in all     {cost}{when}{left}", *_elsewhere(node, place), *here]
+
+
+def _elsewhere(node: NodePlan, prefix: str) -> list[str]:
+    """What goes into folders that the target names beside its prefix, none of which is counted."""
+    requests = (step.request for step in node.steps if step.kind == "install")
+    args: Mapping[str, Any] = (next(requests, None) or {}).get("args", {})
+    rows = (
+        ("cache", args.get("cache"), None, "packages for later builds: {}, not counted"),
+        ("store", (args.get("build") or {}).get("store"), f"{prefix}/store/wheels", "compiled wheels: {}, not counted"),
+        (
+            "tmp",
+            args.get("tmp"),
+            join(prefix, "tmp"),
+            "files of the build: {}, until it ends; of compilers not counted",
+        ),
+    )
+    return [f"    {key:<10} {text.format(path)}" for key, path, usual, text in rows if path and path != usual]
 
 
 @click.command("verify")
