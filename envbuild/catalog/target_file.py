@@ -12,6 +12,8 @@ from envbuild.model.facts import NodeFacts
 
 _WHO = "who logs in; keys and jumps are those of ssh's own configuration"
 KINDS = ("local", "ssh", "slurm", "pbs")
+LISTED_HOST = r"(?:[^\s,\[]|\[[^\]]*\])+"
+LISTED_NAME = r"[^\s,:]+"
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def _flat(value: Mapping[str, object], before: str = "") -> dict[str, object]:
 def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
     """Which nodes: their names, or the partition or queue that gives them."""
     if answers.kind == "ssh":
-        hosts = re.findall(r"(?:[^\s,\[]|\[[^\]]*\])+", answers.hosts)
+        hosts = re.findall(LISTED_HOST, answers.hosts)
         return [("host lists as clusters write them: gpu[01-04]", "hosts", hosts)]
     job = {"account": answers.account, "nodes": answers.nodes, "time_limit": answers.time_limit}
     how = "how a job is asked for; `modules: {load: [NAME]}` loads modules first" + (
@@ -126,7 +128,7 @@ def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
         partition = {"slurm": answers.hosts} if answers.hosts else {}
         how += "; without `nodes` it takes all of the partition"
         return [("the partition", "hosts", partition), (how, "scheduler", _given(job))]
-    names = re.findall(r"[^\s,:]+", answers.filesystems)
+    names = re.findall(LISTED_NAME, answers.filesystems)
     return [(how, "scheduler", _given({"queue": answers.hosts, **job, "filesystems": names}))]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -356,57 +356,57 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
     `yes` takes all of these and asks nothing.
     """
     from envbuild.catalog.loader import is_template, list_targets, load_target, placeholders
-    from envbuild.catalog.target_file import KINDS, Answers
+    from envbuild.catalog.target_file import KINDS, LISTED_HOST, Answers
+    from envbuild.model.target import Host, PathTemplate, Requested
 
     question = ""
 
-    def ask(text: str, default: Any = "", kind: Any = str) -> Any:
+    def ask(key: str, text: str, default: Any = "", kind: Any = str) -> Any:
         nonlocal question
         question = text if default is not None else f"{text} (required)"
         if yes:
             return "" if default is None else default
-        return _prompted(question, default, kind)
+        return _prompted(key, question, default, kind)
 
     try:
         if base is None:
             names = click.Choice(list(dict.fromkeys([*KINDS, *list_targets()])))
-            closest = ask("Which shipped target is closest", begin.scheduler_here().lower() or "ssh", names)
+            closest = ask("extends", "Which shipped target is closest", begin.scheduler_here().lower() or "ssh", names)
             base = load_target(closest, template=True).target
         kind, usual = _kind_of(base), "" if is_template(base) else base.partition or ""
         # An empty answer is asked again where the target has none of its own.
         required = {".".join(path) for path, _ in placeholders(base)}
         there = _OFFERED[kind]() if kind in _OFFERED and kind == begin.scheduler_here().lower() else {}
         stack = stack or ask(
-            "Which stack is built there (a name of `envbuild stack list`, or a file)", _stack_of(base.name)
+            "stack", "Which stack is built there (a name of `envbuild stack list`, or a file)", _stack_of(base.name)
         )
         loaded = _stack_beside(file, stack)
         taken = usual if usual in there else next(iter(there), usual)
         first = taken or (None if required & {"hosts", "scheduler.queue"} else "")
         offered = f" ({few(list(there), 8)})" if len(there) > 1 else ""
-        hosts = ask(f"{_HOSTS[kind]}{offered}", first) if kind in _HOSTS else ""
+        key, of_hosts = {
+            "ssh": ("hosts", _each(Host, LISTED_HOST)),
+            "slurm": ("HostSource.slurm", _each(Requested)),
+            "pbs": ("Scheduler.queue", _each(Requested)),
+        }.get(kind, ("", str))
+        hosts = ask(key, f"{_HOSTS[kind]}{offered}", first, of_hosts) if key else ""
         job = kind in ("slurm", "pbs")
         text = "Login node to reach over SSH (empty: you will type envbuild on it)"
-        user, _, login = ask(text, "", _login).rpartition("@") if job else ("", "", "")
-        user = user or (ask("Login name there (empty: as ssh says)", "", _user) if kind == "ssh" or login else "")
-        text = "Account that jobs are charged to"
-        account = (ask(text, None) if "scheduler.account" in required else ask(f"{text} (empty: none)")) if job else ""
-        text = f"Nodes of a job{_published(loaded)}"
-        nodes = ask(text, base.scheduler.nodes or 1, Count(1, 20000)) if job else 0
-        usual_limit = base.scheduler.time_limit or ""
-        text = "Longest time of a job, as 2h" + ("" if usual_limit else " (empty: 30 minutes or more, estimated)")
-        limit = ask(text, usual_limit, _limit) if job else ""
-        text = "File systems that a job names, as home,eagle (empty: none)"
-        filesystems = ask(text, ",".join(base.scheduler.filesystems)) if kind == "pbs" else ""
+        user, _, login = ask("Connection.login", text, "", _login).rpartition("@") if job else ("", "", "")
+        if not user and (kind == "ssh" or login):
+            user = ask("Connection.user", "Login name there (empty: as ssh says)", "", _user)
+        of_job = _asked_of_jobs(ask, base, required, loaded) if job else {}
         where = "{home}/envbuild" if job else "{data}/envbuild"
-        usual_prefix = where if is_template(base) or base.name == "local" else base.prefix
-        prefix = ask("Folder for environments" + (", which all nodes share" if job else ""), usual_prefix, _prefix)
+        usual = where if is_template(base) or base.name == "local" else base.prefix
+        text = f"Folder for environments{', which all nodes share' if job else ''}"
+        prefix = ask("prefix", text, usual, _each(PathTemplate))
         model, count = there.get(hosts, ("", 0)) if job else _gpus_here() if kind == "local" else ("", 0)
-        usual_gpu = model or base.expects.gpu or ""
-        text = "GPU model, as nvidia-smi has it without NVIDIA" + ("" if usual_gpu else " (empty: any)")
-        gpu = ask(text, usual_gpu, lambda text: _model(text, usual_gpu))
-        usual_count = count or base.expects.gpus_per_node or 0
+        usual = model or base.expects.gpu or ""
+        text = f"GPU model, which chooses the profile{'' if usual else ', as A100-SXM4-80GB (empty: any)'}"
+        gpu = ask("Expectation.gpu", text, usual, lambda text: _model(text, usual))
         if gpu or job:
-            count = ask("GPUs of a node (empty: `bench` and `launch` will ask)", usual_count, Count(0, 64))
+            text = "GPUs of a node (empty: `bench` and `launch` will ask)"
+            count = ask("Expectation.gpus_per_node", text, count or base.expects.gpus_per_node or 0, Count(0, 64))
     except click.Abort:
         if sys.stdin.isatty():
             raise
@@ -420,30 +420,54 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         hosts=hosts,
         user=user or (None if base.connection.user and kind == "ssh" else ""),
         login=login,
-        account=account,
-        nodes=nodes,
-        time_limit=limit,
-        filesystems=filesystems,
+        **of_job,
         prefix=prefix,
         gpu=gpu.removeprefix("NVIDIA "),
         gpus_per_node=count,
     )
 
 
-def _prompted(question: str, default: Any, kind: Any) -> Any:
-    """The answer to one question; None as default asks again until there is one."""
-    usual, kind = ("", _not_empty) if default is None else (default, kind)
-    answer = click.prompt(question, usual, type=kind, err=True, show_default=usual not in ("", 0))
-    if not sys.stdin.isatty():
-        click.echo(err=True)  # nobody typed the end of the line
+def _asked_of_jobs(ask: Callable[..., Any], base: Target, required: Set[str], loaded: LoadedStack) -> dict[str, Any]:
+    """Answers on what a job requests."""
+    from envbuild.catalog.target_file import LISTED_NAME
+    from envbuild.model.common import Name
+    from envbuild.model.target import Duration, Requested
+
+    must, usual = "scheduler.account" in required, base.scheduler
+    text = f"Account that jobs are charged to{'' if must else ' (empty: none)'}"
+    answers = {"account": ask("Scheduler.account", text, None if must else "", _each(Requested))}
+    text = f"Nodes of a job{_published(loaded)}"
+    answers["nodes"] = ask("Scheduler.nodes", text, usual.nodes or 1, Count(1, 20000))
+    text = f"Longest time of a job, as 2h{'' if usual.time_limit else ' (empty: 30 minutes or more, estimated)'}"
+    answers["time_limit"] = ask("Scheduler.time_limit", text, usual.time_limit or "", _each(Duration))
+    if usual.kind == "pbs":
+        text = "File systems that a job names, as home,eagle (empty: none)"
+        names_of_jobs = _each(Name, LISTED_NAME)
+        answers["filesystems"] = ask("Scheduler.filesystems", text, ",".join(usual.filesystems), names_of_jobs)
+    return answers
+
+
+def _prompted(key: str, question: str, default: Any, kind: Any) -> Any:
+    """The answer to one question, `?` with what its key means; None as default asks again until there is one."""
+    def read(text: Any) -> Any:
+        said = str(text).strip()
+        if said == "?":
+            return said
+        if default is None and not said:
+            raise click.BadParameter("may not be empty; what you do not know yet, you can correct in the file")
+        return click.types.convert_type(kind)(text)
+
+    answer = "?"
+    while answer == "?":
+        usual = "" if default is None else default
+        answer = click.prompt(question, usual, type=kind, value_proc=read, err=True, show_default=usual not in ("", 0))
+        if not sys.stdin.isatty():
+            click.echo(err=True)  # nobody typed the end of the line
+        if answer == "?":
+            from envbuild.cli.help_code import key_meaning
+
+            click.echo(key_meaning(key), err=True)
     return answer
-
-
-def _not_empty(text: str) -> str:
-    """An answer that the target needs. Raises click.BadParameter, and the question is asked again."""
-    if not text.strip():
-        raise click.BadParameter("may not be empty; what you do not know yet, you can correct in the file")
-    return text
 
 
 def _stack_beside(file: Path, stack: str) -> LoadedStack:
@@ -461,11 +485,15 @@ def _published(loaded: LoadedStack) -> str:
     return f" (one is enough to build; the published figure is of {where})" if where else ""
 
 
-def _limit(text: str) -> str:
-    """An answer that is a time of a target, or none. Raises click.BadParameter, and the question is asked again."""
-    from envbuild.model.target import Duration
+def _each(kind: Any, parts: str = ".+") -> Callable[[str], str]:
+    """For answers of values of a target, or none. Raises click.BadParameter, and the question is asked again."""
 
-    return _of_type(Duration, text) if text.strip() else ""
+    def read(text: str) -> str:
+        for part in re.findall(parts, text.strip()):
+            _of_type(kind, part)
+        return text.strip()
+
+    return read
 
 
 def _login(text: str) -> str:
@@ -521,21 +549,14 @@ def _several_models(name: str | None, usual: str = "") -> str:
     return f"{name} fits {', '.join(models)}; name the one that `nvidia-smi -L` prints" if len(models) > 1 else ""
 
 
-def _prefix(text: str) -> str:
-    """An answer that is a prefix. Raises click.BadParameter, and the question is asked again."""
-    from envbuild.model.target import PathTemplate
-
-    return _of_type(PathTemplate, text)
-
-
-def _of_type(kind: Any, text: str) -> str:
-    """An answer as a value of a target. Raises click.BadParameter with what to write where that is known."""
+def _of_type(kind: Any, text: str) -> None:
+    """Check an answer as a value of a target. Raises click.BadParameter with what to write where that is known."""
     from pydantic import TypeAdapter, ValidationError
 
     from envbuild.model.common import first_mistake, refusal_of
 
     try:
-        return str(TypeAdapter(kind).validate_python(text.strip()))
+        TypeAdapter(kind).validate_python(text)
     except ValidationError as error:
         instead = refusal_of(error.errors()[0]).instead.strip('"')
         says = first_mistake(error).removeprefix("Value error, ")

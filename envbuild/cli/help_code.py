@@ -98,10 +98,21 @@ def _of_key(code: str) -> Iterator[str]:
     rows = [row for row in _parts() if code in row[2]["properties"]]
     # Checks of findings share keys with everything.
     for noun, name, part in [row for row in rows if not row[1].endswith("Check")] or rows:
-        sentences = re.split(r"(?<=\.) |(?<=;) (?=`)", " ".join(part["description"].split()))
-        own = [sentence for sentence in sentences if re.match(rf"(`[^`]+`(?:,| and) )*`{code}`", sentence)]
-        named = own or [sentence for sentence in sentences if f"`{code}`" in sentence] or sentences[:1]
-        yield "\n  ".join([f"{code}: a key of a {noun} file (docs/reference/files.md, {name})", *named])
+        yield "\n  ".join([f"{code}: a key of a {noun} file (docs/reference/files.md, {name})", *_named(code, part)])
+
+
+def _named(key: str, part: dict[str, Any]) -> list[str]:
+    """The sentences about a key in the description of its part."""
+    sentences = re.split(r"(?<=\.) |(?<=;) (?=`)", " ".join(part["description"].split()))
+    own = [sentence for sentence in sentences if re.match(rf"(`[^`]+`(?:,| and) )*`{key}`", sentence)]
+    return own or [sentence for sentence in sentences if f"`{key}`" in sentence] or sentences[:1]
+
+
+def key_meaning(key: str) -> str:
+    """What `explanation` says of a key of a target file (`prefix`), or of one of its parts (`Scheduler.nodes`)."""
+    name, _, own = key.rpartition(".")
+    part = next(part for noun, heading, part in _parts() if heading == (name or "Keys of a target file"))
+    return " ".join(_named(own, part))
 
 
 def _of_name(code: str) -> Iterator[str]:

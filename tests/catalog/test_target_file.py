@@ -189,6 +189,18 @@ def test_a_target_file_with_a_number_for_a_gpu_and_a_time_in_other_units_is_told
     assert "`scheduler: {kind: slurm}` gets no job from `provision`" in result.output
 
 
+def test_a_question_mark_explains_the_key_and_asks_again(tmp_path: Path) -> None:
+    answers = ("?", "slurm", "?", "", "?", "hpc", "?", "", "?", "", "?", "2", "?", "", "?", "", "?", "", "?", "8")
+    done = init(tmp_path, answers=answers)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "`account`: the account or project that jobs are charged to.\n" in done.output
+    assert done.output.count("\n`") == 10 and "Error" not in done.output
+    assert load_target(str(tmp_path / "lab.yaml")).target.scheduler.nodes == 2
+    (tmp_path / "lab.yaml").unlink()
+    ssh = init(tmp_path, "--extends", "ssh", answers=("", "?", "a", "?", "", "", "", ""))
+    assert "`hosts`: a list of nodes" in ssh.output and "who logs in" in ssh.output
+
+
 def test_yes_asks_nothing_and_names_what_is_still_open(tmp_path: Path) -> None:
     result = init(tmp_path, "--extends", "slurm", "--stack", "opt-175b", "--yes")
     assert result.exit_code == 0, result.output
@@ -272,8 +284,11 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     assert relative.exit_code == 2 and "Error: must be absolute" in relative.output
     for says in ("90s, 40m or 2h; write 2h", "{home} or {data}; write {home}/envs", "can be used; write {user}"):
         assert says in relative.output
-    bad = init(tmp_path, answers=("ssh", "", "-x", "", "", ""))
-    assert isinstance(bad.exception, EnvbuildError) and bad.exception.code == "manifest-invalid"
+    bad = init(tmp_path, answers=("ssh", "", "a -x", "a b; c"))
+    assert bad.exit_code == 2 and "Error: must not be empty or start with '-'" in bad.output
+    bad = init(tmp_path, answers=("slurm", "", "a b", "hpc*", "a", "", "x;y"))
+    for says in ("Error: must have letters", "Error: write hpc: with the *"):
+        assert says in bad.output
     asked = init(tmp_path, answers=("slurm", "", "hpc", "me@", "a@b@login1", "me@login1", "", "1", "1h", "/p", "", ""))
     assert asked.exit_code == 0 and asked.output.count("is no host, as login1 or me@login1") == 2
     login = load_target(str(tmp_path / "lab.yaml")).target.connection.login

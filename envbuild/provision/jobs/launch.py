@@ -185,7 +185,7 @@ def gpus_unsaid(what: str = "") -> EnvbuildError:
     """The error `launch-does-not-fit` (exit 7) where nobody says how many GPUs a node has; `what`: who should have."""
     return _does_not_fit(
         what or "the target does not say how many GPUs a node has",
-        "`expects: {gpus_per_node: 4}` in the target, or `--gpus-per-node 4`, with the number that a node has",
+        "`expects: {gpus_per_node: N}` in the target, or `--gpus-per-node N`, N being the number that a node has",
     )
 
 
