@@ -449,11 +449,12 @@ def _asked_of_jobs(ask: Callable[..., Any], base: Target, required: Set[str], lo
 
 def _prompted(key: str, question: str, default: Any, kind: Any) -> Any:
     """The answer to one question, `?` with what its key means; None as default asks again until there is one."""
+
     def read(text: Any) -> Any:
-        said = str(text).strip()
-        if said == "?":
-            return said
-        if default is None and not said:
+        typed = str(text).strip()
+        if typed == "?":
+            return typed
+        if default is None and not typed:
             raise click.BadParameter("may not be empty; what you do not know yet, you can correct in the file")
         return click.types.convert_type(kind)(text)
 
