@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -357,7 +358,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
     """
     from envbuild.catalog.loader import is_template, list_targets, load_target, placeholders
     from envbuild.catalog.target_file import KINDS, LISTED_HOST, Answers
-    from envbuild.model.target import Host, PathTemplate, Requested
+    from envbuild.model.target import Host, Requested
 
     question = ""
 
@@ -399,7 +400,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         where = "{home}/envbuild" if job else "{data}/envbuild"
         usual = where if is_template(base) or base.name == "local" else base.prefix
         text = f"Folder for environments{', which all nodes share' if job else ''}"
-        prefix = ask("prefix", text, usual, _each(PathTemplate))
+        prefix = ask("prefix", text, usual, _prefix)
         model, count = there.get(hosts, ("", 0)) if job else _gpus_here() if kind == "local" else ("", 0)
         usual = model or base.expects.gpu or ""
         text = f"GPU model, which chooses the profile{'' if usual else ', as A100-SXM4-80GB (empty: any)'}"
@@ -548,6 +549,20 @@ def _several_models(name: str | None, usual: str = "") -> str:
         (gpu.name for gpu in rows_like(name, rules())), key=lambda model: not (usual and is_model(usual, model))
     )
     return f"{name} fits {', '.join(models)}; name the one that `nvidia-smi -L` prints" if len(models) > 1 else ""
+
+
+def _prefix(text: str) -> str:
+    """An answer that is a prefix. Raises click.BadParameter, and the question is asked again."""
+    from envbuild.model.target import PrefixTemplate
+    from envbuild.node.protocol import expand_prefix
+    from envbuild.node.trust import home_problem
+
+    prefix = text.strip()
+    _of_type(PrefixTemplate, prefix)
+    with contextlib.suppress(NodeError):  # the node says so
+        if why := home_problem(expand_prefix(prefix)):
+            raise click.BadParameter(why)
+    return prefix
 
 
 def _of_type(kind: Any, text: str) -> None:

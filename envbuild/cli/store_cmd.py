@@ -93,8 +93,8 @@ def clean(ui: Ui, /, kinds: tuple[str, ...], keep: float, *, yes: bool, **flags:
     """Remove old items here and on the nodes; only with --yes.
 
     Keeps environments in use and those that a process runs from; envbuild sees only your processes, unless it
-    runs there as root. Moves files that envbuild did not make to PREFIX/kept. Keeps the newest run and any run in
-    progress. Caches are fetched again when needed.
+    runs there as root. Moves files of yours in an environment to PREFIX/kept, and leaves those beside them alone. Keeps
+    the newest run and any run in progress. Caches are fetched again when needed.
     """
     answers = _kept(ui, flags, kinds, keep / _DAY, remove=yes)
     good, errors = sort_out(answers)

@@ -17,6 +17,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.finding import Severity
 from envbuild.model.plan import Resolution
 from envbuild.node.merkle import root_of
+from envbuild.node.protocol import RUN
 
 Files = Mapping[str, Sequence[Any]]
 # An environment of 100,000 files has a list of 16 MB.
@@ -78,7 +79,7 @@ def root(files: Files) -> str:
 
 
 EVIDENCE_VERSION = "2.0"
-_RUN = r"^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}$"
+_RUN = f"^{RUN}$"
 # Keys of free-form data that a published report keeps: `a.b` is `b` in `a`, `*` any letters.
 _DETAILS: JsonValue = [
     "losses", "loss_first", "loss_last", "step_seconds", "first_step_seconds", "shape", "values", "python", "torch",

@@ -1,5 +1,6 @@
 """A target: where an environment is built, as its YAML file says it; its `container:` section says it of images."""
 
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -116,6 +117,13 @@ def _path_template(value: str) -> str:
     return value
 
 
+def _prefix(value: str) -> str:
+    """A folder for envbuild alone."""
+    if posixpath.normpath(value) in ("{home}", "{data}"):
+        raise RefusedError("must be a folder for envbuild alone", instead='"{home}/envbuild"')
+    return value
+
+
 def _host(value: str) -> str:
     not_option(value)
     if "{{" in value or any(c.isspace() for c in value):
@@ -133,6 +141,7 @@ Here = Annotated[Text, Field(pattern=r"^(/|~/)")]
 Mount = Annotated[Text, AfterValidator(_mount)]
 Device = Annotated[Text, AfterValidator(_device)]
 PathTemplate = Annotated[Text, AfterValidator(_path_template)]
+PrefixTemplate = Annotated[PathTemplate, AfterValidator(_prefix)]
 Requested = Annotated[Text, AfterValidator(_requested)]
 FileText = Annotated[Text, AfterValidator(not_option)]
 Host = Annotated[Text, AfterValidator(_host)]
@@ -409,8 +418,8 @@ class Target(StrictModel):
     base: BaseKind | None = None
     base_python: FileText | None = None
     interpreter: FileText | None = None
-    prefix: PathTemplate
-    shared: PathTemplate | None = None
+    prefix: PrefixTemplate
+    shared: PrefixTemplate | None = None
     container: ContainerSettings | None = None
     placement: Literal["shared", "node-local", "image"] = "node-local"
     privilege: Literal["none", "sudo"] = "none"

@@ -157,6 +157,10 @@ def _observations(facts: Json) -> "list[str]":
     foreign = disks.foreign_owner(facts["prefix"]["path"])
     if foreign:
         notes.append(foreign)
+    strange = inventory.strangers(facts["prefix"]["path"]) if facts["prefix"]["writable"] else []
+    if strange:
+        says = "%s has files that are not envbuild's (%s); they stay, but a new folder is easier to delete as a whole"
+        notes.append(says % (facts["prefix"]["path"], protocol.few(strange)))
     half = sum(1 for environment in facts["environments"] if environment["stamp"] is None)
     if half:
         notes.append("%d environment(s) without a stamp under the prefix" % half)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from envbuild.node import hashing, paths
-from envbuild.node.protocol import Json, NodeError
+from envbuild.node.protocol import RUN, Json, NodeError
 from envbuild.node.read_text import names
 from envbuild.node.redact import redact_text
 
@@ -32,6 +32,7 @@ NODE = "ENVBUILD_NODE"
 FULL = 64 * 1024
 _LONGEST = 200  # characters of a name
 _DAY = 86400.0
+_PROGRESS = re.compile(RUN + r"\.progress\.")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
 
 
@@ -121,7 +122,7 @@ def _sweep(folder: str) -> None:
     for name in names(folder):
         path = os.path.join(folder, name)
         with contextlib.suppress(OSError):  # another user's, or it goes meanwhile
-            if ".progress." in name and time.time() - os.stat(path).st_mtime > _DAY:
+            if _PROGRESS.match(name) and time.time() - os.stat(path).st_mtime > _DAY:
                 os.unlink(path)
 
 

@@ -78,6 +78,14 @@ def search_path(environment: str, path: "str | None") -> str:
     return os.pathsep.join([os.path.join(environment, "bin"), path or os.defpath, *base_programs(environment)])
 
 
+def temporary(kinds: str) -> str:
+    """A regular expression for the names that `tempfile` makes of `kinds` (one too), and `discard` of them.
+
+    Only what is called so is removed by its name: files of a user may lie beside it.
+    """
+    return r"(?:%s)-[a-z0-9_]{8}(?:\.trash-[0-9]+)*" % kinds
+
+
 def is_name(text: str) -> bool:
     """Whether it is a plain file name, which no shell or terminal reads as more than that."""
     return _NAME.match(text) is not None

@@ -10,6 +10,7 @@ import contextlib
 import enum
 import json
 import os
+import re
 import sys
 import time
 
@@ -30,6 +31,7 @@ PROTOCOL = 1
 REQUEST_LIMIT = 64 * 1024 * 1024
 # A log with the output of a large build is some megabytes.
 LOGS_KEPT = 50
+RUN = "[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}"  # a regular expression for the ids of runs
 
 
 class Exit(enum.IntEnum):
@@ -331,7 +333,7 @@ class Log:
     def _begin(folder: str) -> None:
         """Make the folder of logs; of those there only the newest stay (the name of a run begins with its time)."""
         os.makedirs(folder, exist_ok=True)
-        for name in sorted(name for name in os.listdir(folder) if name.endswith(".log"))[: -LOGS_KEPT + 1]:
+        for name in sorted(name for name in os.listdir(folder) if re.match(RUN + r"\.log\Z", name))[: -LOGS_KEPT + 1]:
             with contextlib.suppress(OSError):  # another user's
                 os.unlink(os.path.join(folder, name))
 

@@ -9,6 +9,7 @@ folder and files must be writable for that owner alone. That holds although othe
 store, because an entry says its key and the inputs that give it.
 """
 
+import contextlib
 import os
 import stat
 import sys
@@ -71,10 +72,25 @@ def foreign(path: str) -> str:
     return ""
 
 
+def home_problem(prefix: str) -> str:
+    """Why `prefix` is no folder for envbuild alone, in words: it is the home folder of a user of `ours`; else empty."""
+    import pwd
+
+    homes = {os.path.realpath(os.path.expanduser("~"))}
+    for number in ours():
+        with contextlib.suppress(KeyError):
+            homes.add(os.path.realpath(pwd.getpwuid(number).pw_dir))
+    says = "it is a home folder, and a prefix is a folder for envbuild alone; write {home}/envbuild"
+    return says if os.path.realpath(prefix) in homes else ""
+
+
 def prefix_problem(prefix: str) -> str:
     """Why nothing below the real or planned `prefix` may be run or changed, in words; empty when it may."""
     if os.path.dirname(os.path.abspath(sys.argv[0])) == os.path.join(prefix, "image"):
         return ""  # we are in an image, which is trusted by its digest, whoever owns its files where it runs
+    home = home_problem(prefix)
+    if home:
+        return home
     folders = [os.path.join(prefix, name) for name in ("envs", "tools", "current")]
     for path in [prefix] + folders + [os.path.join(top, name) for top in folders[:2] for name in names(top)]:
         if not os.path.lexists(path):
@@ -89,8 +105,18 @@ def prefix_problem(prefix: str) -> str:
 
 
 def refuse_prefix(prefix: str) -> None:
-    """Raises NodeError `prefix-foreign` (exit 7) for a prefix in which somebody else could put programs."""
+    """Raises NodeError `prefix-invalid` (exit 2) for a home folder.
+
+    And `prefix-foreign` (exit 7) for a prefix in which somebody else could put programs.
+    """
     why = prefix_problem(prefix)
+    if why and why == home_problem(prefix):
+        raise NodeError(
+            "prefix-invalid",
+            "%s is a home folder, which cannot be a prefix" % prefix,
+            why="a prefix is a folder for envbuild alone",
+            hint="write `{home}/envbuild`, or name another folder (--prefix)",
+        )
     if why:
         raise NodeError(
             "prefix-foreign",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from envbuild.cli.init_cmd import init as command
 from envbuild.errors import EnvbuildError
 from envbuild.resolve.rules.node import unexpected
 
+HOME = pwd.getpwuid(os.geteuid()).pw_dir
 FACTS = resources.catalog() / "facts" / "h200.json"
 
 
@@ -51,9 +54,9 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
             {"stack": "opt-175b", "profile": None, "hosts": {"slurm": "hpc"},
              "connection": {"kind": "job"}, "expects": {"gpu": "A100-SXM4-80GB", "gpus_per_node": 8}},
         ),
-        # An empty account and a relative folder are asked again, as the empty queue above.
+        # An empty account, a relative folder and a home folder are asked again, as the empty queue above.
         (
-            ("polaris", "", "debug", "", "", "proj", "", "", "", "envs", "/eagle/envs", "", ""),
+            ("polaris", "", "debug", "", "", "proj", "", "", "", "envs", "{home}", HOME, "/eagle/envs", "", ""),
             {"scheduler": {"kind": "pbs", "queue": "debug", "account": "proj", "nodes": 2, "time_limit": "1h"},
              "prefix": "/eagle/envs"},
         ),

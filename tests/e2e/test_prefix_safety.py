@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.world import World
+from tests.support.files import write_file
 
 
 @pytest.fixture
@@ -29,13 +30,40 @@ def test_d24_the_root_and_a_colon_are_no_prefix(world: World, prefix: str, says:
     assert set(os.listdir("/")) == before
 
 
-@pytest.mark.parametrize(("home", "prefix"), [("/", "{home}"), ("{top}/a:b", "{home}/envs")])
-def test_d24_what_a_placeholder_stands_for_is_looked_at_on_the_node(world: World, home: str, prefix: str) -> None:
-    folder = home.format(top=world.top)
-    Path(folder).mkdir(exist_ok=True)
-    done = world.run("provision", "--stack", "./tiny.yaml", "--prefix", prefix, "--json", env={"HOME": folder})
+def test_d24_what_a_placeholder_stands_for_is_looked_at_on_the_node(world: World) -> None:
+    home = world.top / "a:b"
+    home.mkdir()
+    done = world.run(
+        "provision", "--stack", "./tiny.yaml", "--prefix", "{home}/envs", "--json", env={"HOME": str(home)}
+    )
     assert done.rc == 2, done.err
     assert "prefix-invalid" in done.out
+
+
+def test_a_home_folder_is_no_prefix(world: World) -> None:
+    home, link = world.top / "alice", world.top / "link"
+    home.mkdir()
+    link.symlink_to(home)
+    done = world.run("plan", "--stack", "./tiny.yaml", "--prefix", "{home}/.")
+    assert (done.rc, done.code) == (2, "manifest-invalid")
+    assert '"{home}/envbuild"' in done.err
+    for prefix in (home, link):
+        place, env = ("--prefix", str(prefix)), {"HOME": str(home)}
+        done = world.run("provision", "--stack", "./tiny.yaml", *place, env=env)
+        assert done.rc == 7 and "error[prefix-usable]" in done.err
+        assert "it is a home folder" in done.err and "{home}/envbuild" in done.err
+        assert "it is a home folder" in world.run("doctor", *place, env=env).out
+        done = world.run("store", "clean", "--yes", *place, env=env)
+        assert done.rc == 2 and "error[prefix-invalid]" in done.out
+    assert os.listdir(home) == []
+
+
+def test_a_folder_with_files_of_others_is_warned_of_and_one_of_envbuild_is_not(world: World) -> None:
+    write_file(world.prefix / "thesis.tex")
+    words = ("plan", "--stack", "./tiny.yaml", "--prefix", str(world.prefix))
+    assert "has files that are not envbuild's (thesis.tex)" in world.good(*words).out
+    (world.prefix / "tools").mkdir()
+    assert "not envbuild's" not in world.good(*words).out
 
 
 def test_d24_a_folder_above_the_prefix_that_everybody_can_write_is_refused(world: World) -> None:

@@ -71,12 +71,17 @@ def test_what_is_not_there_or_no_log_is_refused(tmp_path: Path, args: dict[str, 
 
 
 def test_old_logs_make_room_for_new_ones(tmp_path: Path) -> None:
+    mine = [write_file(tmp_path / "logs" / name) for name in ("mine.log", "my.progress.txt")]
+    for path in mine:
+        os.utime(path, (0, 0))
+    logs._sweep(str(tmp_path / "logs"))
     log = protocol.Log()
     for number in range(protocol.LOGS_KEPT + 5):
         log.path = str(tmp_path / "logs" / f"20260302T1000{number:02}Z-abcd.log")
         log("one")
         log("two")
-    left = sorted(os.listdir(tmp_path / "logs"))
+    assert [path for path in mine if not path.exists()] == []
+    left = sorted(name for name in os.listdir(tmp_path / "logs") if name.startswith("2026"))
     assert len(left) == protocol.LOGS_KEPT
     assert left[0] == "20260302T100005Z-abcd.log"
     assert _ask(tmp_path)["lines"] == ["one", "two"]

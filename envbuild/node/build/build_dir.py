@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -72,12 +73,12 @@ def _has_room(top: str, size: int) -> bool:
     return disk.f_bavail * disk.f_frsize > size * _ROOM + 10**9
 
 
-def sweep(top: str, prefix: str = "") -> None:
-    """Remove what dead builders left in `top`: our own folders whose names begin with `prefix`.
+def sweep(top: str, kind: str = "") -> None:
+    """Remove what dead builders left in `top`: our own folders, of a `kind` those whose names `tempfile` made of it.
 
     One of a living process is not touched, nor one of another machine or container, which may share the folder.
     """
-    for path in [os.path.join(top, name) for name in names(top) if name.startswith(prefix)]:
+    for path in [os.path.join(top, name) for name in names(top) if _is_of(kind, name)]:
         with contextlib.suppress(OSError):  # another one sweeps too
             facts = os.lstat(path)
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and _left_behind(path):
@@ -87,6 +88,10 @@ def sweep(top: str, prefix: str = "") -> None:
                     paths.remove_tree(trash)
                 else:
                     os.rename(trash, path)  # taken over and claimed anew since it was looked at
+
+
+def _is_of(kind: str, name: str) -> bool:
+    return not kind or re.fullmatch(paths.temporary(kind), name) is not None
 
 
 def sign(path: str) -> None:

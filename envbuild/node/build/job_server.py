@@ -23,7 +23,7 @@ from envbuild.node.read_text import first, integer, read
 
 MEMORY_PER_JOB = 2.5  # GB; what cicc takes for Apex's larger kernels
 _GB = 10**9
-_PREFIX = "envbuild-jobs-"
+_KIND = "envbuild-jobs"
 
 
 def free_memory(root: str = "/") -> float | None:
@@ -106,8 +106,8 @@ class Budget:
     def __enter__(self) -> Budget:
         """Make the FIFO."""
         top = tempfile.gettempdir()
-        build_dir.sweep(top, _PREFIX)
-        self._folder = tempfile.mkdtemp(prefix=_PREFIX, dir=top)
+        build_dir.sweep(top, _KIND)
+        self._folder = tempfile.mkdtemp(prefix=f"{_KIND}-", dir=top)
         build_dir.sign(self._folder)
         self.fifo = os.path.join(self._folder, "jobs")
         os.mkfifo(self.fifo, 0o600)

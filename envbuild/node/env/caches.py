@@ -23,6 +23,9 @@ from envbuild.node.read_text import names
 KEEP_DAYS = 30.0
 _LEAST_DAYS = 1.0  # what another run may still be writing is left alone, however short the time asked for
 _DAY = 86400.0
+# Of a run, of a trial of `bench`, and of `launch --print`.
+_JOB = rf"(?:.+-)?(?:{protocol.RUN}|[0-9]{{8}}-[0-9]{{6}})(?:-[0-9]+)?(?:\.trash-[0-9]+)?"
+_TEMPORARY = paths.temporary("install(?:-cache|-rattler)?|smoke|image-build") + "|ansible-(?:module)?tmp-[0-9].*"
 
 
 class Place(NamedTuple):
@@ -35,7 +38,7 @@ class Place(NamedTuple):
 
     kind: str
     path: str
-    names: str = ".*"  # a regular expression for whole names
+    names: str = ".*"  # a regular expression for whole names; of other names are files of a user
     note: str = ""
     least: float = _LEAST_DAYS
     remove: Callable[[str], str | None] = paths.discard
@@ -64,15 +67,16 @@ def _places(prefix: str, args: Json) -> list[Place]:
     bundles = [bundle["file"] for args in requests if args and (bundle := published.bundle(args))]
     needed = _any_of(map(os.path.dirname, bundles))
     ended = _any_of(map(os.path.dirname, glob.glob(os.path.join(glob.escape(prefix), "jobs", "*", "status-*"))))
+    jobs = os.path.join(prefix, "jobs")
     return [
         Place("leftovers", paths.envs_dir(prefix), left, remove=functools.partial(user_files.discard, prefix)),
         Place("kept", os.path.join(prefix, inventory.KEPT), note="files of users from environments that are gone"),
         Place("bundles", os.path.join(prefix, "store"), needed, note="jobs install environments from them"),
         Place("delivered", os.path.join(prefix, "store"), rf"(?!({needed})$)[0-9a-f]{{12}}(\.trash-\d+)?"),
-        Place("jobs", os.path.join(prefix, "jobs"), ended),
+        Place("jobs", jobs, rf"(?=({ended})$){_JOB}"),
         # One may still wait in the queue, and one that was taken out of it never says that it has ended.
-        Place("waiting jobs", os.path.join(prefix, "jobs"), rf"(?!({ended})$).*", least=KEEP_DAYS),
-        Place("temporary", os.path.join(prefix, "tmp")),
+        Place("waiting jobs", jobs, rf"(?!({ended})$){_JOB}", least=KEEP_DAYS),
+        Place("temporary", os.path.join(prefix, "tmp"), _TEMPORARY),
         Place("tools", os.path.join(prefix, "tools"), note="environments stand on them"),
         Place("uv", cache, note="the target keeps it; uv's own `cache prune`"),
     ]

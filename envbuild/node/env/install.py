@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -156,9 +157,9 @@ def _check_space(job: _Job) -> None:
 def _sweep(own: str) -> None:
     """Delete what killed runs left in `own`: under the lease nobody else builds here."""
     for name in names(own):
-        if name.startswith("install-"):
+        if re.fullmatch(paths.temporary("install(?:-cache|-rattler)?"), name):
             paths.remove_tree(os.path.join(own, name))
-    build_dir.sweep(own, "smoke-")  # an environment in use is tested without the lease
+    build_dir.sweep(own, "smoke")  # an environment in use is tested without the lease
 
 
 def _build(job: _Job, tool: uv.Uv, stands_on: foundation.Foundation) -> Json:

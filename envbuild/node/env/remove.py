@@ -22,6 +22,8 @@ def run(request: Json) -> tuple[bool, Json]:
     """
     args, prefix = request["args"], request["prefix"]
     environment = stamp.existing(prefix, args.get("environment"))
+    if not inventory.parse(environment)[0]:
+        raise stamp.unknown(environment)  # a folder of a user
     with lease.during(request):
         place = os.path.realpath(environment)
         users = [stack for stack, target in inventory.links(prefix).items() if target == place]

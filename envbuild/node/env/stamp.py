@@ -105,12 +105,17 @@ def existing(prefix: str, path: object) -> str:
     """`path` of an environment that is there; raises NodeError `request-invalid` or `environment-unknown` (exit 2)."""
     environment = paths.checked_environment(prefix, path)
     if not os.path.isdir(environment):
-        raise NodeError(
-            "environment-unknown",
-            f"there is no environment {environment}",
-            hint="`envbuild status --all` lists all environments",
-        )
+        raise unknown(environment)
     return environment
+
+
+def unknown(environment: str) -> NodeError:
+    """The error of a path where no environment is."""
+    return NodeError(
+        "environment-unknown",
+        f"there is no environment {environment}",
+        hint="`envbuild status --all` lists all environments",
+    )
 
 
 def is_current(prefix: str, stack: str, environment: str) -> bool:

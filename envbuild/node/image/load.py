@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -245,9 +246,10 @@ def _new(top: str) -> str:
     """A folder of this run; what runs left that were killed is removed, for under the lease nobody else has one."""
     try:
         os.makedirs(top, exist_ok=True)
-        for name in os.listdir(top):
-            if name.startswith("image-build-") and os.stat(os.path.join(top, name)).st_uid == os.geteuid():
-                paths.remove_tree(os.path.join(top, name))
+        left = [name for name in os.listdir(top) if re.fullmatch(paths.temporary("image-build"), name)]
+        for path in [os.path.join(top, name) for name in left]:
+            if os.lstat(path).st_uid == os.geteuid():
+                paths.remove_tree(path)
         return tempfile.mkdtemp(prefix="image-build-", dir=top)
     except OSError as error:
         raise paths.not_writable(error, top) from error

@@ -16,9 +16,17 @@ from envbuild.node.read_text import names
 _NAMED = re.compile(r"\A(.+?-[0-9a-f]{12})(?:\.(.*))?\Z", re.DOTALL)
 _TRASH = re.compile(r"\.trash-[0-9]+\Z")
 _NUMBER = re.compile(r"\A([2-9]|[1-9][0-9]{1,8})\Z")
+# Each prefix that was used has one of them; `locks` and `lease.json` lie beside them in the folder of the user's data.
+_OURS = frozenset({"current", "envs", "images", "lease.json", "locks", "store", "tools"})
 STAMP_VERSION = 1
 STAMP = "stamp.json"
 KEPT = "kept"  # below a prefix: files of users that were in environments which are gone
+
+
+def strangers(prefix: str) -> "list[str]":
+    """What lies in a folder in which envbuild has made nothing yet; empty for one that it has, or that is empty."""
+    there = names(prefix)
+    return [] if _OURS.intersection(there) else there
 
 
 def parse(name: str) -> "tuple[str, int]":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -16,6 +17,13 @@ from envbuild.node.wheels.store import BUILD, Store, UnusableEntryError, check, 
 
 KEEP_DAYS = 90.0
 _DAY = 86400.0
+# Of what envbuild makes there; a file of another name is a user's.
+_ENTRY = "[0-9a-f]{64}"
+_SET_ASIDE = re.compile(rf"{_ENTRY}(?:-[0-9]+)?\.[0-9a-f]{{8}}")
+_TEMPORARY = re.compile(
+    rf"(?:{_ENTRY}(?:\..+)?|{paths.temporary('.(?:now|tmp|wheels)')}|bundle-[0-9a-f]{{12}}\.tar)(?:\.pruned-[0-9a-f]{{8}})?"
+)
+_LEASE = re.compile(rf"{_ENTRY}\.json(?:\.stale-[0-9a-f]{{32}})?|{paths.temporary('.lease')}")
 
 
 def run(request: Json) -> tuple[bool, Json]:
@@ -123,7 +131,7 @@ def _prune(path: str, args: Json) -> tuple[bool, Store, Json]:
             kept.append({"name": item.name, "why": why})
         else:
             removed.append({"name": item.name, "size": size})
-    for name in [] if dry else names(store.place("leases")):
+    for name in [] if dry else filter(_LEASE.fullmatch, names(store.place("leases"))):
         path = store.place("leases", name)
         if _mtime(path) < writing:
             _unlink(path)
@@ -154,9 +162,9 @@ def _items(store: Store, before: float, writing: float) -> Iterator[_Item]:
         record = store.place(name, BUILD)
         yield _Item(name, record if os.path.lexists(record) else store.place(name), before, name[:64])
     for name in names(store.place("quarantine")):
-        if not name.endswith(".json"):
+        if _SET_ASIDE.fullmatch(name):
             yield _Item("quarantine/" + name, store.place("quarantine", name), before)
-    for name in names(store.place("tmp")):
+    for name in filter(_TEMPORARY.fullmatch, names(store.place("tmp"))):
         key = name.split(".")[0]
         yield _Item("tmp/" + name, store.place("tmp", name), writing, key if len(key) == 64 else "")
 

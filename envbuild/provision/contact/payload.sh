@@ -94,6 +94,9 @@ put() {
 for tool in dd tar @NEEDS@; do
     command -v "$tool" >/dev/null 2>&1 || fail "$tool-missing" 7 "this node has no $tool; install it, the toolchain cannot be unpacked without"
 done
+if [ -d "$prefix" ] && [ "$(cd "$prefix" && pwd -P)" = "$(cd "${HOME:-/}" && pwd -P)" ]; then
+    fail prefix-invalid 2 'the prefix is a home folder; write {home}/envbuild'
+fi
 mkdir -p "$tools" || fail not-writable 7 'cannot make the tools folder in the prefix'
 # What somebody else put there under the right name would be run.
 case $(ls -ldn "$tools/.") in

@@ -13,6 +13,7 @@ import difflib
 import errno
 import hashlib
 import json
+import re
 import time
 import traceback
 from contextlib import suppress
@@ -24,7 +25,7 @@ from typing import Any, Literal
 
 from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
 from envbuild.node import identity, paths
-from envbuild.node.protocol import NodeError
+from envbuild.node.protocol import RUN, NodeError
 from envbuild.node.redact import redact_text
 from envbuild.provision.run.journal import TERMINAL, EventKind, Journal, JournalContents, Watch, read_journal
 
@@ -192,10 +193,17 @@ def _unwritable(what: str, error: OSError) -> EnvbuildError:
 
 
 def list_runs(runs: Path) -> list[RunDir]:
-    """All runs in the folder `runs`, the newest first; an empty list when there are none."""
+    """All runs in the folder `runs`, the newest first; an empty list when there are none.
+
+    Folders of other names are a user's.
+    """
     if not runs.is_dir():
         return []
-    return sorted((RunDir(path) for path in runs.iterdir() if path.is_dir()), key=lambda run: run.id, reverse=True)
+    return sorted((RunDir(path) for path in runs.iterdir() if _is_run(path)), key=lambda run: run.id, reverse=True)
+
+
+def _is_run(path: Path) -> bool:
+    return re.fullmatch(RUN, path.name) is not None and path.is_dir() and not path.is_symlink()
 
 
 def old_runs(runs: Path, days: float) -> list[RunDir]:

@@ -19,7 +19,7 @@ FILES = {
     "delivered": f"store/{'a' * 12}/wheels/x.whl",
     "jobs": "jobs/20260101T000000Z-dead/status-17",  # D107
     "waiting jobs": "jobs/20260102T000000Z-beef/run.sh",
-    "temporary": "tmp/install-x/file",
+    "temporary": "tmp/install-0123abcd/file",
     "tools": "tools/uv-1/uv",
 }
 GOES = {"delivered", "jobs", "temporary", "waiting jobs"}
@@ -68,6 +68,34 @@ def test_d11_what_is_old_goes_and_environments_and_tools_stay(prefix: Path) -> N
     assert not (prefix / "lease.json").exists()
 
 
+def test_files_of_a_user_below_a_prefix_are_neither_told_nor_removed(prefix: Path) -> None:
+    mine = (
+        *("tmp/mine/data.txt", "tmp/install-notes/a.txt", "tmp/smoke-results/x", "store/mine/a", "envs/work/a.txt"),
+        *("jobs/mine/a.txt", "jobs/other/status-1", "jobs/todo.txt", "logs/a.log", "bin/a", "outputs/a", "launches/a"),
+    )
+    write_files(prefix, dict.fromkeys(mine, "x"))
+    aged(prefix, 60)
+    result = ask(prefix, dry_run=False, keep_days=0)
+    assert {row["kind"] for row in result["places"]} == set(FILES)
+    assert len(result["removed"]) == len(GOES)
+    assert [name for name in mine if not (prefix / name).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "20260101T000000Z-dead",
+        "20260101-000000",
+        "torch-smoke-20260101T000000Z-dead-3",
+        "20260101T000000Z-dead.trash-7",
+    ],
+)
+def test_the_folder_of_each_kind_of_job_goes(prefix: Path, name: str) -> None:
+    write_file(prefix / "jobs" / name / "status-1")
+    aged(prefix, 40)
+    assert str(prefix / "jobs" / name) in ask(prefix, dry_run=False)["removed"]
+
+
 def test_d107_the_folder_of_a_job_that_has_not_ended_stays_for_a_month(prefix: Path) -> None:
     aged(prefix, 20)
     ask(prefix, dry_run=False, keep_days=1)
@@ -105,7 +133,7 @@ def test_d11_what_was_used_lately_stays_however_short_the_time_asked_for(prefix:
 def test_d11_a_link_is_removed_and_not_followed(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = tmp_path_factory.mktemp("other") / "file"
     other.write_bytes(b"x" * 10**6)
-    link = prefix / "tmp" / "link"
+    link = prefix / "tmp" / "smoke-0123abcd"
     link.symlink_to(other.parent)
     os.utime(link, (0, 0), follow_symlinks=False)
     places = {row["kind"]: row for row in ask(prefix, dry_run=False)["places"]}

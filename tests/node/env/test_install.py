@@ -181,6 +181,13 @@ def test_foreign_transports_are_refused(node: Node) -> None:
     node.fails(make_variant([], sources=[dict(source, git="ext::sh -c true")]), "request-invalid", 2)
 
 
+def test_a_folder_of_a_user_beside_environments_is_not_removed(node: Node) -> None:
+    mine = write_file(node.prefix / "envs" / "mine" / "file")
+    with fails("environment-unknown", 2):
+        remove.run(node.request("remove", environment=str(mine.parent), force=True))
+    assert mine.exists()
+
+
 def test_only_environments_of_the_prefix_are_touched(node: Node, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -408,12 +415,15 @@ def test_temporary_files_of_a_killed_run_are_removed_by_the_next(node: Node) -> 
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
     tmp = node.prefix / "tmp"
-    for name in ("install-of-a-killed-run", "smoke-of-a-killed-run"):
+    for name in ("install-0a_kille", "install-cache-0a_kille", "smoke-0a_kille"):
         write_file(tmp / name / "deep" / "file")
         (tmp / name / "owner.json").write_text(json.dumps({**identity.here(), "pid": killed.pid}))
-    (tmp / "not-ours").mkdir()
+    mine = ["install-of-mine", "not-ours", "smoke-of-mine"]
+    for name in mine:
+        (tmp / name).mkdir()
+        os.utime(tmp / name, (0, 0))
     node.install(make_variant([make_wheel(node.wheels)]), tmp=str(tmp))
-    assert os.listdir(tmp) == ["not-ours"]
+    assert sorted(os.listdir(tmp)) == mine
 
 
 def test_d43_a_smoke_test_that_runs_keeps_its_folder_while_another_environment_is_built(node: Node) -> None:

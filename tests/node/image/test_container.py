@@ -22,7 +22,7 @@ from envbuild.node import lease
 from envbuild.node.image import container, load, runtimes
 from envbuild.node.protocol import Interrupted, NodeError
 from tests.support.fails import fails
-from tests.support.files import write_tar
+from tests.support.files import write_file, write_tar
 from tests.support.patience import until
 from tests.support.programs import completed, executable
 
@@ -209,6 +209,8 @@ def test_a_file_is_made_where_there_is_room_and_nothing_stays(node: Site, runtim
         program.read_text() + "".join(f'echo "{each}=${each}" >> {node.log}\n' for each in words.split())
     )
     tmp = node.prefix.parent / "scratch"
+    left, mine = (write_file((tmp if said else node.prefix / "tmp") / f"image-build-{name}" / "file").parent
+                  for name in ("0a_left9", "of-mine"))  # fmt: skip
     more = node.archive() if runtime == "apptainer" else {"pull": "r.example/x@sha256:" + "a" * 64}
     node.install(runtime, **more, **({"tmp": str(tmp)} if said else {}))
     told = dict(line.partition("=")[::2] for line in node.log.read_text().splitlines()[1:3])
@@ -219,7 +221,7 @@ def test_a_file_is_made_where_there_is_room_and_nothing_stays(node: Site, runtim
     else:
         assert told[unpacks].startswith(f"{top}/image-build-")
     assert told[keeps].startswith(f"{top}/image-build-")
-    assert list(top.iterdir()) == []
+    assert list(top.iterdir()) == [mine] and not left.exists()
 
 
 def test_podman_unpacks_layers_where_the_target_says(node: Site) -> None:

@@ -20,6 +20,7 @@ from envbuild.node.wheels.build_key import key_inputs
 from envbuild.node.wheels.store import Store, default_path
 from tests.node.wheel_support import ARCH, PATCHES, SOURCE, TOOLCHAIN, VARIANT, filled, wheel
 from tests.support.fails import fails
+from tests.support.files import write_file
 
 DAY = 86400
 
@@ -138,12 +139,16 @@ def test_prune_empties_the_quarantine_and_what_killed_builders_left(tmp_path: Pa
     half.mkdir()
     fresh = place / "tmp" / f"{'1' * 64}.half"
     fresh.mkdir()
-    (place / "leases" / ".lease-left").write_text("")
-    for path in (Path(moved), half, place / "leases" / ".lease-left"):
+    (place / "leases" / ".lease-0a_left9").write_text("")
+    mine = [write_file(place / name) for name in ("quarantine/mine", "tmp/mine", "leases/mine", "mine/a")]
+    for path in (Path(moved), half, place / "leases" / ".lease-0a_left9", *mine):
         aged(path, 100)
     result = ask(tmp_path, "prune")
     assert [each["name"] for each in result["removed"]] == [f"quarantine/{Path(moved).name}", f"tmp/{half.name}"]
     assert result["bytes"] > 100
+    assert [path for path in mine if not path.exists()] == []
+    for path in mine:
+        path.unlink()
     assert [each.name for each in (place / "quarantine").iterdir()] == []
     assert [each.name for each in (place / "tmp").iterdir()] == [fresh.name]
     assert [each.name for each in (place / "leases").iterdir()] == []

@@ -59,7 +59,9 @@ def _bin(folder: Path, *programs: str, busybox: bool = False) -> Path:
 
 
 def _run(payload: Path, shell: str = "dash", path: Path | None = None) -> tuple[int, dict[str, Any], str]:
-    done = completed([*_shell(shell), str(payload)], env={"PATH": str(path or os.environ["PATH"])})
+    done = completed(
+        [*_shell(shell), str(payload)], env={"PATH": str(path or os.environ["PATH"]), "HOME": os.environ["HOME"]}
+    )
     (line,) = done.stdout.splitlines()
     return done.returncode, json.loads(line), done.stderr
 
@@ -197,6 +199,16 @@ def test_a_tools_folder_that_everybody_can_write_is_refused(tmp_path: Path, tool
     code, said, _ = _run(_written(tmp_path, *tools), shell)
     assert (code, said["error"]["code"]) == (ExitCode.REFUSED, "prefix-open-to-all")
     assert not list(folder.iterdir())
+
+
+def test_a_home_folder_gets_no_tools(tmp_path: Path, tools: list[Tool], monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "p"
+    home.mkdir()
+    (tmp_path / "link").symlink_to(home)
+    monkeypatch.setenv("HOME", str(tmp_path / "link"))
+    code, said, _ = _run(_written(tmp_path, *tools))
+    assert (code, said["error"]["code"]) == (ExitCode.USAGE, "prefix-invalid")
+    assert not list(home.iterdir())
 
 
 def test_equal_tools_give_equal_payloads(tmp_path: Path, tools: list[Tool]) -> None:

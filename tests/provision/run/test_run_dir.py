@@ -44,7 +44,8 @@ def test_a_run_directory_is_private_and_has_its_folders(tmp_path: Path) -> None:
 
 def test_runs_are_listed_newest_first_and_found_by_any_clear_part(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    for name in ("20260101T000000Z-aaaa", "20260102T000000Z-bbbb", "20260102T000001Z-cccc"):
+    # The setting may name a folder in which a user keeps others.
+    for name in ("20260101T000000Z-aaaa", "20260102T000000Z-bbbb", "20260102T000001Z-cccc", "mine", "20260102T000002Z"):
         (tmp_path / "runs" / name).mkdir()
     assert [run.id[-4:] for run in list_runs(tmp_path / "runs")] == ["cccc", "bbbb", "aaaa"]
     assert open_run(tmp_path / "runs", "20260101").id == "20260101T000000Z-aaaa"
