@@ -6,7 +6,7 @@ import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -283,9 +283,8 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     `extends`: the shipped target that is like it; `stack`: what is built there; `yes`: take defaults, ask nothing.
     """
     from envbuild.catalog import target_file
-    from envbuild.catalog.loader import is_template, load_target, placeholders
+    from envbuild.catalog.loader import is_template, load_target
     from envbuild.catalog.node_facts import load_facts, of_example
-    from envbuild.model.target import proxies
 
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"a target file ends in .yaml: {file}.yaml")
@@ -320,20 +319,30 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     except EnvbuildError:
         file.unlink()
         raise
+    _comment(ui, file, made, extended.name, kept)
+    elsewhere = made.connection.kind == "job" and made.connection.login is None and not begin.scheduler_here()
+    following = f"next{', on the login node' if elsewhere else ''}: envbuild doctor --target {file}"
+    message = f"wrote {file}\n{f'next: edit {file}' if is_template(made) else following}"
+    ui.result({"path": str(file), "target": made.to_json_dict()}, lambda: message)
+
+
+def _comment(ui: Ui, file: Path, made: Target, base: str, kept: Sequence[str]) -> None:
+    """What to know of a target file that was just written; `kept`: keys that it has from `base`, not asked."""
+    from envbuild.catalog.loader import is_template, placeholders
+    from envbuild.model.target import proxies
+
     if kept:
         # Some of `expects` was asked.
         names = [key if key.startswith("expects.") else key.partition(".")[0] for key in kept]
         keys = few([f"`{key}`" for key in dict.fromkeys(names)], 8)
-        ui.note(f"not asked, and as in {extended.name}: {keys}; the end of {file} shows the values")
+        ui.note(f"not asked, and as in {base}: {keys}; the end of {file} shows the values")
+    for doubt in made.doubts:
+        ui.warn(doubt)
     if made.connection.kind == "job" and not proxies(made.environment):
         ui.note("if nodes reach the internet only through a proxy, add `environment: {https_proxy: URL}` to the file")
     if is_template(made):
         open_fields = few([f"`{'.'.join(path)}`" for path, _ in placeholders(made)])
         ui.note(f"{file} is still a template: add {open_fields} to it; `envbuild target check {file}` says how")
-    elsewhere = made.connection.kind == "job" and made.connection.login is None and not begin.scheduler_here()
-    following = f"next{', on the login node' if elsewhere else ''}: envbuild doctor --target {file}"
-    message = f"wrote {file}\n{f'next: edit {file}' if is_template(made) else following}"
-    ui.result({"path": str(file), "target": made.to_json_dict()}, lambda: message)
 
 
 def _unwritable(file: Path, why: str, hint: str) -> EnvbuildError:

@@ -111,8 +111,12 @@ def launch(ui: Ui, /, **flags: Any) -> int:
     made = _of_rank(made, flags["rank"])
     if _for_a_job(choose.described_target(flags), flags):
         own = [] if flags["target"] else ["--target", str(choose.configured(flags).target)]
+        nodes, limit = (
+            choose.described_target(flags).scheduler.nodes,
+            choose.described_target(flags).scheduler.time_limit,
+        )
+        own += [] if limit or flags["time_limit"] else ["--time-limit", "2h"]
         again = f"`{shlex.join(['envbuild', *sys.argv[1:], *own, '--submit'])}`"
-        nodes = choose.described_target(flags).scheduler.nodes
         more = (
             f"; a job of the target has {plural(nodes, 'node')}, this is for {made.nodes}"
             if nodes and nodes != made.nodes

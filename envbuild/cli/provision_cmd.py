@@ -406,18 +406,25 @@ def _total(node: NodePlan) -> list[str]:
 
 
 def _elsewhere(node: NodePlan, prefix: str) -> list[str]:
-    """What goes into folders that the target names beside its prefix, none of which is counted."""
-    requests = (step.request for step in node.steps if step.kind == "install")
-    args: Mapping[str, Any] = (next(requests, None) or {}).get("args", {})
+    """What goes into folders beside the prefix, none of which is counted."""
+    from envbuild.node.build.build_dir import CANONICAL
+
+    request = next((step.request for step in node.steps if step.kind == "install" and step.request), None)
+    if request is None:
+        return []
+    args: Mapping[str, Any] = request["args"]
+    build = args.get("build") or {}
+    compiles = CANONICAL if any("build" in source for source in args["variant"]["sources"]) else None
     rows = (
         ("cache", args.get("cache"), None, "packages for later builds: {}, not counted"),
-        ("store", (args.get("build") or {}).get("store"), f"{prefix}/store/wheels", "compiled wheels: {}, not counted"),
+        ("store", build.get("store"), f"{prefix}/store/wheels", "compiled wheels: {}, not counted"),
         (
             "tmp",
             args.get("tmp"),
             join(prefix, "tmp"),
-            "files of the build: {}, until it ends; of compilers not counted",
+            "files of the build: {}; of compilers not counted",
         ),
+        ("compile", compiles, None, "sources while they compile: {}, or `tmp` where that lacks room; not counted"),
     )
     return [f"    {key:<10} {text.format(path)}" for key, path, usual, text in rows if path and path != usual]
 

@@ -458,7 +458,14 @@ class Target(StrictModel):
     @property
     def doubts(self) -> tuple[str, ...]:
         """What of it may not be what its author means."""
-        return tuple(filter(None, (self._without_job, self._not_shared)))
+        return tuple(filter(None, (self._without_job, self._not_shared, self._at_home)))
+
+    @property
+    def _at_home(self) -> str:
+        """That the prefix looks like a home folder, which nodes refuse; empty where it does not."""
+        if not re.search(r"/(home|users)/[^/]+/?$", self.prefix):
+            return ""
+        return f"`prefix: {self.prefix}` looks like a home folder, which nodes refuse: write {self.prefix}/envbuild"
 
     @property
     def _without_job(self) -> str:

@@ -249,3 +249,10 @@ def test_a_time_in_another_form_is_refused_with_the_one_to_write(typed: str, mea
 def test_a_shared_prefix_on_a_disk_of_the_node_is_doubted(text: str, folder: str, tmp_path: Path) -> None:
     doubt = "".join(own(tmp_path, f"extends: azure-nd96\n{text}\n").doubts)
     assert (f"own disk if {folder} is, and `placement: shared`" in doubt) if folder else "own disk" not in doubt
+
+
+@pytest.mark.parametrize("prefix", ["/shared/home/{user}", "/home/me", "/users/{user}/"])
+def test_a_prefix_that_looks_like_a_home_folder_is_doubted(prefix: str, tmp_path: Path) -> None:
+    (doubt,) = own(tmp_path, f"extends: azure-nd96\nprefix: {prefix}\n").doubts
+    assert doubt.startswith(f"`prefix: {prefix}` looks like a home folder")
+    assert own(tmp_path, f"extends: azure-nd96\nprefix: {prefix.rstrip('/')}/envbuild\n").doubts == ()

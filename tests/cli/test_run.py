@@ -185,6 +185,9 @@ def test_a_launch_for_a_job_says_whose_name_its_paths_have(world: World) -> None
         "for a machine of the cluster, not for this one; as a job of envbuild: " in made.out
         and f"; {{user}} is {getpass.getuser()}." in made.out
     )
+    own = world.top / "own.yaml"
+    own.write_text("name: own\nextends: slurm\nhosts: {slurm: gpu}\nexpects: {gpus_per_node: 8}\n")
+    assert " --time-limit 2h --submit`" in world.good("launch", "opt-175b", "--target", str(own)).out
 
 
 @pytest.mark.parametrize(

@@ -255,12 +255,12 @@ def test_d08_a_sum_without_some_sizes_says_at_least_and_what_is_not_counted() ->
 
 def test_the_sum_of_a_plan_names_the_folders_that_the_target_sets_beside_its_prefix() -> None:
     source = {"name": "lib", "git": "https://example.org/lib", "commit": "1" * 40, "tree": "2" * 40}
-    lock = make_lock(
-        {"id": "v", "python": "3.11", "packages": [package("a", "1", size=5_000_000)], "sources": [source]}
-    )
+    rows = {"id": "v", "python": "3.11", "packages": [package("a", "1", size=5_000_000)]}
     facts = node_facts("cpu-laptop")
-    for given, keys in (({}, []), ({"cache": "/c", "store": "/s", "tmp": "/t/{user}"}, ["cache", "store", "tmp"])):
-        plan = planned(facts, lock, where=target(**given))
+    own = {"cache": "/c", "store": "/s", "tmp": "/t/{user}"}
+    compiled = {**source, "build": {"kind": "wheel"}}
+    for given, built, keys in (({}, source, []), (own, source, [*own]), ({}, compiled, ["compile"])):
+        plan = planned(facts, make_lock({**rows, "sources": [built]}), where=target(**given))
         _, after = plan_text(plan, Survey(facts={facts.node: facts})).split("    in all ")
         lines = [line for line in after.splitlines()[1:] if line.startswith("    ")]
         assert [line.split()[0] for line in lines] == keys
