@@ -293,7 +293,7 @@ def test_a_plan_says_which_folder_of_which_machine_takes_what_of_a_bundle(tmp_pa
     made = ask("plan", "--target", str(mine), "--facts", "azure-nd96", "-v").stdout
     assert " and bring them in a bundle to /shared/hpcadmin/store/" in made
     assert re.search(
-        r"\n    in all .* files in /local/hpcadmin, .*\n(?:    (?:store|tmp) .*\n)+"
+        r"\n    in all .* files in /local/hpcadmin, .*\n(?:    (?:store|tmp|compile) .*\n)+"
         r"    here       at least 228 MB in /.*/artifacts, ",
         made,
     )
