@@ -81,7 +81,7 @@ def init(
     if not sources:
         if file is None:
             raise click.UsageError("name the target file to write, or `--from` a page, folder or repository")
-        from envbuild.cli.catalog_cmd import first_target
+        from envbuild.cli.init_target import first_target
 
         first_target(ui, file, facts, extends, stack, yes=yes)
         return

@@ -15,7 +15,7 @@ from envbuild import resources
 from envbuild.catalog import target_file
 from envbuild.catalog.loader import list_targets, load_target
 from envbuild.catalog.node_facts import list_facts, load_facts
-from envbuild.cli import begin, catalog_cmd
+from envbuild.cli import begin, catalog_cmd, init_target
 from envbuild.cli.init_cmd import init as command
 from envbuild.errors import EnvbuildError
 from envbuild.resolve.rules.node import unexpected
@@ -133,7 +133,7 @@ def test_what_slurm_says_of_partitions_stands_in_brackets(tmp_path: Path, monkey
     sinfo.write_text("#!/bin/sh\nprintf 'debug|(null)\\ngpu*|gpu:h100:8(S:0-1)\\nodd|gpu:big:4\\n'\n")
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{sinfo.parent}:/usr/bin:/bin")
-    assert catalog_cmd.partitions() == {"gpu": ("H100", 8), "debug": ("", 0), "odd": ("", 4)}
+    assert init_target.partitions() == {"gpu": ("H100", 8), "debug": ("", 0), "odd": ("", 4)}
     monkeypatch.setattr(begin, "scheduler_here", lambda: "Slurm")
     assert init(tmp_path, answers=("",) * 10).exit_code == 0
     made = load_target(str(tmp_path / "lab.yaml")).target
