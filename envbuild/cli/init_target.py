@@ -303,7 +303,7 @@ def _prefix(text: str) -> str:
 
     prefix = text.strip()
     _of_type(PrefixTemplate, prefix)
-    with contextlib.suppress(NodeError):  # the node says so
+    with contextlib.suppress(NodeError):  # a prefix of the node alone, which the node judges
         if why := home_problem(expand_prefix(prefix)):
             raise click.BadParameter(why)
     return prefix

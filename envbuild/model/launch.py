@@ -325,7 +325,7 @@ class MemoryModel(StrictModel):
 
     `model`: its size. `bytes_per_parameter`: of weights, gradients and optimizer state, spread over all GPUs. `usable`
     is the part of a GPU's memory (`gpu_gb`, 10^9 bytes) that these may take; the rest is for activations, buffers and
-    NCCL. `gpus_per_node`: GPUs of a node. `source`: who says so.
+    NCCL. `gpus_per_node`: GPUs of a node. `source`: the file that it follows from.
     """
 
     model: Text

@@ -142,7 +142,7 @@ class Ruling(NamedTuple):
     note: Note
 
     def __call__(self, verdict: Verdict, what: str, instead: str | None = None, torch: str | None = None) -> Decisions:
-        """Its decision. Data that nobody has verified refuse nothing: a refusal by them becomes a warning."""
+        """The decision of this rule. Where its note is not verified, a refusal becomes a warning."""
         if verdict == "refuse" and not self.note.firm:
             verdict, what = "warn", f"{what} (by data that are not verified, so it is not refused)"
         made = Decision(

@@ -167,7 +167,7 @@ def login_facts(target: Target, stack: str | None, run: RunDir | None = None) ->
 
 
 def ask_login(target: Target, verb: str, args: Mapping[str, Any], run: RunDir | None) -> ContactResult:
-    """The answer of the login host, which is told its name as `node`."""
+    """Ask the login host with a verb of the node program; `node` in its arguments is the host's own name."""
     host = as_login(target)
     (login,) = expand_hosts(host.hosts)
     request = node_request(verb, host.prefix, {"node": login, **args}, run.id if run else "-")
