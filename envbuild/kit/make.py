@@ -559,12 +559,13 @@ def _readme(folder: Path, manifest: Manifest, reports: Mapping[str, Opened]) -> 
     with suppress(EnvbuildError):  # what is wrong with it is another finding
         lock = parse_lock((read_attachment(folder, name, LARGEST) or b"").decode(errors="replace"), name)
     own = read_attachment(folder, stack_name(report.evidence), LARGEST)
-    signed, other = report.signature is not None, None if measured is None else measured.evidence
-    made = readme(manifest, report.evidence, lock, signed=signed, own=own, measured=other)
+    signed, contents = report.signature is not None, None if measured is None else measured.evidence
+    made = readme(manifest, report.evidence, lock, signed=signed, own=own, measured=contents)
     if read_attachment(folder, README, LARGEST) == made:
         return checked("kit", f"{README} says what the report does")
-    if says := other_build(manifest.envbuild, manifest.commit):
+    if other := other_build(manifest.envbuild, manifest.commit):
         return not_checked(
-            "kit", f"{README}: {says}. Trust no command or figure in it; the other checks do not need it"
+            "kit", f"{README}: {other}. Trust no command or figure in it; the other checks do not need it"
         )
-    return problem("kit-text-differs", "kit", f"{README} does not say what the report does")
+    says = f"{README} is not what report and lock give; if one of them differs, that is why"
+    return problem("kit-text-differs", "kit", says)

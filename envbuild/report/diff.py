@@ -188,17 +188,27 @@ def _course(losses: Sequence[float]) -> str:
     return f"{losses[0]:.5g} to {losses[-1]:.5g} in {plural(len(losses), 'step')}"
 
 
+def _compared(was: Check, now: Check) -> list[tuple[Metric, Metric]]:
+    """The figures that both have in one unit."""
+    known = {metric.name: metric for metric in was.metrics}
+    pairs = [(known[metric.name], metric) for metric in now.metrics if metric.name in known]
+    return [(old, new) for old, new in pairs if old.unit == new.unit]
+
+
+def _within(old: Metric, new: Metric) -> bool:
+    return old.least <= new.median <= old.greatest
+
+
 def _metrics(was: Check, now: Check, *, same: bool) -> Iterator[Change]:
     """A median outside the other's least and greatest is a change; on the worse side of the `same` work it slipped."""
-    known = {metric.name: metric for metric in was.metrics}
-    for metric in now.metrics:
-        old = known.get(metric.name)
-        if old is None or old.unit != metric.unit or old.least <= metric.median <= old.greatest:
+    for old, new in _compared(was, now):
+        if _within(old, new):
             continue
-        lower_is_better = metric.lower_is_better or old.lower_is_better
-        kind: Kind = "slipped" if same and (metric.median > old.greatest) == lower_is_better else "changed"
-        percent = f" ({100 * metric.median / old.median - 100:+.1f} %)" if old.median else ""
-        yield Change(kind, "figure", f"{metric.name}, {metric.unit}", _spread(old), _spread(metric) + percent)
+        worse = (new.median > old.greatest) == (new.lower_is_better or old.lower_is_better)
+        percent = f" ({100 * new.median / old.median - 100:+.1f} %)" if old.median else ""
+        side = f", {'worse' if worse else 'better'} than all values before" if same else ""
+        kind: Kind = "slipped" if same and worse else "changed"
+        yield Change(kind, "figure", f"{new.name}, {new.unit}", _spread(old), f"{_spread(new)}{percent}{side}")
 
 
 def _spread(metric: Metric) -> str:
@@ -207,13 +217,13 @@ def _spread(metric: Metric) -> str:
 
 _MARKS = {"worse": ("✗", "red"), "slipped": ("↓", "red"), "changed": ("·", "")}
 _SAYS = (
-    ("worse", "thing", "got worse"), ("slipped", "figure", "left the spread of the earlier run"),
+    ("worse", "thing", "got worse"), ("slipped", "median", "worse than all values before"),
     ("changed", "thing", "changed"),
 )  # fmt: skip
 
 
 def sentence(changes: Sequence[Change]) -> str:
-    """`2 things got worse, 1 figure left the spread of the earlier run, 3 things changed`."""
+    """`2 things got worse, 1 median worse than all values before, 3 things changed`."""
     counts = Counter[str](change.kind for change in changes)
     parts = (f"{plural(counts[kind], noun)} {verb}" for kind, noun, verb in _SAYS if counts[kind])
     return ", ".join(parts) or "no difference in what both runs checked"
@@ -253,7 +263,16 @@ def lines(before: Evidence, after: Evidence, changes: Sequence[Change]) -> list[
     for name, course in _trained(before, after).items():
         if name not in differing:
             out.append((f"  = {visible(f'loss {name}: {course}, equal at every step')}", ""))
+    if alike := _alike(before, after):
+        out.append((f"  = {plural(alike, 'figure')}: the median is between the earlier run's least and greatest", ""))
     return out
+
+
+def _alike(before: Evidence, after: Evidence) -> int:
+    """How many figures of both runs are no change."""
+    checks = [(one.checks, other.checks) for one, other in _pairs(before.nodes, after.nodes)]
+    pairs = [(was, now) for old, new in checks for now in new for was in old if was.name == now.name]
+    return sum(_within(*figures) for was, now in pairs for figures in _compared(was, now))
 
 
 def _trained(before: Evidence, after: Evidence) -> dict[str, str]:

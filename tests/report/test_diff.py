@@ -195,8 +195,9 @@ def test_the_first_line_says_whether_the_roots_are_equal(after: dict[str, Any], 
 
 def test_equal_contents_are_said_first_where_a_figure_slipped() -> None:
     before, after = evidence(), evidence(faster(0.5))
-    [(title, _), (line, _)] = diff.lines(before, after, compare(before, after))
-    assert title.endswith("file by file; 1 figure left the spread of the earlier run")
+    [(title, _), (line, _), (alike, _)] = diff.lines(before, after, compare(before, after))
+    assert alike == "  = 1 figure: the median is between the earlier run's least and greatest"
+    assert title.endswith("file by file; 1 median worse than all values before")
     assert "figure training_tokens_per_second" in line
 
 
