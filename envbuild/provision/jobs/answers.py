@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -132,6 +133,7 @@ Files = Mapping[str, bytes]
 # Bytes of a node's own last words.
 _LAST = 1500
 
+_ANSWER = re.compile("answers-([0-9]{1,9})/([^/]+)/([^/]+)")
 # Every file that nodes left with its contents in base64, one a line.
 _COLLECT = """
 skip=$2 left=$3 most=$4
@@ -181,8 +183,11 @@ def collect(runner: Runner, folder: str, attempt: int = 0) -> dict[str, dict[str
         more = lines[-1:] == ["more"]
         for line in lines[:-1] if more else lines:
             path, _, text = line.rpartition(" ")
-            number, node, name = path.removeprefix("answers-").split("/")
             count += 1
+            match = _ANSWER.fullmatch(path)
+            if match is None:  # no node and no job of ours has written it
+                continue
+            number, node, name = match.groups()
             with contextlib.suppress(binascii.Error):  # cut off: as if it were not there
                 files.setdefault(int(number), {}).setdefault(node, {})[name] = base64.b64decode(text, validate=True)
     return files.get(max(attempt, *files, 0), {})

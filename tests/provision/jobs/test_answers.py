@@ -44,6 +44,8 @@ def test_small_files_arrive_for_this_user_alone_and_come_back_by_node(tmp_path: 
     assert (folder / "run.sh").read_bytes() == b"\x00\xff"
     assert folder.stat().st_mode & 0o777 == 0o700
     write_file(folder / "answers-0" / "n2" / "smoke.new", b"")
+    for strange in ("answers-old/n1/probe.json", "answers-0/n\n3/probe.json"):
+        write_file(folder / strange, "not of a job")
     assert collect(Here(), str(folder)) == {"n 1": {"probe.json": b"\x00answer\n"}, "n2": {"smoke.new": b""}}
     assert collect(Here(), str(tmp_path / "nowhere")) == {}
 
