@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from envbuild.model.facts import NodeFacts
 
 _WHO = "who logs in; keys and jumps are those of ssh's own configuration"
+_HERE = "you type envbuild on the login node; from a laptop, `login: {host: login1}`"
 KINDS = ("local", "ssh", "slurm", "pbs")
 LISTED_HOST = r"(?:[^\s,\[]|\[[^\]]*\])+"
 LISTED_NAME = r"[^\s,:]+"
@@ -70,14 +71,15 @@ def text(name: str, answers: Answers, beyond: Mapping[str, object]) -> tuple[str
     expects = {"gpu": answers.gpu, "gpus_per_node": answers.gpus_per_node, "driver": answers.driver}
     user = {"user": answers.user} if answers.user != "" else {}
     login = {"host": answers.login, **user} if answers.login else None
-    connection = {"kind": "job", "login": login} if login else user
+    job = answers.kind in ("slurm", "pbs")
+    connection = {"kind": "job", "login": login} if job or login else user
     keys: list[tuple[str, str, object]] = [
         ("", "name", name),
         ("what is not said here is as in this shipped target", "extends", answers.extends or answers.kind),
         ("what is built when no stack is named", "stack", answers.stack),
         (answers.why, "profile", answers.profile),
         *_hosts(answers),
-        (_WHO, "connection", connection),
+        (_WHO if login or not job else _HERE, "connection", connection),
         ("where environments live; {user}, {home}, {data} are filled in on the node", "prefix", answers.prefix),
         ("the hardware; jobs ask for `gpus_per_node` GPUs; what differs is a warning", "expects", _given(expects)),
     ]

@@ -44,12 +44,12 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
 
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"a target file ends in .yaml: {file}.yaml")
-    if file.exists():
-        raise _unwritable(file, "a file of that name is there", "name another file: envbuild replaces none")
     base = load_target(extends, template=True).target if extends else None
     if stack:
         _stack_beside(file, stack)  # a wrong name is refused before any question
     nodes = load_facts(facts) if facts else {}
+    if file.exists():
+        raise _unwritable(file, "a file of that name is there", "name another file: envbuild replaces none")
     answers = _of_facts(nodes, base, stack) if nodes else _asked(file, base, stack, yes=yes)
     extended = load_target(answers.extends or answers.kind, template=True).target
     if answers.kind in ("slurm", "pbs") and not answers.nodes and extended.scheduler.nodes is None:
@@ -221,7 +221,7 @@ def _prompted(key: str, question: str, default: Any, kind: Any) -> Any:
         if typed == "?":
             return typed
         if default is None and not typed:
-            raise click.BadParameter("may not be empty; what you do not know yet, you can correct in the file")
+            raise click.BadParameter("may not be empty: type a guess, and correct it in the file")
         return click.types.convert_type(kind)(text)
 
     answer = "?"

@@ -115,6 +115,8 @@ def test_the_profile_is_the_one_that_fits_and_the_file_says_why(
     assert init(tmp_path, *words).exit_code == 0
     made = load_target(str(tmp_path / "lab.yaml"), template=True).target
     assert (made.profile, made.connection.login) == (profile, None)
+    alone = '\nconnection: {"kind": "job", "login": null}\n' in (tmp_path / "lab.yaml").read_text()
+    assert alone == (made.connection.kind == "job")
     assert says in (tmp_path / "lab.yaml").read_text().replace("\n# ", " ")
     assert made.connection.kind != "job" or made.scheduler.nodes, "else a job takes every node of the partition"
 
@@ -307,6 +309,8 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     (tmp_path / "lab.yaml").unlink()
     unknown = init(tmp_path, answers=("local", "opt-176b", "", ""))
     assert isinstance(unknown.exception, EnvbuildError) and unknown.exception.code == "stack-unknown"
+    mistyped = init(tmp_path, "--extends", "slrum")
+    assert isinstance(mistyped.exception, EnvbuildError) and mistyped.exception.code == "target-unknown"
     short = init(tmp_path, answers=("pbs", "", "q", "", ""))
     assert short.exit_code == 2 and "--facts" in short.output
     assert "ended at: Account that jobs are charged to (required); `--yes` takes" in short.output
