@@ -27,7 +27,7 @@ def explanation(code: str) -> str:
     Empty for what is none of these.
     """
     parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code)]
-    parts += [*_of_key(code), *_of_name(code)]
+    parts += [*_of_parameter(code), *_of_key(code.replace("-", "_")), *_of_name(code)]
     if not parts and (match := re.search(r"-\d+$", code)):  # the second finding of one rule in a draft
         return explanation(code[: match.start()])
     return "\n\n".join(parts or _with_word(code))
@@ -43,11 +43,11 @@ def _with_word(text: str) -> list[str]:
 def meanings(word: str) -> list[str]:
     """What the tables of the glossary say of a word.
 
-    A check may be named without its `smoke/`, and one of many by what is above it.
+    It may be in the plural. A check may be named without its `smoke/`, and one of many by what is above it.
     """
-    names = (word.lower(), f"smoke/{word}", word.rpartition("/")[0])
-    named = next((name for name in names if name in _words()), "")
-    return [f"{named}: {meaning}" for meaning in _words().get(named, ())]
+    own = dict.fromkeys((word.lower(), word.lower().removesuffix("s"), f"smoke/{word}"))
+    names = [name for name in own if name in _words()] or [word.rpartition("/")[0]]
+    return [f"{name}: {meaning}" for name in names for meaning in _words().get(name, ())]
 
 
 @cache
@@ -91,6 +91,17 @@ def _of_finding(code: str) -> Iterator[str]:
                 lines = [f"  {label + ':':7}{text}" for label, text in texts if text]
                 about = f"{code}: a finding ({finding.severity}) about the document of {stack.name}"
                 yield "\n".join([about, "", *lines])
+
+
+def _of_parameter(code: str) -> Iterator[str]:
+    """Of a parameter of `launch --set` what it sets, for each stack that has it."""
+    from envbuild.launch.recipes import parameters_of
+
+    for stack in _stacks():
+        data = stack.reference.launch if stack.reference else None
+        for name, field in parameters_of(data).model_fields.items() if data else ():
+            if code == (field.alias or name):
+                yield f"{code}: a parameter of `launch {stack.name}`, for `--set`\n  {field.description}"
 
 
 def _of_key(code: str) -> Iterator[str]:

@@ -170,7 +170,7 @@ class Tree(Group):
             args = [*args[1:], "--help"]
             if explained := _explained(" ".join(args[:-1])) if len(args) > 1 else ctx.get_help():
                 click.echo(explained)
-            if args[0] not in COMMANDS:
+            if args[0] not in COMMANDS or (explained and len(args) > 2):
                 ctx.exit()
         if args and args[0] not in COMMANDS and " ".join(args[:2]) in NAMES:
             raise _unknown(args[:2], [])

@@ -29,6 +29,7 @@ _GATE = "until (exec 3<>/dev/tcp/{address}/{port}) 2>/dev/null; do sleep 1; done
 # Words that stand for what the job fills in while the commands are made; nothing else looks like them.
 _MASTER, _JOB = "FIRST-NODE-OF-THE-JOB", "NUMBER-OF-THE-JOB"
 _PORTS = (61001, 61002, 61013, 61024)
+_NAMES = "`envbuild help NAME` explains a name"
 # What a piece of `bounded` says when it is ended.
 LATE = "envbuild: ended at its deadline"
 _GRACE = 10  # seconds between SIGTERM and SIGKILL
@@ -60,6 +61,8 @@ def head(launch: Launch) -> Iterator[str]:
         yield comment(f"default: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
     for deviation in launch.deviations:
         yield comment(f"{deviation.finding}: {deviation.does}")
+    if launch.degrees or launch.deviations:
+        yield comment(_NAMES)
     for note in launch.notes:
         yield comment(f"note: {note}")
 
@@ -67,7 +70,8 @@ def head(launch: Launch) -> Iterator[str]:
 def summary(launch: Launch) -> list[str]:
     """What the file of a job does not show: model, GPUs, parallel degrees, and the notes."""
     where = f"{launch.model} on {launch.nodes} x {launch.gpus_per_node} GPUs"
-    return [": ".join(filter(None, (where, _degrees(launch)))), *(f"note: {note}" for note in launch.notes)]
+    degrees = f"{_degrees(launch)} ({_NAMES})" if launch.degrees else ""
+    return [": ".join(filter(None, (where, degrees))), *(f"note: {note}" for note in launch.notes)]
 
 
 def _degrees(launch: Launch) -> str:

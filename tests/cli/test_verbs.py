@@ -92,6 +92,14 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
         "exclusive: a key of a target file (docs/reference/files.md, Scheduler)\n"
         "  `exclusive`: a job gets whole nodes, which no other job uses."
     )
+    assert explanation("floors").startswith(
+        "floor: the least value of a figure that counts as passed\n\nsmoke/floors: "
+    )
+    assert explanation("where").startswith("where: a parameter of `launch opt-175b`, for `--set`\n  whose defaults ")
+    assert explanation("time-limit") == explanation("time_limit")
+    assert main(["help", "target", "file"]) == 0
+    assert capsys.readouterr().out.strip() == explanation("target file")
+    assert all(map(explanation, ("CycleCloud", "rootless", "words/s", "verdict")))
     for typed, near in (("disk-ful", "disk-full"), ("dtamp", "stamp"), ("ceiling", "cuda-ceiling")):
         assert main(["help", typed]) == 2
         assert capsys.readouterr().err.endswith(f"hint: `envbuild help {near}`\n")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envbuild.cli.help_code import explanation
 from envbuild.launch.request import Place
 from envbuild.launch.shell import WIDTH, folded, render
 from envbuild.model.launch import Command, Launch, LaunchFile
@@ -61,6 +62,7 @@ def test_bash_runs_the_words_of_the_argument_list(name: str, world: Path, tmp_pa
     made = started(name, Place(nodes=1, gpus_per_node=4, environment=str(world), output=str(output)))
     called, around = run(render(made, f"{world}/.envbuild/activate.sh"), world)
     [command] = made.commands
+    assert all(map(explanation, made.degrees)), "`help` explains the names"
     assert called == [Path(command.argv[0]).name, *command.argv[1:]]
     assert around == [command.directory, command.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"), "yes"]
     for file in made.files:
