@@ -50,6 +50,16 @@ class LoadedTarget(NamedTuple):
         """The files of `documents`."""
         return tuple(Path(document.name) for document in self.documents)
 
+    @property
+    def lender(self) -> str:
+        """The shipped target that its stack comes from; empty where a file of the user's names a stack."""
+        for path, document in zip(self.files, self.documents, strict=True):
+            if path.parent == resources.catalog() / "targets":
+                return path.stem
+            if "stack" in document.data:
+                break
+        return ""
+
 
 def list_stacks() -> tuple[str, ...]:
     """Names of the shipped stacks."""

@@ -188,12 +188,14 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
     The exit code is that of the first refused one. Looks up the stack that a target names; contacts no host.
     A shipped template may leave values open; your own file must give them all.
     """
-    from envbuild.catalog.loader import is_template, pick_profile
+    from envbuild.catalog.loader import is_path, is_template, load_target, pick_profile
     from envbuild.provision.survey.hosts import unsupported
 
     def load(reference: str) -> dict[str, Any]:
         target, stack = valid_target(reference, whole=True)
         if stack is not None:
+            if is_path(reference) and (lender := load_target(reference, template=True).lender):
+                ui.note(f"{reference}: stack: {target.stack}, from the target {lender}")
             able, why = fit(stack, pick_profile(stack, target.profile), target)
             if why:
                 ui.warn(f"{reference}: {why}" + (f"; `profile: {able}` fits" if able else ""))

@@ -348,6 +348,7 @@ def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> 
 
     Notes where the lock is one that the user recorded.
     """
+    from envbuild.catalog.loader import load_target
     from envbuild.provision.run.context import Choice
     from envbuild.provision.survey.prepare import prepare
 
@@ -367,9 +368,9 @@ def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> 
         unnamed=names.unnamed_target(flags.get("target"), config),
     )
     prepared = prepare(choice, **more)
-    if choice.stack is None and not choice.target.endswith((".yaml", ".yml")):
+    if choice.stack is None and (lender := load_target(choice.target, template=True).lender):
         other = config.stack or "another"
-        ui.note(f"stack: {prepared.reference}, from the target {choice.target}; for {other}, name it after the command")
+        ui.note(f"stack: {prepared.reference}, from the target {lender}; for {other}, name it after the command")
     elif not flags.get("stack") and choice.stack:
         ui.note(f"stack: {prepared.reference}, of {config.settings['stack'].origin}")
     tell_lock(ui, prepared.lock_file)
