@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli import choose
+from envbuild.cli import choose, names
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.progress import RunProgress
 from envbuild.doctor.controller import Diagnosis, diagnose
@@ -56,6 +56,8 @@ def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: A
     On this machine, checks the programs that envbuild uses, and --prefix. On a cluster, asks its login node or nodes,
     for 30 s at most. If you or the target name a STACK, also says whether it fits them.
     """
+    if unnamed := names.unnamed_target(flags["target"], choose.configured(flags)):
+        ui.note(unnamed)
     if facts_out is not None:
         return _facts(ui, flags, facts_out, deadline)
     if deadline is not None:

@@ -141,9 +141,10 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         return {"plan": plan_data(made), "errors": as_dicts(survey.errors), **selected, **jobs.as_dict()}
 
     def text() -> list[tuple[str, str]]:
-        first = [example, prepared.choice.unnamed if facts else ""]
+        unnamed = prepared.choice.unnamed if facts else ""
         plain = plan_text(made, survey, prepared.selection).splitlines()
-        lines = [(line, "") for line in (*filter(None, first), *plain, *jobs.lines, *_after(made, prepared))]
+        after = [] if unnamed else _after(made, prepared)  # nobody benches facts of other machines here
+        lines = [(line, "") for line in (*filter(None, (example, unnamed)), *plain, *jobs.lines, *after)]
         return [*lines, *_details(survey, jobs)] if ui.verbose else lines
 
     if not settings.script:
@@ -275,7 +276,8 @@ def _after(made: Plan, prepared: Prepared) -> list[str]:
         where = f" ({where}{'; not comparable on other GPUs, as yours' if other else ''})" if claims else ""
         nodes = prepared.target.scheduler.nodes or 1
         hosts = claims[0].hosts if claims else None
-        words += f" --nodes {hosts}" if hosts not in (None, nodes) else ""
+        job = prepared.target.connection.kind == "job"  # takes all nodes of a target that names no number
+        words += f" --nodes {hosts}" if hosts and (job or hosts != nodes) else ""
         place = Place(
             nodes=hosts or nodes,
             gpus_per_node=prepared.target.expects.gpus_per_node or 1,
@@ -388,7 +390,7 @@ def _total(node: NodePlan) -> list[str]:
     rough = any(step.rough for step in node.steps)
     stays, most = (disk_words(count, unsized, rough=rough) for count in (node.lasting_bytes, node.peak_bytes))
     place = node.environment.rpartition("/envs/")[0]
-    cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} files in {place}, {most} while building"
+    cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} files stay in {place}, {most} while building"
     # Indexes of torch, which is the largest package by far, give no sizes.
     often = ", often the largest part" if any(not name.startswith(SOURCE) for name in unsized) else ""
     left = f"; not counted{often}: {few(unsized, 8)}" if unsized else ""

@@ -168,21 +168,23 @@ def partition_of(site: Mapping[str, Any], name: str) -> Partition | None:
     return parse_partition(name, shown, nodes, _output(site, "config"))
 
 
-def gpu_line(facts: NodeFacts, *, exclusive: bool) -> Diagnosis:
-    """The GPUs of a host, what is wrong with them, and what helps."""
+def gpu_line(facts: NodeFacts, *, exclusive: bool, elsewhere: bool = False) -> Diagnosis:
+    """The GPUs of a host, what is wrong with them, and what helps; `elsewhere`: jobs run on other hosts."""
     names = sorted({gpu.name for gpu in facts.gpus})
     here = f"{len(facts.gpus)} × {', '.join(names)}" if names else "none on this host"
     if facts.gpus and facts.gpus_physical and len(facts.gpus) < facts.gpus_physical:
         here += f" of {facts.gpus_physical} in it"
     fault, helps = gpu_fault(facts, exclusive=exclusive)
-    so = f"driver {facts.driver.version}" if facts.driver.version else "only CPU work runs on this host"
+    none = "it runs no jobs; their nodes may have GPUs" if elsewhere else "only CPU work runs on this host"
+    so = f"driver {facts.driver.version}" if facts.driver.version else none
     if fault and not usable(facts):
         so = f"no CUDA program runs here; {so}"
     return _line("gpus", "warning" if fault else "ok", f"{here}; {fault}" if fault else here, so, helps)
 
 
 def _gpus(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
-    lines = [gpu_line(facts, exclusive=target.scheduler.exclusive)]
+    elsewhere = target.connection.kind == "job" and not is_compute(facts, site)
+    lines = [gpu_line(facts, exclusive=target.scheduler.exclusive, elsewhere=elsewhere)]
     if facts.scheduler.kind == "slurm":
         wanted = [target.partition] if target.partition else partition_names(site)
         lines += [_asked_for(partition) for name in wanted[:_SHOWN] if name and (partition := partition_of(site, name))]

@@ -172,10 +172,11 @@ class NodeSteps(NamedTuple):
         store = paths.delivered(self.facts.stage_prefix, self.variant.digest)
         both = f"{plural(packages, 'file')} and {plural(sources, 'source')}"
         what = f"fetch {both} on this machine, where you type this, and bring them in a bundle to {store}"
-        given = self.inputs.bundle
+        given, until = self.inputs.bundle, "stays for later jobs until `envbuild store clean` removes it"
+        goes = until if self.facts.shared else "`activate` removes"
         step = Step(
             kind="deliver",
-            what=f"bring {both} in the bundle {given} to {store}" if given else what,
+            what=f"{f'bring {both} in the bundle {given} to {store}' if given else what}, which {goes}",
             why="you gave this bundle, so nothing is fetched" if given else self.resolution.delivery.why,
             fetch_bytes=0 if given else self.cost.fetch_bytes,
             unsized=self.cost.unsized,

@@ -539,11 +539,21 @@ def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(
         "example facts of azure-nd96: its nodes, drivers and user `hpcadmin`, not yours\nplan: opt-175b"
     )
     assert "stack: opt-175b, from the target azure-nd96" in err
-    bench = "  bench: `envbuild bench opt-175b --target azure-nd96`, once it is built"
+    bench = "  bench: `envbuild bench opt-175b --target azure-nd96 --nodes 1`, once it is built"
     where = "on one Standard_ND96amsr_A100_v4 (8 x A100 80 GB), says the document"
     assert out.splitlines()[-1] == f"{bench} (at least 200000 words/s, 2.5 minutes {where})"
     assert main(["plan", "opt-175b", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
     assert "stack: " not in capsys.readouterr().err
+    (mine := tmp_path / "mine.yaml").write_text("name: mine\nextends: slurm\nhosts: {slurm: hpc}\n")
+    (tmp_path / "more.yaml").write_text("name: more\nextends: ./mine.yaml\n")
+    for file, stack in ((mine, "torch-smoke"), (tmp_path / "more.yaml", "torch-smoke"), (mine, "")):
+        if not stack:
+            mine.write_text(mine.read_text() + "stack: torch-smoke\n")
+        assert main(["plan", "-t", str(file), "--facts", "azure-nd96"]) == 7
+        says = f"stack: {stack}, from the target slurm; for another, name it after the command\n"
+        assert capsys.readouterr().err == says * bool(stack)
+        assert main(["target", "check", str(file)]) == 0
+        assert capsys.readouterr().err == f"{file}: stack: {stack}, from the target slurm\n" * bool(stack)
     assert main(["plan", "opt-175b", "-t", "pbs", "--facts", "polaris"]) == 7
     seen = ", seen with the module conda/2025-09-25 loaded, as jobs of `extends: polaris` load it"
     assert capsys.readouterr().out.startswith(

@@ -89,6 +89,8 @@ def test_a_login_node_of_slurm_says_how_gpus_are_asked_for_and_that_a_job_would_
     assert (gpus.level, gpus.found) == ("ok", "a100: 8 a node, 4 nodes")
     assert gpus.consequence == "asked for with --gres=gpu:a100:8"
     assert "only a job tells" in found["network"].consequence
+    assert found["gpus"].consequence == "it runs no jobs; their nodes may have GPUs"
+    assert lines(facts(), site(), target())["gpus"].consequence == "only CPU work runs on this host"
 
 
 def test_another_scheduler_than_the_targets_and_a_prefix_whose_mount_is_missing_are_said() -> None:

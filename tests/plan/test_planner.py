@@ -215,7 +215,7 @@ def test_delivery_by_the_controller_makes_the_install_offline() -> None:
     assert artifacts["bundle"] == {"file": f"{store}/bundle.tar"}
     assert artifacts["sources"] == {"lib": f"sources/lib-{'1' * 40}-{'2' * 12}.bundle"}
     what = f"fetch 1 file and 1 source on this machine, where you type this, and bring them in a bundle to {store}"
-    assert only(plan).steps[1].what == what
+    assert only(plan).steps[1].what == f"{what}, which `activate` removes"
     deliver, install = only(plan).steps[1:3]
     assert (deliver.fetch_bytes, install.fetch_bytes) == (5, 0)
 

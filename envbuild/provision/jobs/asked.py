@@ -153,7 +153,9 @@ def job_lines(plan: Plan, prepared: Prepared, site: JobSite, jobs: tuple[Job, Jo
         where = building.queue or "the default partition"
         count = f"; `nodes` is not set, so it takes all nodes in service of {where}, and this is of one"
     like = f"; all taken to be like {'this one' if len(plan.nodes) == 1 else 'these'}"
-    text = f"{building.cost()}{count}{like if len(plan.nodes) < building.nodes else ''}"
+    login = target.connection.login
+    at = "@".join(filter(None, (login.user or target.connection.user, login.host))) if login else "this machine"
+    text = f"{building.cost()}, submitted from {at}{count}{like if len(plan.nodes) < building.nodes else ''}"
     if not site.asked:
         text += f"; {NOT_ASKED}"
     if not target.scheduler.time_limit:

@@ -203,13 +203,15 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
         (
             "polaris",
             "#PBS -l select=1:ncpus=64:ngpus=4:system=polaris",
-            "2 nodes of debug for at most 1:00:00, 8 GPU-hours (4 GPUs a node), whole nodes, account lab; "
+            "2 nodes of debug for at most 1:00:00, 8 GPU-hours (4 GPUs a node), whole nodes, account lab, "
+            "submitted from this machine; "
             "all taken to be like this one",
         ),
         (
             "azure-nd96",
             "--gres=gpu:8",
-            "1 node of hpc for at most 2:00:00, 16 GPU-hours (8 GPUs a node), whole nodes, account lab; "
+            "1 node of hpc for at most 2:00:00, 16 GPU-hours (8 GPUs a node), whole nodes, account lab, "
+            "submitted from this machine; "
             "`nodes` is not set, so it takes all nodes in service of hpc, and this is of one",
         ),
     ],
@@ -265,7 +267,10 @@ def test_that_no_target_was_named_is_said_first_and_the_target_files_of_the_fold
     (refused,) = errors(ask("plan", "opt-175b", "--facts", "h200", "--json"))
     assert refused["hint"].startswith(f"{first}add `--target ./mine.yaml`; for this machine: `--profile ported-cu130` ")
     for done in (ask("plan", "opt-175b", "--facts", "azure-nd96"), planned):
-        assert f"\n{first}add `--target ./mine.yaml`\nplan: " in done.stdout
+        assert f"\n{first}add `--target ./mine.yaml`\nplan: " in done.stdout and "  bench: " not in done.stdout
+    for words in ((), ("torch-smoke",)):
+        assert ask("doctor", *words).stderr.startswith(f"{first}add `--target ./mine.yaml`\n")
+    assert first not in ask("doctor", "-t", "local").stderr
     for words in (("launch", "opt-175b", "--submit"), ("launch", "opt-175b"), ("bench", "opt-175b")):
         assert f"\nhint: {first}add `--target ./mine.yaml`; for this machine: " in ask(*words).stderr
     (tmp_path / "envbuild.toml").write_text('target = "./mine.yaml"\n')
@@ -291,9 +296,10 @@ def test_a_plan_says_which_folder_of_which_machine_takes_what_of_a_bundle(tmp_pa
     site = "name: mine\nextends: azure-nd96\nplacement: node-local\nprefix: /local/{user}\nshared: /shared/{user}\n"
     mine = write_file(tmp_path / "mine.yaml", f"{site}scheduler: {{nodes: 2}}\n")
     made = ask("plan", "--target", str(mine), "--facts", "azure-nd96", "-v").stdout
-    assert " and bring them in a bundle to /shared/hpcadmin/store/" in made
+    stays = "which stays for later jobs until `envbuild store clean` removes it"
+    assert re.search(f" and bring them in a bundle to /shared/hpcadmin/store/[0-9a-f]{{12}}, {stays}\n", made)
     assert re.search(
-        r"\n    in all .* files in /local/hpcadmin, .*\n(?:    (?:store|tmp|compile) .*\n)+"
+        r"\n    in all .* files stay in /local/hpcadmin, .*\n(?:    (?:store|tmp|compile) .*\n)+"
         r"    here       at least 228 MB in /.*/artifacts, ",
         made,
     )
@@ -410,10 +416,12 @@ def test_a_printed_job_asks_for_a_queue_that_takes_one_node(tmp_path: Path) -> N
     site = "name: mine\nextends: polaris\nscheduler: {account: lab, nodes: 12, time_limit: %s}\n"
     mine = write_file(tmp_path / "mine.yaml", site % "30m")
     place = ("--target", str(mine), "--facts", "polaris")
-    made = "\n  job: 12 nodes of prod for at most 0:30:00, 24 GPU-hours (4 GPUs a node), whole nodes, account lab; all "
+    cost = "12 nodes of prod for at most 0:30:00, 24 GPU-hours (4 GPUs a node), whole nodes, account lab"
+    made = f"\n  job: {cost}, submitted from this machine; all "
     assert made in ask("plan", *place).stdout
     assert "#PBS -q debug\n" in ask("provision", *place, "--print-script").stdout
-    mine.write_text(site % "2h")
+    mine.write_text(f"{site}connection: {{kind: job, login: {{host: login1, user: me}}}}\n" % "2h")
+    assert ", account lab, submitted from me@login1; all " in ask("plan", *place).stdout
     result = ask("provision", *place, "--print-script")
     assert (result.exit_code, "no queue takes a job of 1 node for 2:00:00" in result.stderr) == (2, True)
 
