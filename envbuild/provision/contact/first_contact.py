@@ -232,7 +232,7 @@ def _response(text: str, code: int | None, node: str, log: str) -> dict[str, Any
 
         raise _garbled(node, "node-program-died", f"the node program {how_it_ended(code)}", log[-500:].strip(), log)
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
+        data = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise _garbled(node, "contact-failed", "the answer is not JSON", str(error)[:300], log) from None
     shape = isinstance(data, dict) and isinstance(data.get("ok"), bool)
@@ -241,7 +241,8 @@ def _response(text: str, code: int | None, node: str, log: str) -> dict[str, Any
     return dict(data)
 
 
-def _refuse_constant(text: str) -> Any:
+def refuse_constant(text: str) -> Any:
+    """For `json.loads`: NaN and the infinities of Python's are no JSON. Raises ValueError."""
     raise ValueError(f"{text} is not JSON")
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from envbuild.plan.tools import Tool
+from envbuild.provision.contact.first_contact import refuse_constant
 from envbuild.regular_file import sha256_of
 from envbuild.resources import uv_bin
 
@@ -91,13 +92,16 @@ def read_answer(stdout: str) -> dict[str, Any] | None:
 
     It is the last line that is a JSON object (a terminal on the way mixes stderr in); None when there is none.
     """
-    for line in reversed(stdout.splitlines()):
+    # Not `splitlines`: names of files in an answer may have what else Python takes for the end of a line.
+    for line in reversed(stdout.split("\n")):
         if line.startswith("{"):
             try:
-                data = json.loads(line)
+                data = json.loads(line, parse_constant=refuse_constant)
             except (ValueError, RecursionError):
                 return None
-            return data if isinstance(data, dict) and isinstance(data.get("ok"), bool) else None
+            if not isinstance(data, dict) or not isinstance(data.get("ok"), bool):
+                return None
+            return data if all(isinstance(data.get(part, {}), dict) for part in ("result", "error")) else None
     return None
 
 

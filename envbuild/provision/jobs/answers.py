@@ -99,7 +99,7 @@ def _answers(node: str, names: Iterable[str], files: Files, failed: EnvbuildErro
 def answer_of(node: str, data: bytes, findings: Mapping[str, str]) -> ContactResult:
     """The answer of the node program; one that cannot be read is an error of its node alone."""
     response = read_answer(data.decode("utf-8", "replace"))
-    if response is None:
+    if response is None or (response["ok"] and "result" not in response):
         error = EnvbuildError(
             "answer-unreadable",
             f"{node}: its answer cannot be read",
@@ -107,10 +107,11 @@ def answer_of(node: str, data: bytes, findings: Mapping[str, str]) -> ContactRes
             hint="see the answer and the log in the job's folder",
         )
         response = {"ok": False, "changed": False, "error": error.as_dict()}
-    result = response.get("result") or {}
-    good = response["ok"] and result.get("ok", True)
-    code = int(result.get("exit", Exit.OK if good else Exit.CHECK_FAILED))
-    return ContactResult(node, dict(findings), response, code)
+    result = response.get("result", {})
+    good, code = response["ok"] and result.get("ok", True), result.get("exit")
+    if not isinstance(code, int):
+        code = Exit.OK if good else Exit.CHECK_FAILED
+    return ContactResult(node, dict(findings), response, int(code))
 
 
 def not_shared(folder: str, number: str) -> EnvbuildError:
@@ -179,7 +180,7 @@ def collect(runner: Runner, folder: str, attempt: int = 0) -> dict[str, dict[str
                 why="no answer in time" if done.timed_out else done.err.strip()[-300:],
                 hint=f"the answers are in {folder} on that host",
             )
-        lines = done.out.splitlines()
+        lines = done.out.split("\n")[:-1]  # a name may have what else Python takes for the end of a line
         more = lines[-1:] == ["more"]
         for line in lines[:-1] if more else lines:
             path, _, text = line.rpartition(" ")

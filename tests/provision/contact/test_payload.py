@@ -260,6 +260,10 @@ def test_uv_is_found_and_runs_from_its_place(tmp_path: Path) -> None:
         ("no json", None),
         ('{"ok": 1}', None),
         ('{"ok": tr', None),
+        ('{"ok": true, "result": []}', None),
+        ('{"ok": false, "error": "x"}', None),
+        ('{"ok": true, "result": {"seconds": NaN}}', None),
+        ('{"ok": true, "result": {"name": "a\u2028b\x85c"}}\n', {"ok": True, "result": {"name": "a\u2028b\x85c"}}),
         ('error[x]: y\r\n{"ok": false, "changed": false}\r\n', {"ok": False, "changed": False}),
     ],
 )

@@ -64,7 +64,9 @@ def test_only_an_answer_of_the_node_program_is_one() -> None:
     read = answer_of("n1", b'{"ok": true, "result": {}}', {"python": "/p"})
     assert (read.response, read.exit, read.python) == ({"ok": True, "result": {}}, 0, "/p")
     assert answer_of("n1", b'{"ok": true, "result": {"ok": false}}', {}).exit == 1
-    for data in (b"", b"[]", b'{"ok": 1}', b"\xff", b"[" * 100000):
+    assert answer_of("n1", b'{"ok": true, "result": {"exit": "6"}}', {}).exit == 0
+    foreign = (b'{"ok": true}', b'{"ok": true, "result": [1]}', b'{"ok": false, "error": "x"}')
+    for data in (b"", b"[]", b'{"ok": 1}', b"\xff", b"[" * 100000, *foreign):
         error = answer_of("n1", data, {}).failure
         assert error is not None and error.code == "answer-unreadable" and error.what.startswith("n1: ")
 
@@ -181,6 +183,13 @@ def test_d46_answers_of_a_large_fleet_come_whole_in_several_exchanges(tmp_path: 
     assert collect(runner, str(tmp_path)) == {f"n{number}": {"probe.json": answer} for number in range(30)}
     assert len(runner.sizes) == 3
     assert max(runner.sizes) < 12 << 20
+
+
+def test_a_strange_name_among_answers_costs_no_other_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_answers, "EXCHANGE_LIMIT", 10)
+    for name in ("a\x0cb", "c.json", "d.json"):
+        write_file(tmp_path / "answers-0" / "n1" / name, "12345678")
+    assert set(collect(Here(), str(tmp_path))["n1"]) == {"a\x0cb", "c.json", "d.json"}
 
 
 def test_d46_one_answer_that_is_too_large_is_the_error_of_its_node_alone(
