@@ -88,6 +88,7 @@ def test_files_of_a_user_below_a_prefix_are_neither_told_nor_removed(prefix: Pat
         "20260101-000000",
         "torch-smoke-20260101T000000Z-dead-3",
         "20260101T000000Z-dead.trash-7",
+        "20260101T000000Z-dead-again",
     ],
 )
 def test_the_folder_of_each_kind_of_job_goes(prefix: Path, name: str) -> None:
