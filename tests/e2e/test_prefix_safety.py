@@ -59,7 +59,9 @@ def test_a_home_folder_is_no_prefix(world: World) -> None:
 
 
 def test_a_folder_with_files_of_others_is_warned_of_and_one_of_envbuild_is_not(world: World) -> None:
-    write_file(world.prefix / "thesis.tex")
+    # A job that asked its nodes, and another probe that tries whether it can write here.
+    for name in ("thesis.tex", "jobs/20260101T000000Z-dead/status-1", ".envbuild-0a1b2c3d"):
+        write_file(world.prefix / name)
     words = ("plan", "--stack", "./tiny.yaml", "--prefix", str(world.prefix))
     assert "has files that are not envbuild's (thesis.tex)" in world.good(*words).out
     (world.prefix / "tools").mkdir()

@@ -18,15 +18,17 @@ _TRASH = re.compile(r"\.trash-[0-9]+\Z")
 _NUMBER = re.compile(r"\A([2-9]|[1-9][0-9]{1,8})\Z")
 # Each prefix that was used has one of them; `locks` and `lease.json` lie beside them in the folder of the user's data.
 _OURS = frozenset({"current", "envs", "images", "lease.json", "locks", "store", "tools"})
+# What others have besides is no stranger either: a job that asks nodes, or a run, may have been here before any build.
+_ALSO_OURS = re.compile(r"\A(?:jobs|logs|tmp|kept|\.envbuild-.*)\Z", re.DOTALL)
 STAMP_VERSION = 1
 STAMP = "stamp.json"
 KEPT = "kept"  # below a prefix: files of users that were in environments which are gone
 
 
 def strangers(prefix: str) -> "list[str]":
-    """What lies in a folder in which envbuild has made nothing yet; empty for one that it has, or that is empty."""
+    """What lies in a folder in which envbuild has built nothing yet; empty for one in which it has."""
     there = names(prefix)
-    return [] if _OURS.intersection(there) else there
+    return [] if _OURS.intersection(there) else [name for name in there if not _ALSO_OURS.match(name)]
 
 
 def parse(name: str) -> "tuple[str, int]":
