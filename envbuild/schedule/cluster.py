@@ -192,7 +192,8 @@ class Scheduler(ABC):
         Raises SchedulerUnavailableError if the scheduler does not answer now.
         """
         done = self.runner.run([*self.shows, number], timeout=TIMEOUT)
-        state = self.parse(done.out, number)
+        # Where the connection broke or time was up, what came may be the beginning of an answer.
+        state = self.parse(done.out, number) if done.ok else None
         if state is None and not self.unknown_job.search(done.err + done.out):
             raise SchedulerUnavailableError(failure_text(done))
         return self.more_of(job, number, state) or self.by_status_file(job, number)

@@ -12,7 +12,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection, Login, Target
 from envbuild.node.proc import Finished
 from envbuild.schedule import cluster
-from envbuild.schedule.cluster import Here
+from envbuild.schedule.cluster import Here, Scheduler
 from envbuild.schedule.job import (
     Failure,
     Gres,
@@ -24,6 +24,7 @@ from envbuild.schedule.job import (
     job_error,
     seconds_of,
 )
+from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.wait import Clock, wait_for
 from tests.schedule.jobs import job, training
@@ -260,6 +261,21 @@ def test_a_forgotten_job_whose_status_file_nobody_could_look_for_is_not_lost() -
 
     with pytest.raises(SchedulerUnavailableError, match="login1"):
         Slurm(CutOff()).poll(job(), "7")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "begun"),
+    [(Slurm, "JobId=7 JobName=x JobState=COMPLETED Reason=None"), (Pbs, "Job Id: 7.head\n    job_state = F\n")],
+)
+def test_the_beginning_of_an_answer_is_none(scheduler: type[Scheduler], begun: str) -> None:
+    class Broken:
+        host = "login1"
+
+        def run(self, argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = 60.0) -> Finished:
+            return Finished(out=begun, timed_out=True)
+
+    with pytest.raises(SchedulerUnavailableError, match="no answer in time"):
+        scheduler(Broken()).poll(job(), "7")
 
 
 def test_an_interrupt_leaves_the_job_alone(clock: FakeClock) -> None:
