@@ -51,7 +51,7 @@ class InJobs(InImages):
         work.survey.pool = site.pool
         with work.phase("probe", f"contacting {site.login}"):
             self._ask_login(work, site)
-            known = {} if work.settings.repair else read_answers(_kept_file(work, site))
+            known = {} if work.settings.repair else kept_answers(_kept_file(work, site))
             looks = {node: ContactResult(node, {}, {"ok": True, "result": answer}, 0) for node, answer in known.items()}
             if not known:
                 answers = self._ask(work, site, "probe", {"look": look_request(work)}, PROBE_LIMIT)
@@ -202,6 +202,13 @@ class InJobs(InImages):
 def _kept_file(work: Work, site: JobSite) -> Path:
     """Where it is kept what nodes said of containers; beside their facts."""
     return facts_file(work.prepared.target, site.login).with_suffix(".images.json")
+
+
+def kept_answers(path: Path) -> dict[str, dict[str, Any]]:
+    """By node what it said of containers in the last week; empty where this envbuild cannot read it."""
+    answers = read_answers(path)
+    told = (answer.get("containers") for answer in answers.values())
+    return answers if all(isinstance(part, dict) and isinstance(part.get("runtimes"), dict) for part in told) else {}
 
 
 def shared_record(node: str, own: Mapping[str, Any], login: Mapping[str, Any]) -> dict[str, Any]:

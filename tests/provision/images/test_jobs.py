@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.provision.images import jobs
 from envbuild.provision.images.plan import NodeImage
+from envbuild.provision.jobs.survey import keep_answers
 from envbuild.provision.survey.hosts import unsupported
+from tests.provision.survey.test_up_to_date import facts
 
 RECORD = {"id": "a" * 64, "nodes": ["gpu1"], "file": {"path": "/shared/images/x.sif"}}
 
@@ -37,6 +40,14 @@ def test_what_podman_has_on_a_node_is_known_from_its_last_job() -> None:
     record = {**RECORD, "file": None}
     login = {"record": record, "present": False, "launcher": True}
     assert jobs.shared_record("gpu1", {}, login)["present"]
+
+
+@pytest.mark.parametrize("containers", [{"runtimes": {"podman": {}}}, {"runtimes": []}, [], None])
+def test_what_nodes_said_of_containers_counts_where_it_can_be_read(tmp_path: Path, containers: object) -> None:
+    answers: dict[str, Any] = {"n1": {"facts": facts().to_json_dict(), "containers": containers}}
+    keep_answers(tmp_path / "x.json", answers)
+    good = containers == {"runtimes": {"podman": {}}}
+    assert jobs.kept_answers(tmp_path / "x.json") == (answers if good else {})
 
 
 def test_a_node_that_would_run_the_image_otherwise_is_refused() -> None:
