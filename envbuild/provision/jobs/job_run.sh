@@ -40,8 +40,9 @@ for word; do
   # The node that built has tested already.
   [ -e "$answers/$name.json" ] && continue
   before=$(kills)
-  "$python" -I -S "$folder/requests/node.pyz" "${word#*:}" < "$folder/requests/$name.json" \
-    > "$answers/$name.new" 2>> "$answers/stderr.log"
+  # The answer first: without a request, it tells that the step began.
+  "$python" -I -S "$folder/requests/node.pyz" "${word#*:}" > "$answers/$name.new" 2>> "$answers/stderr.log" \
+    < "$folder/requests/$name.json"
   code=$?
   if [ -s "$answers/$name.new" ] && [ -z "$(tail -c 1 -- "$answers/$name.new")" ]; then
     mv -f -- "$answers/$name.new" "$answers/$name.json"

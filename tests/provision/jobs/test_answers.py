@@ -135,6 +135,15 @@ def test_d40_an_answer_that_is_cut_off_is_none_and_the_step_is_told_with_how_it_
     assert (error.code, error.exit_code, error.details["verb"]) == (*wanted, "smoke")
 
 
+def test_a_step_whose_request_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+    assert run_script(tmp_path, "probe") == 0
+    argv = ["/bin/sh", str(tmp_path / "run.sh"), str(tmp_path), "ensure"]
+    env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": "n1"}
+    assert subprocess.run(argv, env=env, capture_output=True, check=False).returncode != 0
+    error = _answers("n1", ["ensure"], collect(Here(), str(tmp_path))["n1"], FAILED)["ensure"].error
+    assert error is not None and "n1 was in `ensure`" in error.what
+
+
 @pytest.fixture
 def limited() -> Iterator[Path]:
     """A memory cgroup of 60 MB."""
