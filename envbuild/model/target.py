@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -28,7 +28,7 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 NODE_FILE = "nodefile"  # `hosts: {pbs: nodefile}`: the nodes that the job gets
 _UNFILLED = re.compile(r"\$\{?[A-Za-z_]|<[\w-]+>")  # what a shell or a reader would fill in
 # What they would fill in -> our placeholder for it.
-_MEANT = {r"^~(?=/|$)|\$\{?HOME\}?": "{home}", r"\$\{?USER\}?|<(?:your-)?user(?:name)?>": "{user}"}
+_MEANT = {r"^~(?=/|$)|\$(?:HOME\b|\{HOME\})": "{home}", r"\$(?:USER\b|\{USER\})|<(?:your-)?user(?:name)?>": "{user}"}
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
 
 _PROXY = re.compile(r"(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
@@ -97,31 +97,39 @@ def _device(value: str) -> str:
     return value
 
 
-def _path_template(value: str) -> str:
-    """An absolute path that may begin with, and hold, the placeholders of `Target`."""
-    meant = value
-    for pattern, placeholder in _MEANT.items():
-        meant = re.sub(pattern, placeholder, meant)
-    instead = f'"{meant}"' if meant != value and not _UNFILLED.search(meant) else ""
+def _path_problem(value: str) -> str:
+    """Why it is no absolute path that may begin with, and hold, the placeholders of `Target`; empty if it is one."""
     unknown = set(_PLACEHOLDERS.findall(value)) - {"{user}", "{home}", "{data}"}
     if unknown or "{{" in value or "}}" in value or _UNFILLED.search(value):
-        raise RefusedError("only the placeholders {user}, {home} and {data} can be used", instead=instead)
+        return "only the placeholders {user}, {home} and {data} can be used"
     if not value.startswith(("/", "{home}", "{data}")):
-        raise RefusedError("must be absolute, or begin with {home} or {data}", instead=instead)
+        return "must be absolute, or begin with {home} or {data}"
     if ".." in value.split("/"):
-        raise ValueError("must not hold '..'")
+        return "must not hold '..'"
     if ":" in value:
-        raise ValueError("must not hold ':', which parts the folders in PATH")
-    if not value.strip("/."):
-        raise ValueError("must be a folder below /")
-    return value
+        return "must not hold ':', which parts the folders in PATH"
+    return "" if value.strip("/.") else "must be a folder below /"
 
 
-def _prefix(value: str) -> str:
-    """A folder for envbuild alone."""
-    if posixpath.normpath(value) in ("{home}", "{data}"):
-        raise RefusedError("must be a folder for envbuild alone", instead='"{home}/envbuild"')
-    return value
+def _prefix_problem(value: str) -> str:
+    """Why it is no path of a folder for envbuild alone; empty if it is one."""
+    alone = posixpath.normpath(value) not in ("{home}", "{data}")
+    return _path_problem(value) or ("" if alone else "must be a folder for envbuild alone")
+
+
+def _template(problem: Callable[[str], str]) -> AfterValidator:
+    """Refuses a path that has a problem, with the path to write where one with our placeholders has none."""
+
+    def check(value: str) -> str:
+        if says := problem(value):
+            filled = value
+            for pattern, placeholder in _MEANT.items():
+                filled = re.sub(pattern, placeholder, filled)
+            meant = next((path for path in (filled, posixpath.join(filled, "envbuild")) if not problem(path)), "")
+            raise RefusedError(says, instead=f'"{meant}"' if meant else "")
+        return value
+
+    return AfterValidator(check)
 
 
 def _host(value: str) -> str:
@@ -140,8 +148,8 @@ ProgramPath = Annotated[Text, AfterValidator(program_path)]
 Here = Annotated[Text, Field(pattern=r"^(/|~/)")]
 Mount = Annotated[Text, AfterValidator(_mount)]
 Device = Annotated[Text, AfterValidator(_device)]
-PathTemplate = Annotated[Text, AfterValidator(_path_template)]
-PrefixTemplate = Annotated[PathTemplate, AfterValidator(_prefix)]
+PathTemplate = Annotated[Text, _template(_path_problem)]
+PrefixTemplate = Annotated[Text, _template(_prefix_problem)]
 Requested = Annotated[Text, AfterValidator(_requested)]
 FileText = Annotated[Text, AfterValidator(not_option)]
 Host = Annotated[Text, AfterValidator(_host)]
@@ -465,7 +473,8 @@ class Target(StrictModel):
         """That the prefix looks like a home folder, which nodes refuse; empty where it does not."""
         if not re.search(r"/(home|users)/[^/]+/?$", self.prefix):
             return ""
-        return f"`prefix: {self.prefix}` looks like a home folder, which nodes refuse: write {self.prefix}/envbuild"
+        own = posixpath.join(self.prefix, "envbuild")
+        return f"`prefix: {self.prefix}` looks like a home folder, which nodes refuse: write {own}"
 
     @property
     def _without_job(self) -> str:

@@ -205,6 +205,8 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nlogin: null", "write `connection: {login: …}`"),
         ("extends: slurm\nscheduler: {modules: cuda}", "write modules: {KEY: VALUE}, KEY being use or load"),
         ("extends: slurm\nprefix: /shared/$USER/envs", 'write prefix: "/shared/{user}/envs"'),
+        ("extends: slurm\nprefix: $HOME", 'write prefix: "{home}/envbuild"'),
+        ("extends: slurm\nprefix: '{data}/'", 'write prefix: "{data}/envbuild"'),
         ("extends: slurm\nprefix: /shared/<user>/envs", "only the placeholders {user}, {home} and {data}"),
         ("extends: local\nplacement: image", "needs engine: container"),
         ("extends: local\nengine: docker", "must be 'venv', 'conda' or 'container'"),
@@ -215,6 +217,13 @@ def test_a_target_that_contradicts_itself_is_refused(text: str, says: str, tmp_p
     with fails("manifest-invalid") as caught:
         own(tmp_path, text + "\n")
     assert says in f"{caught.value.what}\n{caught.value.why}\n{caught.value.hint}"
+
+
+@pytest.mark.parametrize("prefix", ["$HOME_DIR/envs", "$USERS/envs", "$USER/envs", "~/a:b", "~/../a", "envs"])
+def test_no_path_is_proposed_that_would_be_refused_too(prefix: str, tmp_path: Path) -> None:
+    with fails("manifest-invalid") as caught:
+        own(tmp_path, f"extends: slurm\nprefix: {prefix}\n")
+    assert caught.value.hint == ""
 
 
 @pytest.mark.parametrize(
@@ -255,4 +264,5 @@ def test_a_shared_prefix_on_a_disk_of_the_node_is_doubted(text: str, folder: str
 def test_a_prefix_that_looks_like_a_home_folder_is_doubted(prefix: str, tmp_path: Path) -> None:
     (doubt,) = own(tmp_path, f"extends: azure-nd96\nprefix: {prefix}\n").doubts
     assert doubt.startswith(f"`prefix: {prefix}` looks like a home folder")
+    assert doubt.endswith(f": write {prefix.rstrip('/')}/envbuild")
     assert own(tmp_path, f"extends: azure-nd96\nprefix: {prefix.rstrip('/')}/envbuild\n").doubts == ()

@@ -284,10 +284,14 @@ def test_facts_name_the_prefix_for_every_user() -> None:
 
 def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_changed(tmp_path: Path) -> None:
     relative = init(
-        tmp_path, answers=("slurm", "", "a", "", "", "", "2:00:00", "2h", "relative/prefix", "~/envs", "$USER")
+        tmp_path, answers=("slurm", "", "a", "", "", "", "2:00:00", "2h", "relative/prefix", "~/envs", "$HOME")
     )
     assert relative.exit_code == 2 and "Error: must be absolute" in relative.output
-    for says in ("90s, 40m or 2h; write 2h", "{home} or {data}; write {home}/envs", "can be used; write {user}"):
+    for says in (
+        "90s, 40m or 2h; write 2h",
+        "{home} or {data}; write {home}/envs",
+        "can be used; write {home}/envbuild",
+    ):
         assert says in relative.output
     bad = init(tmp_path, answers=("ssh", "", "a -x", "a b; c"))
     assert bad.exit_code == 2 and "Error: must not be empty or start with '-'" in bad.output
