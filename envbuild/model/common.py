@@ -154,8 +154,8 @@ def _abs_path(value: str) -> str:
 
 
 def _host_name(value: str) -> str:
-    user, at, host = value.rpartition("@")
-    if at and HOST.match(host):
+    user, _, host = value.rpartition("@")
+    if _USER.fullmatch(user) and HOST.match(host):
         raise ValueError(
             f"must be a host name or address without a user: write {host} here, and `user: {user}` beside it"
         )

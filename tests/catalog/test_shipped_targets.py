@@ -185,6 +185,8 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: ssh\nhosts: gpu01", 'write hosts: ["gpu01"]'),
         ("hosts: [gpu1]\nextends: slurm", "mine.yaml:2:1"),
         ("extends: slurm\nconnection: {login: {host: me@login1}}", "write login1 here, and `user: me` beside it"),
+        ("extends: slurm\nconnection: {login: {host: 'ssh://me@a'}}", "must be a host name or address: letters"),
+        ("extends: slurm\nconnection: {login: {host: '@a'}}", "must be a host name or address: letters"),
         ("extends: slurm\nprefix: ~/envs", 'write prefix: "{home}/envs"'),
         ("extends: slurm\nscheduler: slurm", "write `extends: slurm` or `extends: pbs`"),
         ("extends: slurm\nwrong: 1\nwalltime: 1\ngpus: 8", "is an unknown key (write `scheduler: {time_limit: 2h}`)"),
