@@ -113,7 +113,7 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
         known = [option for param in error.ctx.command.params for option in param.opts] if error.ctx else []
         holding = [option for option in known if name.lstrip("-") in option.split("-")]
         if not holding and (line := _of_targets(name)):
-            hint = f"write {line} in the target file; `envbuild init FILE` asks for it"
+            hint = f"in the target file, write {line}; `envbuild init FILE` writes such a file"
             return EnvbuildError("usage", f"{name} is a matter of the target", hint=hint)
         near = get_close_matches(name, known, 1, cutoff=0.75) or holding
         says = f"{error.message} Did you mean '{near[0]}'?" if near else error.message

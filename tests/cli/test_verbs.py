@@ -497,6 +497,7 @@ def test_strategy_takes_the_number_of_gpus_from_the_target(
         (["plan", "--walltime", "2h"], "`scheduler: {time_limit: 2h}`"),
         (["plan", "--scheduler", "pbs"], "`extends: slurm` or `extends: pbs`"),
         (["plan", "--gpus", "4"], "`expects: {gpus_per_node: 8}`, also for jobs"),
+        (["verify", "--python", "3.11"], "`interpreter: PATH`, or `python:` in the profile of the stack"),
     ],
 )
 def test_an_option_that_a_target_stands_for_names_the_line_of_its_file(
@@ -504,7 +505,7 @@ def test_an_option_that_a_target_stands_for_names_the_line_of_its_file(
 ) -> None:
     assert main(words) == 2
     key = [word for word in words if word.startswith("--")][-1]
-    assert f"{key} is a matter of the target\nhint: write {line} in the target file; " in capsys.readouterr().err
+    assert f"{key} is a matter of the target\nhint: in the target file, write {line}; " in capsys.readouterr().err
 
 
 def test_an_error_of_the_command_line_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
