@@ -216,13 +216,14 @@ def _find(ref: str, noun: str, base: Path) -> Path:
         if not _is_there(path):
             near = nearest(path.name, [file.name for end in ("yaml", "yml") for file in path.parent.glob(f"*.{end}")])
             begin = "`envbuild init FILE` writes one" if noun == "target" else "`envbuild init --from DIR` drafts one"
+            hint = f"did you mean `{ref.removesuffix(path.name)}{near}`?"
+            if near is None:
+                hint = f"{begin}; a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}"
             raise EnvbuildError(
                 f"{noun}-unknown",
                 f"there is no {noun} file {show_value(ref)}",
                 why=f"{path} does not exist",
-                hint=f"{begin}; a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}"
-                if not near
-                else f"did you mean `{ref.removesuffix(path.name)}{near}`?",
+                hint=hint,
             )
         return path
     names = _names(f"{noun}s")
@@ -261,7 +262,7 @@ def _need_kind(document: YamlDocument, noun: str) -> None:
     other = "stack" if "profiles" in document.data else "target" if {"extends", "hosts"} & set(document.data) else noun
     if other != noun:
         way = {"target": f"--target {document.name}", "stack": document.name}
-        hint = f"type `{way[other]}` after the command; `envbuild {other} check {document.name}` looks for mistakes"
+        hint = f"commands take it as `{way[other]}`; `envbuild {other} check {document.name}` looks for mistakes"
         raise refuse("manifest-invalid", document.name, 1, 1, f"is a {other} file, not a {noun} file", hint)
 
 

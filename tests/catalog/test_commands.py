@@ -153,7 +153,8 @@ def test_a_file_of_the_other_kind_is_named_with_the_command_for_it(
     assert main([noun, "show", str(path)]) == ExitCode.USAGE
     err = capsys.readouterr().err
     assert f"is a {other} file, not a {noun} file" in err
-    assert f"after the command; `envbuild {other} check {path}` looks for mistakes" in err
+    typed = f"--target {path}" if other == "target" else str(path)
+    assert f"hint: commands take it as `{typed}`; `envbuild {other} check {path}` looks for mistakes" in err
 
 
 @pytest.mark.parametrize(("verb", "near"), [("stack", "torch-smoke"), ("target", "local")])

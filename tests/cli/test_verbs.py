@@ -522,7 +522,7 @@ def test_a_target_file_in_the_place_of_a_stack_and_one_that_is_not_there_name_wh
     mine = tmp_path / "my-azure.yaml"
     mine.write_text("name: mine\nextends: slurm\n")
     assert main(["plan", str(mine)]) == 2
-    assert f"hint: type `--target {mine}` after the command; `envbuild target check {mine}`" in capsys.readouterr().err
+    assert f"hint: commands take it as `--target {mine}`; `envbuild target check {mine}`" in capsys.readouterr().err
     assert main(["plan", "--target", f"{tmp_path}/my-azure.yml"]) == 2
     assert f"hint: did you mean `{mine}`?\n" in capsys.readouterr().err
 
