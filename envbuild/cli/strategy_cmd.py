@@ -94,16 +94,17 @@ def _problem(stack: Stack, flags: dict[str, Any], here: Gpu | None) -> Problem:
     from envbuild.strategy.search import machine_of, problem
 
     gpus = rules().gpus
-    named = rows_like(flags["gpu"] or flags.get("expected"), rules())
+    name = flags["gpu"] or flags.get("expected")
+    named = rows_like(name, rules())
     gpu = here if here and not flags["gpu"] else named[0] if len(named) == 1 else None
     if gpu is None:
-        known = f"--gpu MODEL: {', '.join([row.model for row in named] or sorted(gpus))}"
-        raise EnvbuildError(
-            "strategy-gpu",
-            f"{flags['gpu']} is not one of envbuild's GPU models" if flags["gpu"] else "no GPU model is given",
-            why="" if flags["gpu"] else "this machine has no known GPU, and the target does not name one",
-            hint=did_you_mean(flags["gpu"], gpus) if flags["gpu"] and not named else known,
-        )
+        says, hint = "no GPU model is given", f"--gpu MODEL: {', '.join([row.model for row in named] or sorted(gpus))}"
+        if named:
+            says = f"{name} fits several GPU models"
+        elif name:
+            says, hint = f"{name} is not one of envbuild's GPU models", did_you_mean(name, gpus)
+        why = "" if flags["gpu"] else f"`expects: {{gpu: …}}` of the target is {name or 'not set'}"
+        raise EnvbuildError("strategy-gpu", says, why=why, hint=hint)
     machine = machine_of(gpu, flags["gpus_per_node"], flags["network"])
     return problem(stack, flags["gpus"], machine, flags["model"], flags["global_batch"])
 

@@ -489,6 +489,28 @@ def test_strategy_takes_the_number_of_gpus_from_the_target(
 
 
 @pytest.mark.parametrize(
+    ("gpu", "says", "hint"),
+    [
+        ("H100", "H100 fits several GPU models", "--gpu MODEL: H100-SXM5-80GB, H100-PCIE-80GB\n"),
+        ("H100-SMX5-80GB", "is not one of envbuild's GPU models", "did you mean `H100-SXM5-80GB`?"),
+        ("", "no GPU model is given", "--gpu MODEL: A100"),
+    ],
+)
+@pytest.mark.parametrize("by_target", [False, True])
+def test_strategy_says_why_a_gpu_is_no_model(
+    gpu: str, says: str, hint: str, by_target: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    expects = f"expects: {{gpu: {gpu}}}\n" if gpu and by_target else ""
+    mine.write_text(f"name: mine\nextends: local\n{expects}")
+    words = ["--gpu", gpu] if gpu and not by_target else []
+    assert main(["strategy", "megatron-alpa", "--gpus", "8", "-t", str(mine), "--dry-run", *words]) == 2
+    err = capsys.readouterr().err
+    assert says in err and f"hint: {hint}" in err
+    assert (f"of the target is {gpu or 'not set'}\n" in err) == (not words)
+
+
+@pytest.mark.parametrize(
     ("words", "line"),
     [
         (["provision", "--queue", "gpu"], "`scheduler: {queue: …}`"),
