@@ -13,7 +13,7 @@ from envbuild.model.facts import NodeFacts
 _WHO = "who logs in; keys and jumps are those of ssh's own configuration"
 _HERE = "you type envbuild on the login node; from a laptop, `login: {host: login1}`"
 KINDS = ("local", "ssh", "slurm", "pbs")
-LISTED_HOST = r"(?:[^\s,\[]|\[[^\]]*\])+"
+LISTED_HOST = r"(?:[^\s,\[]|\[[^\]]*\]?)+"
 LISTED_NAME = r"[^\s,:]+"
 
 

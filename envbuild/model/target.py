@@ -136,6 +136,8 @@ def _host(value: str) -> str:
     not_option(value)
     if "{{" in value or any(c.isspace() for c in value):
         raise ValueError("a host holds no spaces and no '{{'")
+    if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]+\])+", value):
+        raise ValueError("must have its brackets in pairs, as gpu[01-04]")
     if value.count(":") == 1:
         host, _, port = value.partition(":")
         own = f"for one host of several `connection: {{hosts: {{{host}: {{port: {port}}}}}}}`"

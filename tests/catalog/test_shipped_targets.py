@@ -182,6 +182,8 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: ssh\nhosts: [a]\nconnection: {login: {host: a}}", "`login` has no effect with `conn"),
         ("extends: pbs\nscheduler: {requeue: true}", "requeue is of Slurm"),
         ("extends: slurm\nhosts: hpc", "write hosts: {slurm: hpc}"),
+        ("extends: ssh\nhosts: ['gpu[01-04']", "hosts[0] must have its brackets in pairs, as gpu[01-04]"),
+        ("extends: ssh\nhosts: ['gpu01-04]']", "hosts[0] must have its brackets in pairs, as gpu[01-04]"),
         ("extends: ssh\nhosts: gpu01", 'write hosts: ["gpu01"]'),
         ("hosts: [gpu1]\nextends: slurm", "mine.yaml:2:1"),
         ("extends: slurm\nconnection: {login: {host: me@login1}}", "write login1 here, and `user: me` beside it"),

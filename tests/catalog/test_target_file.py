@@ -295,6 +295,8 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
         assert says in relative.output
     bad = init(tmp_path, answers=("ssh", "", "a -x", "a b; c"))
     assert bad.exit_code == 2 and "Error: must not be empty or start with '-'" in bad.output
+    bad = init(tmp_path, answers=("ssh", "", "a, gpu[01-04,07"))
+    assert bad.exit_code == 2 and "Error: must have its brackets in pairs, as gpu[01-04]" in bad.output
     bad = init(tmp_path, answers=("slurm", "", "a b", "hpc*", "a", "", "x;y"))
     for says in ("Error: must have letters", "Error: write hpc: with the *"):
         assert says in bad.output
