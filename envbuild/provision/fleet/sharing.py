@@ -157,11 +157,13 @@ class _Run:
             group.waiting = []
         return ready
 
-    def _built(self, group: _Group) -> _Built | EnvbuildError:
-        """The wheels of a class; their bundle is fetched where a node lacks them."""
+    def _built(self, group: _Group) -> _Built | EnvbuildError | None:
+        """The wheels of a class, None where it has none; their bundle is fetched where a node lacks them."""
         work, by = self.work, group.made.builder
         try:
             keys = self._keys(group)
+            if not keys:
+                return None
             lacking = self._lacking(group, keys)
             if not lacking:
                 return _Built(keys)

@@ -45,6 +45,7 @@ class Stage:
         self.has: set[str] = set()
         self.received: list[tuple[str, Path]] = []
         self.pack_fails = self.disk_full = False
+        self.keyless = False
         self.plan = make()
         run = RunDir.create(tmp_path / "runs")
         self.journal = run.open_journal()
@@ -71,7 +72,7 @@ class Stage:
             if name in self.lost:
                 outcome.errors[name] = EnvbuildError("node-unreachable", name, exit_code=ExitCode.UNREACHABLE)
                 continue
-            told = {"sources": [{"name": "ext", "build": {"key": KEY}}]}
+            told = {"sources": [{"name": "ext", "build": {} if self.keyless else {"key": KEY}}]}
             outcome.responses[name] = {"install": FAILED if name in self.bad else {"ok": True, "result": told}}
         return outcome
 
@@ -201,6 +202,14 @@ def test_what_cannot_be_handed_over_is_built_by_each_and_said(stage: Make) -> No
     (note,) = on.work.notes
     assert note.startswith("ext of a could not be handed to b, c: the store has no such wheel")
     assert outcome.errors == {}
+
+
+def test_of_a_builder_that_names_no_wheel_nothing_is_handed_over_and_it_is_said(stage: Make) -> None:
+    on = stage("a", "b")
+    on.keyless = True
+    on.run()
+    assert handed(on.plays[1]) == {"b": None}
+    assert on.work.notes == ["ext of a could not be handed to b: nothing was there to hand over"]
 
 
 def test_wheels_that_cannot_be_stored_here_are_built_by_each_and_the_disk_is_named(stage: Make) -> None:
