@@ -94,7 +94,8 @@ put() {
 for tool in dd tar @NEEDS@; do
     command -v "$tool" >/dev/null 2>&1 || fail "$tool-missing" 7 "this node has no $tool; install it, the toolchain cannot be unpacked without"
 done
-if [ -d "$prefix" ] && [ "$(cd "$prefix" && pwd -P)" = "$(cd "${HOME:-/}" && pwd -P)" ]; then
+home=$(cd "${HOME:-/}" 2>/dev/null && pwd -P) || home=
+if [ -n "$home" ] && [ "$(cd "$prefix" 2>/dev/null && pwd -P)" = "$home" ]; then
     fail prefix-invalid 2 'the prefix is a home folder; write {home}/envbuild'
 fi
 mkdir -p "$tools" || fail not-writable 7 'cannot make the tools folder in the prefix'

@@ -145,6 +145,16 @@ def test_few_programs_are_enough_and_the_unpacked_python_computes_digests(
     assert (tmp_path / "p" / "tools" / tools[0].folder / "hello.sh").is_file()
 
 
+def test_an_account_without_a_home_gets_its_tools_again_without_noise(
+    tmp_path: Path, tools: list[Tool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/nonexistent")
+    payload = _written(tmp_path, *tools)
+    for changed in (True, False):
+        code, said, noise = _run(payload)
+        assert (code, said["changed"], noise) == (0, changed, "")
+
+
 @pytest.mark.parametrize("missing", ["tar", "gzip", "dd"])
 def test_a_missing_program_is_named(tmp_path: Path, tools: list[Tool], missing: str) -> None:
     path = _bin(tmp_path / "bin", *(program for program in PROGRAMS if program != missing))
