@@ -125,7 +125,7 @@ def _template(problem: Callable[[str], str]) -> AfterValidator:
             filled = value
             for pattern, placeholder in _MEANT.items():
                 filled = re.sub(pattern, placeholder, filled)
-            meant = next((path for path in (filled, posixpath.join(filled, "envbuild")) if not problem(path)), "")
+            meant = next((path for path in (filled, posixpath.normpath(f"{filled}/envbuild")) if not problem(path)), "")
             raise RefusedError(says, instead=f'"{meant}"' if meant else "")
         return value
 

@@ -26,6 +26,7 @@ from envbuild.model.target import Connection, Target
 from envbuild.node import proc
 from envbuild.node.protocol import CONNECTION, PROTOCOL
 from envbuild.node_program import call_here, node_pyz
+from envbuild.provision.contact.payload import refuse_constant
 
 # A probe's answer is some 10 KB; more than this is a node that prints without end.
 OUTPUT_LIMIT = 16 * 1024 * 1024
@@ -239,11 +240,6 @@ def _response(text: str, code: int | None, node: str, log: str) -> dict[str, Any
     if not shape or not isinstance(data.get("result" if data["ok"] else "error"), dict):
         raise _garbled(node, "contact-failed", "the answer is not of the node protocol", text[:200], log)
     return dict(data)
-
-
-def refuse_constant(text: str) -> Any:
-    """For `json.loads`: NaN and the infinities of Python's are no JSON. Raises ValueError."""
-    raise ValueError(f"{text} is not JSON")
 
 
 def run_node(node: str, request: dict[str, Any], connection: Connection, deadline: float = DEADLINE) -> ContactResult:

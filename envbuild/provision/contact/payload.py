@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from envbuild.plan.tools import Tool
-from envbuild.provision.contact.first_contact import refuse_constant
 from envbuild.regular_file import sha256_of
 from envbuild.resources import uv_bin
 
@@ -85,6 +84,11 @@ def write_payload(path: Path, tools: Sequence[Tool], *, prefix: str, packed: boo
         head = _head(prefix, puts, packed=packed, gzip_needed=packed or any(tool.kind != "file" for tool in tools))
         out.seek(0)
         out.write(head)
+
+
+def refuse_constant(text: str) -> Any:
+    """For `json.loads`: NaN and the infinities of Python's are no JSON. Raises ValueError."""
+    raise ValueError(f"{text} is not JSON")
 
 
 def read_answer(stdout: str) -> dict[str, Any] | None:

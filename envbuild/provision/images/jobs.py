@@ -207,8 +207,9 @@ def _kept_file(work: Work, site: JobSite) -> Path:
 def kept_answers(path: Path) -> dict[str, dict[str, Any]]:
     """By node what it said of containers in the last week; empty where this envbuild cannot read it."""
     answers = read_answers(path)
-    told = (answer.get("containers") for answer in answers.values())
-    return answers if all(isinstance(part, dict) and isinstance(part.get("runtimes"), dict) for part in told) else {}
+    parts = [answer.get("containers") for answer in answers.values()]
+    readable = all(isinstance(part, dict) and isinstance(part.get("runtimes"), dict) for part in parts)
+    return answers if readable else {}
 
 
 def shared_record(node: str, own: Mapping[str, Any], login: Mapping[str, Any]) -> dict[str, Any]:
