@@ -109,24 +109,12 @@ def launch(ui: Ui, /, **flags: Any) -> int:
             error.why = "; ".join(filter(None, (error.why, more)))
         raise
     made = _of_rank(made, flags["rank"])
-    if _for_a_job(choose.described_target(flags), flags):
-        own = [] if flags["target"] else ["--target", str(choose.configured(flags).target)]
-        nodes, limit = (
-            choose.described_target(flags).scheduler.nodes,
-            choose.described_target(flags).scheduler.time_limit,
-        )
-        own += [] if limit or flags["time_limit"] else ["--time-limit", "2h"]
-        again = f"`{shlex.join(['envbuild', *sys.argv[1:], *own, '--submit'])}`"
-        more = (
-            f"; a job of the target has {plural(nodes, 'node')}, this is for {made.nodes}"
-            if nodes and nodes != made.nodes
-            else ""
-        )
+    target = choose.described_target(flags)
+    if _for_a_job(target, flags):
         note = (
-            f"for a machine of the cluster, not for this one; as a job of envbuild: {again}{more}{_filled_here(flags)}"
+            f"for a machine of the cluster, not for this one; as a job of envbuild: {_job_instead(made, target, flags)}"
         )
-        note = note.replace("\n", "; ")
-        made = made.model_copy(update={"notes": (*made.notes, note)})
+        made = made.model_copy(update={"notes": (*made.notes, note.replace("\n", "; "))})
     activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
     if flags["run_here"]:
         _ask_for_environment(ui, flags)
@@ -196,6 +184,17 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
         raise EnvbuildError(
             "launch-parameter", f"{first['loc'][0]} {first['input']!r} is not possible", why=str(first["msg"])
         ) from error
+
+
+def _job_instead(made: Launch, target: Target, flags: dict[str, Any]) -> str:
+    """The command that submits the launch as a job, and in what that differs from what is printed."""
+    nodes, limit = target.scheduler.nodes, target.scheduler.time_limit or flags["time_limit"]
+    own = [] if flags["target"] else ["--target", str(choose.configured(flags).target)]
+    own += [] if limit else ["--time-limit", "2h"]
+    again = f"`{shlex.join(['envbuild', *sys.argv[1:], *own, '--submit'])}`"
+    if nodes and nodes != made.nodes:
+        again += f"; a job of the target has {plural(nodes, 'node')}, this is for {made.nodes}"
+    return again + _filled_here(flags)
 
 
 def _for_a_job(target: Target, flags: dict[str, Any]) -> bool:
