@@ -376,7 +376,7 @@ _OWN_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - compared
 
 def _kind(part: object) -> str:
     """The `kind:` of a part of a target file, before the part is validated; empty where it has none."""
-    return str(part.get("kind")) if isinstance(part, dict) else ""
+    return str(part.get("kind", "")) if isinstance(part, dict) else ""
 
 
 class Target(StrictModel):
