@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @click.command("provision")
 @choose.build_options
-@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop; on a cluster, a short job may ask the nodes.")
 @click.option(
     "--print-script", is_flag=True, help="Print a bash file that builds the same, and stop; it says what must be there."
 )
@@ -381,7 +381,7 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
 
 def _total(node: NodePlan) -> list[str]:
     """What a node's steps cost in all, what is not counted, and what goes elsewhere; nothing where none is known."""
-    from envbuild.resolve.estimate import SOURCE, disk_words, fetch_words
+    from envbuild.resolve.estimate import disk_words, fetch_words, uncounted
 
     fetch, inodes = (sum(getattr(step, key) for step in node.steps) for key in ("fetch_bytes", "inodes"))
     if not (fetch or node.peak_bytes or inodes):  # what an image takes is known when it is built
@@ -391,8 +391,7 @@ def _total(node: NodePlan) -> list[str]:
     stays, most = (disk_words(count, unsized, rough=rough) for count in (node.lasting_bytes, node.peak_bytes))
     place = node.environment.rpartition("/envs/")[0]
     cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} files stay in {place}, {most} while building"
-    # Indexes of torch, which is the largest package by far, give no sizes.
-    often = ", often the largest part" if any(not name.startswith(SOURCE) for name in unsized) else ""
+    often = ", often the largest part" if uncounted(unsized) else ""
     left = f"; not counted{often}: {few(unsized, 8)}" if unsized else ""
     took = [step.before for step in node.steps if step.seconds]
     known = [seconds for seconds in took if seconds is not None]

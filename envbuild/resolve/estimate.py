@@ -43,7 +43,7 @@ FILES_PER_PACKAGE = 100
 WHEEL_BYTES_PER_FILE = 16_000
 MOST_FILES_PER_PACKAGE = 12_500
 # For a git source whose tree was not measured.
-SOURCE = "source "
+_SOURCE = "source "
 TREE = Unpacked(bytes=60_000_000, inodes=2_000)
 # Rough rates of one node: bytes fetched, bytes written, a package's own cost.
 FETCH_BYTES_PER_SECOND = 40e6
@@ -85,10 +85,14 @@ class Estimate(NamedTuple):
         return f"{text}; no recorded size: {few(self.unsized)}" if self.unsized else text
 
 
+def uncounted(unsized: Iterable[str]) -> list[str]:
+    """The packages among parts without a recorded size: those of torch's indexes, the largest of all."""
+    return [name for name in unsized if not name.startswith(_SOURCE)]
+
+
 def disk_words(count: int, unsized: Sequence[str], *, rough: bool) -> str:
     """`747 MB`; with `about` if `rough`, with `at least` if a package has no known size at all."""
-    known = all(name.startswith(SOURCE) for name in unsized)
-    return f"{('about ' if rough else '') if known else 'at least '}{size(count)}"
+    return f"{'at least ' if uncounted(unsized) else 'about ' if rough else ''}{size(count)}"
 
 
 def fetch_words(count: int, unsized: Sequence[str]) -> str:
@@ -121,7 +125,7 @@ def estimate(variant: Variant, platform: Platform) -> Estimate:
         ),
         unsized=(
             *(name for name, file in files if file.size is None),
-            *(f"{SOURCE}{source.name}" for source in variant.sources),
+            *(f"{_SOURCE}{source.name}" for source in variant.sources),
         ),
         rough=bool(variant.sources) or any(file.unpacked is None for _, file in files),
     )
@@ -259,7 +263,7 @@ def _within(variant: Variant, facts: NodeFacts, target: Target) -> str:
     unknown = sorted(name for name, key in needed.items() if key not in facts.reachable)
     if not needed or not unknown:
         return "the node reaches what it needs" if needed else ""
-    return f"whether the node reaches {', '.join(unknown)} is not known"
+    return f"whether the node reaches {', '.join(unknown)} is not known; what it does not reach, this machine downloads"
 
 
 @lru_cache

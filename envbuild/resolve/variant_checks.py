@@ -17,7 +17,7 @@ from envbuild.model.stack import Build, Training
 from envbuild.model.target import Target
 from envbuild.resolve.artifacts import Platform, fitting_file, minor, numbers, split_local
 from envbuild.resolve.compat import Compat, Note
-from envbuild.resolve.estimate import Estimate, disk_words
+from envbuild.resolve.estimate import Estimate, disk_words, uncounted
 from envbuild.resolve.request import (
     OURS,
     Decisions,
@@ -30,7 +30,7 @@ from envbuild.resolve.request import (
     refused,
 )
 from envbuild.resolve.rules.packages import from_source, gravest, meets, scanned, traits_of
-from envbuild.text import size
+from envbuild.text import few, size
 
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 LOCKED = Note("the lock", "its digest holds")
@@ -41,6 +41,8 @@ MODULE_PYTHON = "python3"
 NVCC_WORDS = ("nvcc", "cuda", "fused")
 # Floors of the tensor cores, whose peaks the catalog knows; the smoke test measures what the GPU has of the two.
 _TENSOR_FLOORS = {"gemm_cuda_bf16_tflops": "bf16", "gemm_cuda_fp16_tflops": "fp16"}
+# What docs/tutorials/reproduce-a-document.md asks for; it only warns.
+_ROOM_FOR_UNCOUNTED = 10 * 10**9
 # Prebuilt wheels say their C++ ABI in their name or version: `flash_attn-2.7.4+cu12torch2.6cxx11abiFALSE-...`.
 _NAMED_ABI = re.compile(r"cxx11_?abi_?(true|false|0|1)", re.IGNORECASE)
 
@@ -346,7 +348,11 @@ def disk_rules(cost: Estimate, beside: int, packages: int, facts: NodeFacts) -> 
         need = cost.disk_bytes + beside
         needed = f"{disk_words(need, cost.unsized, rough=cost.rough)} needed"
         says = Ruling("disk-space", (f"{size(free)} free in {prefix.path}", needed), OURS)
-        out += _room(says, free, need, cost.certain_bytes if cost.rough else need)
+        left_out = uncounted(cost.unsized)
+        if left_out and need <= free < _ROOM_FOR_UNCOUNTED:
+            out += says("warn", f"{few(left_out)} may not fit, without a recorded size: {', '.join(says.compared)}")
+        else:
+            out += _room(says, free, need, cost.certain_bytes if cost.rough else need)
     # A file system that reports no inodes at all (btrfs, some network ones) has no limit on them.
     if inodes is not None and prefix.total_inodes != 0:
         compared = (f"{inodes} inodes free in {prefix.path}", f"about {cost.inodes} needed")
@@ -359,7 +365,7 @@ def _room(says: Ruling, free: int, need: int, certain: int) -> Decisions:
     if free >= need:
         return says("allow", "there is room")
     if free >= certain:
-        return says("warn", "there may be too little room; the need is an estimate")
+        return says("warn", f"there may be too little room: {', '.join(says.compared)}, which is an estimate")
     instead = "another `--prefix`, or remove environments (`envbuild store clean`)"
     return says("refuse", f"there is too little room: {', '.join(says.compared)}", instead)
 

@@ -160,7 +160,8 @@ HERE = Supply(reachable={"pypi": True, FORGE: True})
         (True, True, HERE, "auto", "node", "the node reaches what it needs"),
         (True, False, None, "auto", "controller",
          "the node does not reach git.example.org; `provision` checks whether this machine reaches it"),
-        (True, None, None, "auto", "node", "whether the node reaches git.example.org is not known"),
+        (True, None, None, "auto", "node",
+         "whether the node reaches git.example.org is not known; what it does not reach, this machine downloads"),
         (True, False, Supply(reachable={"pypi": True, FORGE: False}), "auto", "node", ""),
         (False, False, HERE, "node", "node", ""),
         (True, True, HERE, "controller", "controller", "the target says that nodes fetch nothing themselves"),
@@ -343,6 +344,15 @@ def test_too_little_room_is_refused_and_doubtful_room_warns() -> None:
     assert not at(10 * GB).refused
     assert "disk-space" in rules(at(10 * GB, quota_bytes=10**6), "refuse")
     assert "disk-inodes" in rules(at(10 * GB, free_inodes=0), "refuse")
+
+
+def test_room_is_doubted_where_the_size_of_a_package_is_not_recorded() -> None:
+    lock = make_lock({"id": "m", "python": "3.12", "packages": [package("a", "1"), package("large", "1", size=None)]})
+    for free, verdict in ((2 * GB, "warn"), (20 * GB, "allow")):
+        more = {"prefix": {"path": "/d", "free_bytes": free, "writable": True}}
+        room = of_rule(decided(node_facts("cpu-laptop", pythons=["3.12.1"], more=more), lock), "disk-space")
+        assert room.verdict == verdict
+        assert room.what.startswith("large may not fit, without a recorded size: 2.0 GB") == (verdict == "warn")
 
 
 def test_a_prefix_that_cannot_be_used_is_refused_with_the_reason() -> None:
