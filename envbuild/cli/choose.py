@@ -419,10 +419,21 @@ def target_of(ui: Ui, flags: dict[str, Any], *, jobs: bool | Callable[[Target], 
 
 
 def prefix_target(ui: Ui, flags: dict[str, Any]) -> Target:
-    """The target of a verb about what lies under its prefix: a shared one can be seen without a job."""
-    from envbuild.model.target import as_login
+    """The target of a verb about what lies under its prefix: a shared one can be seen without a job.
 
-    return as_login(target_of(ui, flags, jobs=lambda target: target.placement == "shared"))
+    A machine that lacks the prefix may be none of the cluster: a note says so, as nothing is found then.
+    """
+    from envbuild.doctor.node import NO_LOGIN
+    from envbuild.model.target import as_login
+    from envbuild.node.protocol import expand_prefix
+
+    target = target_of(ui, flags, jobs=lambda target: target.placement == "shared")
+    seen = as_login(target)
+    if target.connection.kind == "job" and target.connection.login is None:
+        prefix = expand_prefix(seen.prefix)
+        if not Path(prefix).exists():
+            ui.note(f"warning: this machine has no {prefix}; {NO_LOGIN}")
+    return seen
 
 
 def settings_of(config: Config) -> Settings:

@@ -401,10 +401,14 @@ def _filled_here(flags: dict[str, Any]) -> str:
     """What stands in a prefix where no node was asked for its user and home."""
     target = choose.described_target(flags)
     prefix = choose.configured(flags).prefix or target.prefix
-    user = f"\n{{user}} is {choose.submitter(target)}." if "{user}" in prefix else ""
-    if "{home}" not in prefix:
-        return user
-    return f"{user}\n{{home}} is {Path.home()}, of this machine: if nodes have another, set an absolute `prefix:`."
+    from envbuild.model.target import login_connection
+
+    other = "of this machine: if nodes have another, set an absolute `prefix:`."
+    user = choose.submitter(target)
+    words = {"{user}": f"{user}, {other}", "{home}": f"{Path.home()}, {other}"}
+    if (login_connection(target) or target.connection).user:
+        words["{user}"] = f"{user}."
+    return "".join(f"\n{name} is {text}" for name, text in words.items() if name in prefix)
 
 
 def asked_of(flags: dict[str, Any]) -> Asked:

@@ -28,7 +28,7 @@ LEAST_INODES = 100_000
 _MOUNTS_IN = ("/", "/mnt", "/media")
 NAMES = ("docker", "podman", "apptainer", "singularity", "enroot", "buildah")
 _SHOWN = 6
-_LOGIN = "if this is not the login node, name it: `connection: {kind: job, login: {host: ...}}`"
+NO_LOGIN = "if this is not the login node, name it: `connection: {kind: job, login: {host: ...}}`"
 _PROGRAMS = {"slurm": "sinfo or sbatch", "pbs": "qstat", "none": "scheduler"}
 
 
@@ -116,7 +116,7 @@ def _scheduler(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> lis
             return []
         return [
             _line("scheduler", "missing", f"no {_PROGRAMS[target.scheduler.kind]}", "no job can be submitted from here",
-                  _LOGIN)
+                  NO_LOGIN)
         ]  # fmt: skip
     if target.connection.kind == "job" and kind != target.scheduler.kind:
         return [
@@ -131,7 +131,7 @@ def _scheduler(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> lis
     if asked.get("rc") != 0:
         why = _last(asked.get("err", "")) or "no answer"
         level: Level = "missing" if target.connection.kind == "job" else "warning"
-        hint = "" if target.connection.login or level != "missing" else _LOGIN
+        hint = "" if target.connection.login or level != "missing" else NO_LOGIN
         return [_line("scheduler", level, f"slurm does not answer: {why}", "no job can be submitted now", hint)]
     state = f"{facts.scheduler.version or 'slurm'}, partitions {_few(partition_names(site))}"
     lines = [_line("scheduler", "ok", state, "jobs can be submitted")]

@@ -183,10 +183,13 @@ def test_a_launch_for_a_job_says_whose_name_its_paths_have(world: World) -> None
     made = world.good("launch", "opt-175b", "--target", "azure-nd96", "--prefix", "/shared/{user}")
     assert (
         "for a machine of the cluster, not for this one; as a job of envbuild: " in made.out
-        and f"; {{user}} is {getpass.getuser()}." in made.out
+        and f"; {{user}} is {getpass.getuser()}, of this machine: " in made.out
     )
     own = world.top / "own.yaml"
     own.write_text("name: own\nextends: slurm\nhosts: {slurm: gpu}\nexpects: {gpus_per_node: 8}\n")
+    assert "{user} is" not in world.good("launch", "opt-175b", "--target", str(own), "--prefix", "/shared").out
+    elsewhere = world.run("status", "--all", "--target", str(own), "--prefix", str(world.top / "no"))
+    assert f"warning: this machine has no {world.top}/no; if this is not the login node, name it" in elsewhere.err
     assert " --time-limit 2h --submit`" in world.good("launch", "opt-175b", "--target", str(own)).out
 
 
