@@ -59,12 +59,11 @@ def containers() -> Path:
     return _shipped("containers")
 
 
-_PAGES = ("docs/reference/errors.md", "docs/reference/findings.md", "docs/concepts.md")
-
-
-def pages() -> tuple[Path, ...]:
-    """The pages whose tables `help` reads: codes of errors and findings with their messages, and the glossary."""
-    return tuple(map(_shipped, _PAGES))
+def pages() -> dict[str, Path]:
+    """The pages of the documentation, each by the name that hints have for it (`docs/offline.md`)."""
+    top = _shipped("docs")
+    paths = (path for folder in ("", "reference/", "tutorials/") for path in sorted(top.glob(f"{folder}*.md")))
+    return {f"docs/{path.relative_to(top).as_posix()}": path for path in paths}
 
 
 def node_package() -> Path:
@@ -74,7 +73,7 @@ def node_package() -> Path:
 
 def shipped() -> dict[str, Path]:
     """What lies at the top of a checkout and under `_data/` in a wheel, by name."""
-    return {name: _shipped(name) for name in ("playbooks", "lockfiles", "containers", *_PAGES)}
+    return {name: _shipped(name) for name in ("playbooks", "lockfiles", "containers")} | pages()
 
 
 def own_source() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -19,18 +20,23 @@ from envbuild.regular_file import read_text
 # The head of the table of checks; those of other words say of each what it is.
 _COMPARES = "what it compares"
 _HOLDS = "what it holds"
+# The pages whose tables say what codes of errors and findings, and words of the glossary mean; that of exit codes.
+_TABLES = ("docs/reference/errors.md", "docs/reference/findings.md", "docs/concepts.md")
+_EXITS = "docs/troubleshooting.md"
 
 
 def explanation(code: str) -> str:
     """What a code, an exit code, a word, a key of a target file or a shipped name means; of an error its messages too.
 
-    Empty for what is none of these.
+    Of the name of a page, or a word of a heading, where it is. Empty for what is none of these.
     """
-    parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code)]
-    parts += [*_of_parameter(code), *_of_key(code.replace("-", "_")), *_of_name(code)]
+    keys = [*_of_key(code.replace("-", "_"))]
+    own = [text for text in keys if ": a key of a target file" in text]
+    parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code), *own]
+    parts += [*_of_parameter(code), *(text for text in keys if text not in own), *_of_name(code), *_of_page(code)]
     if not parts and (match := re.search(r"-\d+$", code)):  # the second finding of one rule in a draft
         return explanation(code[: match.start()])
-    return "\n\n".join(parts or _with_word(code))
+    return "\n\n".join(parts or _with_word(code) or _under_heading(code))
 
 
 def _with_word(text: str) -> list[str]:
@@ -76,10 +82,13 @@ def _of_errors(code: str) -> Iterator[str]:
 
 
 def _of_exit(code: str) -> Iterator[str]:
-    """Of an exit code all codes that end in it."""
-    ending = sorted({row[0] for row in _rows() if row[1] == code})
-    if ending or code in map(str, map(int, ExitCode)):
-        yield f"{_ending({code})}{': ' * bool(ending)}{', '.join(ending)}"
+    """Of an exit code what the table of exit codes says, and which of several wins."""
+    if code in map(str, map(int, ExitCode)):
+        _, _, table = read_text(resources.pages()[_EXITS]).partition("\n## Exit codes\n")
+        (meaning,) = re.findall(rf"^\| {code} \| (.+) \|$", table, re.MULTILINE)
+        wins = table.strip().splitlines()[-1]
+        several = f"{wins} " if re.search(rf"\b{code}\b", wins) else ""
+        yield f"exit code {code}: {meaning}\n  {several}All exit codes: {_EXITS}"
 
 
 def _of_finding(code: str) -> Iterator[str]:
@@ -105,11 +114,28 @@ def _of_parameter(code: str) -> Iterator[str]:
 
 
 def _of_key(code: str) -> Iterator[str]:
-    """Of a key of a target or stack file where it stands, and the sentence about it; else that about its part."""
-    rows = [row for row in _parts() if code in row[2]["properties"]]
+    """Of a key of a target or stack file where it stands, what is said of it, else of its part, and the keys in it.
+
+    It may be named with what is above it, as errors do: `connection.login`, `profiles.exact.sources[0].git`.
+    """
+    above, _, key = re.sub(r"\[\d+\]", "", code).rpartition(".")
+    rows = [row for row in _parts() if key in row[2]["properties"]]
+    if above:
+        rows = [row for row in rows if row[1] in _parts_of(above.rpartition(".")[2])]
+    if not rows and above:
+        yield from _of_key(above)
     # Checks of findings share keys with everything.
     for noun, name, part in [row for row in rows if not row[1].endswith("Check")] or rows:
-        yield "\n  ".join([f"{code}: a key of a {noun} file (docs/reference/files.md, {name})", *_named(code, part)])
+        head = f"{code}: a key of a {noun} file (docs/reference/files.md, {name})"
+        inner = [own for _, other, part in _parts() if other in _parts_of(key, name) for own in part["properties"]]
+        below = f"keys in it, which `envbuild help {code}.KEY` explains: {', '.join(dict.fromkeys(inner))}"
+        yield "\n  ".join([head, *_named(key, part), *([below] if inner else [])])
+
+
+def _parts_of(key: str, heading: str = "") -> set[str]:
+    """The parts of files that stand below a key, of the part with this heading only where one is given."""
+    fields = [part["properties"].get(key) for _, name, part in _parts() if name == (heading or name)]
+    return set(re.findall(r'/\$defs/(\w+)"', json.dumps(fields)))
 
 
 def _named(key: str, part: dict[str, Any]) -> list[str]:
@@ -135,10 +161,43 @@ def _of_name(code: str) -> Iterator[str]:
         yield f"{code}: a profile of {', '.join(stacks)}; `envbuild stack show STACK` says what each profile needs"
 
 
+def _of_page(name: str) -> Iterator[str]:
+    """Of a page of the documentation where it is and what it has; of `docs` where all pages are."""
+    pages = resources.pages()
+    own = f"docs/{name.removeprefix('docs/').removesuffix('.md')}.md"
+    if own in pages:
+        headings = "; ".join(_headings(pages[own]))
+        yield f"{own}: a page of the documentation, on this machine {pages[own]}\n  {headings}"
+    elif name.strip("/") in ("docs", "documentation"):
+        yield f"docs: the pages of the documentation, on this machine {pages[_EXITS].parent}\n  {', '.join(pages)}"
+
+
+def _under_heading(text: str) -> list[str]:
+    """The headings of pages that have one of these words."""
+    asked = {word for word in text.lower().split() if len(word) > 4}
+    return [
+        f"{name}, under `{heading}` (on this machine {path})"
+        for name, path in resources.pages().items()
+        for heading in _headings(path)
+        if asked & set(re.findall(r"[\w-]+", heading.lower()))
+    ]
+
+
+def _headings(page: Path) -> list[str]:
+    """The headings of a page, without what a console prints."""
+    text = re.sub(r"^```.*?^```", "", read_text(page), flags=re.DOTALL | re.MULTILINE)
+    return re.findall("^#+ (.+)$", text, re.MULTILINE)
+
+
 def codes() -> list[str]:
     """Every code of an error, a rule or a finding, every word of the glossary and every name of a check."""
     findings = {finding.id for stack in _stacks() for finding in stack.findings}
     return sorted({row[0] for row in _rows()} | _rules().keys() | _words().keys() | findings)
+
+
+def key_names() -> set[str]:
+    """Every key of a target file and of its parts."""
+    return {key for noun, _, part in _parts() if noun == "target" for key in part["properties"]}
 
 
 @cache
@@ -192,7 +251,8 @@ def _words() -> dict[str, list[str]]:
 @cache
 def _tables() -> list[list[str]]:
     """The rows of all tables, without the escapes of Markdown."""
-    lines = [line for page in resources.pages() for line in read_text(page).splitlines() if line[:2] == "| "]
+    pages = resources.pages()
+    lines = [line for name in _TABLES for line in read_text(pages[name]).splitlines() if line[:2] == "| "]
     rows = (re.split(r" (?<!\\)\| ", line.removeprefix("| ").removesuffix(" |")) for line in lines)
     plain = (
         [cell.strip().replace("\\|", "|").replace("\\[", "[").replace("&lt;", "<") for cell in row] for row in rows

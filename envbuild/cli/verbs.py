@@ -12,6 +12,8 @@ from envbuild import __version__
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from click.shell_completion import CompletionItem
 
 
@@ -64,10 +66,10 @@ NAMES = {
     **dict.fromkeys(("probe", "facts", "inspect"), "doctor --facts-out FILE"),
     **dict.fromkeys(("target init", "new"), "init"),
     "stack validate": "stack check",
-    "target validate": "target check",
+    **dict.fromkeys(("target validate", "validate"), "target check"),
     **dict.fromkeys(("env exec", "exec"), "env run"),
     "env path": "status",
-    **dict.fromkeys(("env prune", "run prune", "cache clean", "wheels prune", "clean", "prune", "gc"), "store clean"),
+    **dict.fromkeys(("env prune", "run prune", "cache clean", "wheels prune", "prune", "gc"), "store clean"),
     **dict.fromkeys(("cache", "cache show", "wheels", "wheels list"), "store list"),
     "wheels verify": "store verify",
     "bundle list": "bundle verify --quick",
@@ -78,34 +80,31 @@ NAMES = {
     **dict.fromkeys(("config fabfile", "config playbooks"), "config show"),
     **dict.fromkeys(("install", "build", "create", "setup", "sync", "apply", "update"), "provision"),
     **dict.fromkeys(("env list", "list", "ls", "envs", "environments"), "status --all"),
-    **dict.fromkeys(("activate", "deactivate", "use"), "env activate"),
-    **dict.fromkeys(("uninstall", "remove", "rm", "delete", "destroy"), "env remove"),
+    "deactivate": "env activate",
+    **dict.fromkeys(("uninstall", "rm", "delete", "destroy"), "env remove"),
     **dict.fromkeys(("env shell", "shell"), "env run"),
-    "kernel": "env kernel",
-    **dict.fromkeys(("check", "validate", "diff"), "verify"),
     **dict.fromkeys(("test", "tests"), "smoke"),
     "info": "doctor",
     **dict.fromkeys(("logs", "log", "history", "runs", "report list", "reports"), "run list"),
     **dict.fromkeys(("run watch", "watch"), "run show --follow"),
-    **dict.fromkeys(("docs", "show", "describe"), "explain"),
+    **dict.fromkeys(("docs", "describe"), "explain"),
     **dict.fromkeys(("docker", "container", "images"), "image"),
     **dict.fromkeys(("start", "submit", "train"), "launch"),
-    "export": "lock export",
     "stacks": "stack list",
     "targets": "target list",
 }
 
 
-def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
-    """The error for a command that is not there; `words`: as typed, `names`: those that are there."""
-    meant = next((NAMES[typed] for typed in (" ".join(words), words[0]) if typed in NAMES), "")
+def _unknown(words: list[str], names: Mapping[str, Sequence[str]]) -> EnvbuildError:
+    """The error for a command that is not there; `words`: as typed, `names`: what to type for each that is there."""
+    meant: Sequence[str] = [NAMES[typed] for typed in (" ".join(words), words[0]) if typed in NAMES][:1]
     if not meant:
         # What holds the word comes before what resembles it a little.
-        near = difflib.get_close_matches(words[-1], names, n=1, cutoff=0.75)
-        near = near or [name for name in names if words[-1] in name.split("-")]
+        near = difflib.get_close_matches(words[-1], names, n=1, cutoff=0.78)
+        near = near or [name for name in names if words[-1] in name.split("-") and name.count("-") == 1]
         if words[0] != "help":  # a word that resembles it a little explains something else
             near = near or difflib.get_close_matches(words[-1], names, n=1)
-        meant = " ".join([*words[:-1], near[0]]) if near else ""
+        meant = names[near[0]] if near else []
     typed = " ".join(words)
     what = (
         f"{words[1]} is no command, error code or word of envbuild"
@@ -115,19 +114,8 @@ def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
     return EnvbuildError(
         "command-unknown",
         what,
-        hint=f"`envbuild {meant}`" if meant else "`envbuild --help` lists the commands",
+        hint=" or ".join(f"`envbuild {command}`" for command in meant) or "`envbuild --help` lists the commands",
     )
-
-
-def _explained(code: str) -> str:
-    """What a code or word means; of a command that is no word, nothing. Raises EnvbuildError `command-unknown`."""
-    from envbuild.cli.help_code import codes, explanation, meanings
-
-    if code.split()[0] in COMMANDS:
-        return "\n".join(f"{meaning}\n" for meaning in meanings(code))
-    if explained := explanation(code):
-        return explained
-    raise _unknown([code] if code in NAMES else ["help", code], [*COMMANDS, *codes()])
 
 
 class Group(click.Group):
@@ -137,10 +125,14 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does. Raises EnvbuildError `command-unknown` (exit 2)."""
-        names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise _unknown([*ctx.command_path.split()[1:], args[0]], names)
+            own = ctx.command_path.split()[1:]
+            raise _unknown([*own, args[0]], self.typed(ctx, own))
         return super().resolve_command(ctx, args)
+
+    def typed(self, ctx: click.Context, own: list[str]) -> dict[str, list[str]]:
+        """What to type for the name of each command; `own`: the words that name this group."""
+        return {name: [" ".join([*own, name])] for name in self.list_commands(ctx)}
 
 
 class Tree(Group):
@@ -168,13 +160,37 @@ class Tree(Group):
         """
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
-            if explained := _explained(" ".join(args[:-1])) if len(args) > 1 else ctx.get_help():
+            if explained := self._explained(ctx, " ".join(args[:-1])) if len(args) > 1 else ctx.get_help():
                 click.echo(explained)
             if args[0] not in COMMANDS or (explained and len(args) > 2):
                 ctx.exit()
         if args and args[0] not in COMMANDS and " ".join(args[:2]) in NAMES:
-            raise _unknown(args[:2], [])
+            raise _unknown(args[:2], {})
         return super().resolve_command(ctx, args)
+
+    def typed(self, ctx: click.Context, own: list[str]) -> dict[str, list[str]]:
+        """The commands of groups too, by their own name: `check` is `stack check`, `target check` or `lock check`."""
+        typed = super().typed(ctx, own)
+        groups = ((group, self.get_command(ctx, group)) for group in COMMANDS)
+        below = ((group, name) for group, made in groups if isinstance(made, Group) for name in made.list_commands(ctx))
+        for group, name in below:
+            if name not in COMMANDS:
+                typed.setdefault(name, []).append(" ".join([*own, group, name]))
+        return typed
+
+    def _explained(self, ctx: click.Context, code: str) -> str:
+        """What a code or word means; of a command that is no word, nothing.
+
+        Raises EnvbuildError `command-unknown`.
+        """
+        from envbuild.cli.help_code import codes, explanation, key_names, meanings
+
+        if code.split()[0] in COMMANDS:
+            return "\n".join(f"{meaning}\n" for meaning in meanings(code))
+        if explained := explanation(code):
+            return explained
+        known = {name: [f"help {name}"] for name in (*codes(), *key_names())}
+        raise _unknown([code] if code in NAMES else ["help", code], {**self.typed(ctx, ["help"]), **known})
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands and options from the table, without importing the commands."""

@@ -154,11 +154,11 @@ class TorchSpec(StrictModel):
 class Base(StrictModel):
     """The base of an environment.
 
-    `kind`: `none`, or one of these. `system`: an interpreter of the node with its site packages. `prefix`: the same
-    under a named directory. `module`: the same after `module load`. `image`: the same inside a container image (`image`
-    is its reference, by digest if known). `provides` are requirements that the base must satisfy and that are never
-    replaced. `accepts` are packages that the base may have. envbuild keeps such a package of the base if its version is
-    in the range.
+    `kind`: `none`, `system`, `prefix`, `module` or `image`. `system` is an interpreter of the node with its site
+    packages. `prefix`: the folder of another interpreter with its site packages. `module`: the name for `module load`,
+    after which such an interpreter is there. `image`: the reference of a container image with such an interpreter, by
+    digest if known. `provides` are requirements that the base must satisfy and that are never replaced. `accepts` are
+    packages that the base may have. envbuild keeps such a package of the base if its version is in the range.
     """
 
     kind: BaseKind

@@ -202,8 +202,8 @@ class ContainerSettings(StrictModel):
 class HostSource(StrictModel):
     """Where the host names come from if the target does not list them; exactly one of these.
 
-    `slurm`: all nodes of a partition. `pbs`: the node file of the job (`nodefile`), or the path of one. `inventory`: an
-    Ansible inventory. `command`: an argument list of a program that prints host names.
+    `slurm`: all nodes of a partition (`sinfo` lists the names). `pbs`: the node file of the job (`nodefile`), or the
+    path of one. `inventory`: an Ansible inventory. `command`: an argument list of a program that prints host names.
     """
 
     slurm: Requested | None = None
@@ -263,10 +263,11 @@ class Connection(StrictModel):
 
     `kind`: `local` is this machine, `ssh` is as `ssh HOST` with the user's configuration, and `job` is a job of the
     scheduler. Such a job, submitted from `login`, runs the node program on every node. `login`: the host from which
-    jobs are submitted. `user`, `port`, `identity`: who logs in, where, and with which key file; as ssh says without
-    them. `known_hosts`: host keys are compared with this file instead of the user's and the system's. They are always
-    compared. `config`: this ssh configuration only, instead of the user's and the system's. `connect_timeout`: seconds
-    for one connection. `hosts`: exceptions by host name.
+    jobs are submitted, as `{host: login1, user: me}`, or `null` for the machine where envbuild runs. `user`, `port`,
+    `identity`: who logs in, where, and with which key file; as ssh says without them. `known_hosts`: host keys are
+    compared with this file instead of the user's and the system's. They are always compared. `config`: this ssh
+    configuration only, instead of the user's and the system's. `connect_timeout`: seconds for one connection. `hosts`:
+    exceptions by host name, as `{gpu07: {port: 2222}}`.
     """
 
     kind: Literal["local", "ssh", "job"] = "local"
@@ -286,9 +287,10 @@ class Connection(StrictModel):
 
 
 class QueueLimits(StrictModel):
-    """One queue of a site and the jobs that it takes: from `min_nodes` to `max_nodes`, running `time_limit` at most.
+    """One queue of a site, and the jobs that it takes.
 
-    `name`: as `qstat -Q` prints it.
+    `name`: as `qstat -Q` prints it. `min_nodes`, `max_nodes`: how many nodes a job of it has. `time_limit`: how long
+    a job of it may run.
     """
 
     name: Requested
@@ -298,7 +300,10 @@ class QueueLimits(StrictModel):
 
 
 class Modules(StrictModel):
-    """Environment modules that a job's script loads first, in order: folders to `use`, then modules to `load`."""
+    """Environment modules that a job's script loads first.
+
+    `use`: folders of modulefiles, for `module use`. `load`: names for `module load`, in order.
+    """
 
     use: tuple[AbsPath, ...] = ()
     load: tuple[FileText, ...] = ()
@@ -307,16 +312,18 @@ class Modules(StrictModel):
 class Scheduler(StrictModel):
     """The scheduler of the nodes, and what a job requests.
 
-    `kind`: `slurm`, `pbs`, or `none` without a scheduler. `nodes`: how many (default: all that `hosts` names).
-    `exclusive`: a job gets whole nodes, which no other job uses. `account`: the account or project that jobs are
-    charged to. `cpus_per_node`: processors on each node (default: all of whole nodes, else the share of its GPUs).
-    `start_deadline`: how long a job may wait, in the queue and for nodes that start, before envbuild cancels it.
-    `time_limit`: how long it may run (`40m`, `2h`). `constraints`: features of nodes (Slurm's `--constraint`), or
-    resources that PBS selects by. `qos`: Slurm's, for sites that require one. `filesystems`: for PBS sites that require
-    them. `resources`: further resources of a PBS job (`singularity_fakeroot=true`). `queue`: of PBS; the partition of
-    Slurm stands in `hosts`. `queues`: of a PBS site, if `queue` is not set: a job goes to the first that accepts it.
-    `modules`: every job loads them. `requeue`: Slurm runs a job again, from its start and at its cost, if a node failed
-    or another job took its place (default: true). PBS never runs a job of envbuild again.
+    `kind`: `slurm`, `pbs`, or `none` without a scheduler. `nodes`: how many (without it all that `hosts` names; `init`
+    writes 1). `exclusive`: a job gets whole nodes, which no other job uses. `account`: the account or project that jobs
+    are charged to (`sacctmgr show assoc user=$USER` lists those of Slurm). `cpus_per_node`: processors on each node
+    (default: all of whole nodes, else the share of its GPUs). `start_deadline`: how long a job may wait (`30m`), in the
+    queue and for nodes that start, before envbuild cancels it. `time_limit`: how long it may run (`40m`, `2h`).
+    `constraints`: features of nodes (Slurm's `--constraint`), or resources that PBS selects by. `qos`: Slurm's, for
+    sites that require one. `filesystems`: for PBS sites that require them. `resources`: further resources of a PBS job
+    (`singularity_fakeroot=true`). `queue`: of PBS (`qstat -Q` lists the names); the partition of Slurm stands in
+    `hosts`. `queues`: of a PBS site, if `queue` is not set: a job goes to the first that accepts it, as `[{name: debug,
+    max_nodes: 2}, {name: prod}]`. `modules`: every job loads them, as `{load: [cuda/12.4]}`. `requeue`: Slurm runs a
+    job again, from its start and at its cost, if a node failed or another job took its place (default: true). PBS never
+    runs a job of envbuild again.
     """
 
     kind: Literal["none", "slurm", "pbs"] = "none"
@@ -384,24 +391,26 @@ class Target(StrictModel):
 
     `name`: of this target; the only required key beside `extends`. `summary`: one line for `target list`. `extends`: a
     shipped target or a file; what this file does not say is as there. `stack`: what is built if the command names no
-    stack. `profile`: which of its profiles. `hosts`: a list of nodes (`gpu[01-04]`), or a source of names.
-    `connection`: how nodes are reached. `scheduler`: what asks for jobs, and how. `engine`: what makes environments: uv
-    (`venv`), conda, or a container image. `base`: build on such a base only, as `none` or `module`. `base_python`: the
-    Python of that base. `interpreter`: the Python of environments without a base. `prefix`: the folder for
-    environments, tools and wheels; it may contain `{user}`, `{home}` and `{data}` (XDG data directory), which the node
-    fills in. `shared`: a folder that the login node and all nodes of a job see; jobs, tools and bundles are there if
-    `placement: node-local` puts the prefix on each node's own disk. `container`: how an image reaches the nodes and
-    runs there. `placement`: whether all nodes see one prefix (`shared`), each has its own (`node-local`), or an image
-    holds the environment (`image`). `privilege`: `none`; envbuild never becomes root, and `sudo` is refused.
-    `delivery`: who fetches packages and sources: the node, the controller, or (`auto`) the controller if only it can.
-    `cache`: a folder where uv keeps unpacked packages for the next build (default: none). `tmp`: the folder for build
-    files, best on each node's own disk (default: `<prefix>/tmp`). `store`: the wheel store (default
-    `<prefix>/store/wheels`; nodes may share it).
+    stack. `profile`: which profile of the stack. `hosts`: a list of nodes, as `["gpu[01-04]", gpu07]`, or a source of
+    names, as `{slurm: PARTITION}`. `connection`: how nodes are reached, as `{kind: ssh, user: me}`, or `{kind: job,
+    login: {host: login1}}` for jobs. `scheduler`: what asks for jobs, and how, as `{kind: slurm, account: lab, nodes:
+    1, time_limit: 2h}`. `engine`: what makes environments: uv (`venv`), conda, or a container image. `base`: build on
+    such a base only, as `none` or `module`. `base_python`: the Python of that base. `interpreter`: the Python of
+    environments without a base. `prefix`: the folder for environments, tools and wheels; it may contain `{user}`,
+    `{home}` and `{data}` (XDG data directory), which the node fills in. `shared`: a folder that the login node and all
+    nodes of a job see; jobs, tools and bundles are there if `placement: node-local` puts the prefix on each node's own
+    disk. `container`: how an image reaches the nodes and runs there, as `{runtime: apptainer}`. `placement`: whether
+    all nodes see one prefix (`shared`), each has its own (`node-local`), or an image holds the environment (`image`).
+    `privilege`: `none`; envbuild never becomes root, and `sudo` is refused. `delivery`: who fetches packages and
+    sources: the node, the controller, or (`auto`) the controller if only it can. `cache`: a folder where uv keeps
+    unpacked packages for the next build (default: none). `tmp`: the folder for build files, best on each node's own
+    disk (default: `<prefix>/tmp`). `store`: the wheel store (default `<prefix>/store/wheels`; nodes may share it).
     `build_jobs`: how many compile jobs run at once (default: from cores and memory). `environment`: variables for
-    builds, tests and every use of the environment. `expects`: the hardware; what differs is a warning. `floors`: least
-    values of figures that the smoke test measures. `smoke_nodes`: how many nodes take part in the joint smoke test, the
-    first ones (default: all; 0: no such test). Images with pyxis without Slurm jobs, and a Slurm partition over SSH,
-    can be planned but not provisioned.
+    builds, tests and every use of the environment, as `{NCCL_SOCKET_IFNAME: eth0}`. `expects`: the hardware, as `{gpu:
+    A100-SXM4-80GB, gpus_per_node: 8}`; what differs is a warning. `floors`: least values of figures that the smoke test
+    measures, as `{all_reduce_8192_mib_busbw_gbps: 228}`. `smoke_nodes`: how many nodes take part in the joint smoke
+    test, the first ones (default: all; 0: no such test). Images with pyxis without Slurm jobs, and a Slurm partition
+    over SSH, can be planned but not provisioned.
     """
 
     hints: ClassVar[Mapping[str, str]] = {

@@ -21,6 +21,7 @@ from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
 from envbuild.cli.help_code import codes, explanation
 from envbuild.cli.verbs import COMMANDS, NAMES, SECTIONS, cli
+from envbuild.errors import ExitCode
 from envbuild.init.write import _SEVERITY
 from envbuild.model.common import Level
 from envbuild.model.evidence import CheckStatus, Comparison, NodeEvidence
@@ -84,7 +85,12 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
     assert len(checks) > 20 and known | checks | {"stamp", "root", "variant", "kit", "draft"} <= set(codes())
     assert set(_SEVERITY) | {"sudo"} <= set(codes()), "findings of a draft"
     assert explanation("unpinned-2") == explanation("unpinned")
-    assert "disk-full" in explanation("75")
+    assert all(f"exit code {code}: " in explanation(str(int(code))) for code in ExitCode)
+    assert explanation("8") == (
+        "exit code 8: partial: the command did its work on some nodes, and failed on others\n"
+        "  If several apply, the exit code is the first of 5, 4, 7, 9, 8, 6, 1, 3, 75. "
+        "All exit codes: docs/troubleshooting.md"
+    )
     assert "`smoke_nodes`: how many nodes take part" in explanation("smoke_nodes")
     assert explanation("ported-cu130").startswith("ported-cu130: a profile of megatron-deepspeed-alcf, ")
     assert explanation("azure-nd96") == "azure-nd96: a shipped target; `envbuild target show azure-nd96`"
@@ -97,12 +103,20 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
     )
     assert explanation("where").startswith("where: a parameter of `launch opt-175b`, for `--set`\n  whose defaults ")
     assert explanation("time-limit") == explanation("time_limit")
+    for key in ("connection.login", "scheduler.queues[0].name", "hosts.slurm", "profiles.exact.sources[0].git"):
+        assert explanation(key).startswith(f"{key}: a key of a "), key
+    assert "Connection)\n  `login`: the host from which jobs are submitted, as `{host: login1, " in explanation("login")
+    assert "which `envbuild help login.KEY` explains: host, user, port" in explanation("login")
+    first = [text.partition(": a ")[2] for text in explanation("prefix").split("\n\n")]
+    assert [text[:12] for text in first[1:]] == ["key of a tar", "parameter of", "key of a sta"]
     assert main(["help", "target", "file"]) == 0
     assert capsys.readouterr().out.strip() == explanation("target file")
     assert all(map(explanation, ("CycleCloud", "rootless", "words/s", "verdict")))
-    for typed, near in (("disk-ful", "disk-full"), ("dtamp", "stamp"), ("ceiling", "cuda-ceiling")):
+    near = {"disk-ful": "disk-full", "dtamp": "stamp", "ceiling": "cuda-ceiling", "lgoin": "login"}
+    for typed, meant in {**near, "undo": "", "here": "", "cancel": "", "diff": "report diff"}.items():
         assert main(["help", typed]) == 2
-        assert capsys.readouterr().err.endswith(f"hint: `envbuild help {near}`\n")
+        hint = f"`envbuild help {meant}`" if meant else "`envbuild --help` lists"
+        assert f"hint: {hint}" in capsys.readouterr().err
 
 
 def test_every_key_of_target_and_stack_files_has_its_sentence_below_a_heading_of_the_reference() -> None:
@@ -144,6 +158,12 @@ def test_help_says_of_a_rule_whether_it_can_refuse() -> None:
         ("smoke/extensions/rope", "smoke/extensions: a check: compiled kernels"),
         ("stack", "stack: a YAML file that says what to reproduce\n\nUsage: envbuild stack"),
         ("report-root-differs", "report-root-differs: exit code 5"),
+        ("smoke", "smoke: step of a plan: tests the environment before"),
+        ("exit", "exit code: the number that a command ends with"),
+        ("troubleshooting", "docs/troubleshooting.md: a page of the documentation, on this machine /"),
+        ("docs/offline.md", "docs/offline.md: a page of the documentation, on this machine /"),
+        ("docs", "docs: the pages of the documentation, on this machine /"),
+        ("uninstall", "docs/install.md, under `Uninstall` (on this machine /"),
     ],
 )
 def test_help_explains_words_and_checks(words: str, meaning: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +274,15 @@ def test_version_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("provison", "provision"), ("env activat", "env activate"), ("env zzz", "--help"), ("cache prun", "store list")],
+    [
+        ("provison", "provision"),
+        ("env activat", "env activate"),
+        ("env zzz", "--help"),
+        ("cache prun", "store list"),
+        ("check ./lab.yaml", "stack check` or `envbuild target check` or `envbuild lock check"),
+        ("chekc", "stack check` or `envbuild target check` or `envbuild lock check"),
+        ("kernel", "env kernel"),
+    ],
 )
 def test_a_command_with_a_typing_error_names_the_nearest(
     typed: str, meant: str, capsys: pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from envbuild import __version__
-from envbuild.resources import checkout_source
+from envbuild.resources import checkout_source, pages
 from tests.e2e.world import World, drift
 from tests.node.env_support import make_repository, make_wheel, uv_path
 from tests.support.files import write_file
@@ -147,6 +147,7 @@ def test_the_wheel_holds_playbooks_locks_catalog_and_man_page_and_no_tests(wheel
     assert "envbuild/_data/playbooks/provision.yml" in names
     assert any(name.startswith("envbuild/_data/lockfiles/torch-smoke") for name in names)
     assert "envbuild/catalog/targets/local.yaml" in names
+    assert {f"envbuild/_data/{page}" for page in pages()} < {*names}, "`help` reads these, and hints name them"
     assert "envbuild/py.typed" in names
     assert "envbuild/_data/playbooks/roles/environment/tasks/main.yml" in names
     assert [name for name in names if name.endswith(".data/data/share/man/man1/envbuild.1")]
