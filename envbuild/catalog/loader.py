@@ -214,16 +214,13 @@ def _find(ref: str, noun: str, base: Path) -> Path:
     if is_path(ref):
         path = base / _expanded(ref)
         if not _is_there(path):
-            near = nearest(path.name, [file.name for end in ("yaml", "yml") for file in path.parent.glob(f"*.{end}")])
             begin = "`envbuild init FILE` writes one" if noun == "target" else "`envbuild init --from DIR` drafts one"
-            hint = f"did you mean `{ref.removesuffix(path.name)}{near}`?"
-            if near is None:
-                hint = f"{begin}; a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}"
+            known = f"{begin}; a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}"
             raise EnvbuildError(
                 f"{noun}-unknown",
                 f"there is no {noun} file {show_value(ref)}",
                 why=f"{path} does not exist",
-                hint=hint,
+                hint=file_meant(ref, path, "yaml", "yml") or known,
             )
         return path
     names = _names(f"{noun}s")
@@ -236,6 +233,12 @@ def _find(ref: str, noun: str, base: Path) -> Path:
             hint=f"did you mean {beside}?" if _is_there(Path(beside)) else did_you_mean(ref, names),
         )
     return resources.catalog() / f"{noun}s" / f"{ref}.yaml"
+
+
+def file_meant(ref: str, path: Path, *ends: str) -> str:
+    """A hint: the file beside `path`, which is not there and was named as `ref`, that resembles it; empty for none."""
+    near = nearest(path.name, [file.name for end in ends for file in path.parent.glob(f"*.{end}")])
+    return f"did you mean `{ref.removesuffix(path.name)}{near}`?" if near else ""
 
 
 def _expanded(ref: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from envbuild import resources
-from envbuild.catalog.loader import load_target
+from envbuild.catalog.loader import file_meant, load_target
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts, fold_hosts
 from envbuild.model.common import first_mistake
@@ -141,7 +141,7 @@ def _find(ref: str) -> Path:
             "facts-unknown",
             f"there are no facts named {ref!r}",
             why="neither a file nor a shipped example",
-            hint=did_you_mean(ref, names) or _HINT,
+            hint=did_you_mean(ref, (*names, *(path.name for path in Path().glob("*.json")))),
         )
     return resources.catalog() / "facts" / f"{ref}.json"
 
@@ -186,9 +186,12 @@ def _known(places: Mapping[str, tuple[str, str]], known: Mapping[tuple[str, str]
 
 
 def _unreadable(path: Path, why: str) -> EnvbuildError:
+    near = "" if path.exists() else file_meant(str(path), path, "json")
+    example = resources.catalog() / "facts" / "azure-nd96.json"
+    hint = f"{_HINT}; to write them by hand, copy {example} and edit it"
     return EnvbuildError(
         "file-unreadable",
         f"cannot use the facts in {path}",
         why=why,
-        hint=f"{_HINT}; to write them by hand, copy {resources.catalog() / 'facts' / 'azure-nd96.json'} and edit it",
+        hint=near or hint,
     )

@@ -41,7 +41,6 @@ class Answers:
     prefix: str = ""
     gpu: str = ""
     gpus_per_node: int = 0
-    driver: str = ""
 
 
 def of_facts(nodes: Mapping[str, NodeFacts]) -> Answers:
@@ -59,16 +58,18 @@ def of_facts(nodes: Mapping[str, NodeFacts]) -> Answers:
         prefix=re.sub(rf"/{re.escape(first.user)}(?=/|$)", "/{user}", prefix) if first.user else prefix,
         gpu=models.pop() if len(models) == 1 else "",
         gpus_per_node=counts.pop() if len(counts) == 1 else 0,
-        driver=f">={first.driver.version.partition('.')[0]}" if first.driver.version else "",
     )
 
 
-def text(name: str, answers: Answers, beyond: Mapping[str, object]) -> tuple[str, tuple[str, ...]]:
-    """The file of the target `name`, and the dotted keys of `beyond` that it keeps; its last comments show them.
+def text(
+    name: str, answers: Answers, extended: Mapping[str, object], usual: Mapping[str, object]
+) -> tuple[str, tuple[str, ...]]:
+    """The file of the target `name`, and the dotted keys that it has from the extended target, not asked.
 
-    `beyond`: what the extended target says and the template of its kind does not (`difference`).
+    Its last comments show the values. What the template `usual` of its kind says too is not among them.
     """
-    expects = {"gpu": answers.gpu, "gpus_per_node": answers.gpus_per_node, "driver": answers.driver}
+    inherited, template = _flat(extended), _flat(usual)
+    expects = {"gpu": answers.gpu, "gpus_per_node": answers.gpus_per_node}
     user = {"user": answers.user} if answers.user != "" else {}
     login = {"host": answers.login, **user} if answers.login else None
     job = answers.kind in ("slurm", "pbs")
@@ -78,7 +79,7 @@ def text(name: str, answers: Answers, beyond: Mapping[str, object]) -> tuple[str
         ("what is not said here is as in this shipped target", "extends", answers.extends or answers.kind),
         ("what is built when no stack is named", "stack", answers.stack),
         (answers.why, "profile", answers.profile),
-        *_hosts(answers),
+        *_hosts(answers, inherited),
         (_WHO if login or not job else _HERE, "connection", connection),
         ("where environments live; {user}, {home}, {data} are filled in on the node", "prefix", answers.prefix),
         ("the hardware; jobs ask for `gpus_per_node` GPUs; what differs is a warning", "expects", _given(expects)),
@@ -92,20 +93,15 @@ def text(name: str, answers: Answers, beyond: Mapping[str, object]) -> tuple[str
             lines.append(f"{key}:" if wide else line)
             lines += [f"  {name}: {json.dumps(part, ensure_ascii=False)}" for name, part in wide.items()]
     answered = _flat({key: value for _, key, value in keys if value})
-    kept = {key: value for key, value in beyond.items() if not any(f"{key}.".startswith(f"{own}.") for own in answered)}
+    beyond = {key: value for key, value in inherited.items() if template.get(key) != value}
+    asked = {*answered, "name", "summary", "extends"}
+    kept = {key: value for key, value in beyond.items() if not any(f"{key}.".startswith(f"{own}.") for own in asked)}
     if kept:
         lines.append(f"# Also from {answers.extends}, not asked. Another value replaces one, null removes it:")
     for key, value in kept.items():
         line = f"{key}: {json.dumps(value, ensure_ascii=False)}"
         lines += textwrap.wrap(line, 80, initial_indent="#   ", subsequent_indent="#     ", break_on_hyphens=False)
     return "\n".join([*lines, ""]), tuple(kept)
-
-
-def difference(extended: Mapping[str, object], usual: Mapping[str, object]) -> dict[str, object]:
-    """What a target says and the template of its kind does not, by dotted keys."""
-    own = {key: value for key, value in extended.items() if key not in ("name", "summary", "extends")}
-    template = _flat(usual)
-    return {key: value for key, value in _flat(own).items() if template.get(key) != value}
 
 
 def _flat(value: Mapping[str, object], before: str = "") -> dict[str, object]:
@@ -115,20 +111,18 @@ def _flat(value: Mapping[str, object], before: str = "") -> dict[str, object]:
     return flat
 
 
-def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
-    """Which nodes: their names, or the partition or queue that gives them."""
+def _hosts(answers: Answers, inherited: Mapping[str, object]) -> list[tuple[str, str, object]]:
+    """Which nodes: their names, or the partition or queue that gives them; `inherited`: keys of the extended target."""
     if answers.kind == "ssh":
         hosts = re.findall(LISTED_HOST, answers.hosts)
         return [("host lists as clusters write them: gpu[01-04]", "hosts", hosts)]
     job = {"account": answers.account, "nodes": answers.nodes, "time_limit": answers.time_limit}
-    how = "how a job is asked for; `modules: {load: [NAME]}` loads modules first" + (
-        ""
-        if answers.time_limit
-        else "; without `time_limit: 2h`, a build's is estimated and `launch --submit` needs `--time-limit 2h`"
-    )
+    how = "how a job is asked for; `modules: {load: [NAME]}` loads modules first"
+    if not answers.time_limit and "scheduler.time_limit" not in inherited:
+        how += "; without `time_limit: 2h`, a build's is estimated and `launch --submit` needs `--time-limit 2h`"
     if answers.kind == "slurm":
         partition = {"slurm": answers.hosts} if answers.hosts else {}
-        how += "; without `nodes` it takes all of the partition"
+        how += "" if "scheduler.nodes" in inherited else "; without `nodes` it takes all of the partition"
         return [("the partition", "hosts", partition), (how, "scheduler", _given(job))]
     names = re.findall(LISTED_NAME, answers.filesystems)
     return [(how, "scheduler", _given({"queue": answers.hosts, **job, "filesystems": names}))]

@@ -43,13 +43,15 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     from envbuild.catalog.node_facts import load_facts, of_example
 
     if file.suffix not in (".yaml", ".yml"):
-        raise click.UsageError(f"a target file ends in .yaml: {file}.yaml")
+        raise click.UsageError(f"a target file ends in .yaml or .yml: write `{file}.yaml`")
     base = load_target(extends, template=True).target if extends else None
     if stack:
         _stack_beside(file, stack)  # a wrong name is refused before any question
     nodes = load_facts(facts) if facts else {}
     if file.exists():
         raise _unwritable(file, "a file of that name is there", "name another file: envbuild replaces none")
+    if not nodes and not yes:
+        ui.note("an empty answer takes what stands in brackets; `?` explains a question")
     answers = _of_facts(nodes, base, stack) if nodes else _asked(file, base, stack, yes=yes)
     extended = load_target(answers.extends or answers.kind, template=True).target
     if answers.kind in ("slurm", "pbs") and not answers.nodes and extended.scheduler.nodes is None:
@@ -62,7 +64,7 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     values, template = (
         item.model_dump(mode="json", by_alias=True, exclude_defaults=True) for item in (extended, usual)
     )
-    text, kept = target_file.text(name, answers, target_file.difference(values, template))
+    text, kept = target_file.text(name, answers, values, template)
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
@@ -143,9 +145,8 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         # An empty answer is asked again where the target has none of its own.
         required = {".".join(path) for path, _ in placeholders(base)}
         there = _OFFERED[kind]() if kind in _OFFERED and kind == begin.scheduler_here().lower() else {}
-        stack = stack or ask(
-            "stack", "Which stack is built there (a name of `envbuild stack list`, or a file)", _stack_of(base.name)
-        )
+        text = "Which stack is built there (a name of `envbuild stack list`, or a file)"
+        stack = stack or ask("stack", text, _stack_of(base.name), lambda text: _stack(file, text))
         loaded = _stack_beside(file, stack)
         taken = usual if usual in there else next(iter(there), usual)
         first = taken or (None if required & {"hosts", "scheduler.queue"} else "")
@@ -242,6 +243,15 @@ def _stack_beside(file: Path, stack: str) -> LoadedStack:
     from envbuild.catalog.loader import is_path, load_stack
 
     return load_stack(str(file.parent / Path(stack).expanduser()) if is_path(stack) else stack)
+
+
+def _stack(file: Path, text: str) -> str:
+    """An answer that is a stack. Raises click.BadParameter, and the question is asked again."""
+    try:
+        _stack_beside(file, text.strip())
+    except EnvbuildError as error:
+        raise click.BadParameter("; ".join(filter(None, (error.what, error.hint)))) from None
+    return text.strip()
 
 
 def _published(loaded: LoadedStack) -> str:

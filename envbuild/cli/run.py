@@ -81,6 +81,7 @@ _OPTIONS = {
     ("bench", "--deadline"): "--run-timeout",
     **dict.fromkeys([("launch", "--dry-run"), ("launch", "--facts")], "--print-script"),
     ("strategy", "--deadline"): "--budget",
+    **dict.fromkeys([("init", "--target"), ("init", "-t")], "--extends"),
     ("", "--no-locked"): "--frozen",
     ("", "--jobs"): "--compile-jobs",
     ("", "--connection"): "--ansible",
@@ -106,15 +107,23 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
     if isinstance(error, click.NoSuchOption):
         name = error.option_name
         new = _OPTIONS.get((path.rpartition(" ")[2], name)) or _OPTIONS.get(("", name))
-        if new and error.ctx and any(new in param.opts for param in error.ctx.command.params):
-            hint = f"leave {name} out; {new} does without" if new in arguments else f"write {new}"
+        params = error.ctx.command.params if error.ctx else []
+        if takes := next((param for param in params if new in param.opts), None):
+            says = getattr(takes, "help", "")
+            hint = (
+                f"leave {name} out; {new} does without"
+                if new in arguments
+                else f"write {new} instead of {name}: {says}"
+            )
             return EnvbuildError("usage", f"{name} is no option of `{path}`", hint=hint)
         # click also guesses what resembles the option only a little.
-        known = [option for param in error.ctx.command.params for option in param.opts] if error.ctx else []
+        known = [option for param in params for option in param.opts]
         holding = [option for option in known if name.lstrip("-") in option.split("-")]
         if not holding and (line := _of_targets(name)):
-            hint = f"in the target file, write {line}; `envbuild init FILE` writes such a file"
-            return EnvbuildError("usage", f"{name} is a matter of the target", hint=hint)
+            there = f"in the target file, write {line}; `envbuild init FILE` writes such a file"
+            new = f"leave {name} out, and write {line} into the new file; without `--yes`, most keys are asked"
+            what = f"{name} is a matter of the target"
+            return EnvbuildError("usage", what, hint=there if path != "envbuild init" else new)
         near = get_close_matches(name, known, 1, cutoff=0.75) or holding
         says = f"{error.message} Did you mean '{near[0]}'?" if near else error.message
     lacks = error.param.name if isinstance(error, click.MissingParameter) and error.param else ""

@@ -312,18 +312,18 @@ class Modules(StrictModel):
 class Scheduler(StrictModel):
     """The scheduler of the nodes, and what a job requests.
 
-    `kind`: `slurm`, `pbs`, or `none` without a scheduler. `nodes`: how many (without it all that `hosts` names; `init`
-    writes 1). `exclusive`: a job gets whole nodes, which no other job uses. `account`: the account or project that jobs
-    are charged to (`sacctmgr show assoc user=$USER` lists those of Slurm). `cpus_per_node`: processors on each node
-    (default: all of whole nodes, else the share of its GPUs). `start_deadline`: how long a job may wait (`30m`), in the
-    queue and for nodes that start, before envbuild cancels it. `time_limit`: how long it may run (`40m`, `2h`).
-    `constraints`: features of nodes (Slurm's `--constraint`), or resources that PBS selects by. `qos`: Slurm's, for
-    sites that require one. `filesystems`: for PBS sites that require them. `resources`: further resources of a PBS job
-    (`singularity_fakeroot=true`). `queue`: of PBS (`qstat -Q` lists the names); the partition of Slurm stands in
-    `hosts`. `queues`: of a PBS site, if `queue` is not set: a job goes to the first that accepts it, as `[{name: debug,
-    max_nodes: 2}, {name: prod}]`. `modules`: every job loads them, as `{load: [cuda/12.4]}`. `requeue`: Slurm runs a
-    job again, from its start and at its cost, if a node failed or another job took its place (default: true). PBS never
-    runs a job of envbuild again.
+    `kind`: `slurm`, `pbs`, or `none` without a scheduler. `nodes`: how many (without it all that `hosts` names, so
+    `init` writes 1). `exclusive`: a job gets whole nodes, which no other job uses. `account`: the account or project
+    that jobs are charged to (`sacctmgr show assoc user=$USER` lists those of Slurm). `cpus_per_node`: processors on
+    each node (default: all of whole nodes, else the share of its GPUs). `start_deadline`: how long a job may wait
+    (`30m`), in the queue and for nodes that start, before envbuild cancels it. `time_limit`: how long it may run
+    (`40m`, `2h`). `constraints`: features of nodes (Slurm's `--constraint`), or resources that PBS selects by. `qos`:
+    Slurm's, for sites that require one. `filesystems`: for PBS sites that require them. `resources`: further resources
+    of a PBS job (`singularity_fakeroot=true`). `queue`: of PBS (`qstat -Q` lists the names); the partition of Slurm
+    stands in `hosts`. `queues`: of a PBS site, if `queue` is not set: a job goes to the first that accepts it, as
+    `[{name: debug, max_nodes: 2}, {name: prod}]`. `modules`: every job loads them, as `{load: [cuda/12.4]}`. `requeue`:
+    Slurm runs a job again, from its start and at its cost, if a node failed or another job took its place (default:
+    true). PBS never runs a job of envbuild again.
     """
 
     kind: Literal["none", "slurm", "pbs"] = "none"

@@ -16,6 +16,7 @@ from envbuild.catalog import target_file
 from envbuild.catalog.loader import list_targets, load_target
 from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.cli import begin, catalog_cmd, init_target
+from envbuild.cli.entry import main
 from envbuild.cli.init_cmd import init as command
 from envbuild.errors import EnvbuildError
 from envbuild.resolve.rules.node import unexpected
@@ -105,7 +106,8 @@ def test_facts_become_a_file_that_their_nodes_do_not_differ_from(tmp_path: Path,
     ("words", "profile", "says"),
     [
         (("--facts", "h200", "--stack", "opt-175b"), "ported-cu130", "exact does not fit: torch 1.11.0+cu113 has no"),
-        (("--facts", "azure-nd96", "--extends", "azure-nd96"), None, "a build's is estimated"),
+        (("--facts", "azure-nd96", "--extends", "slurm"), None, "a build's is estimated"),
+        (("--facts", "azure-nd96", "--extends", "azure-nd96"), None, "without `nodes` it takes all of the partition"),
         (("--facts", "polaris", "--extends", "polaris"), "module-2025-09-25", "this shipped target"),
     ],
 )
@@ -117,7 +119,10 @@ def test_the_profile_is_the_one_that_fits_and_the_file_says_why(
     assert (made.profile, made.connection.login) == (profile, None)
     alone = '\nconnection: {"kind": "job", "login": null}\n' in (tmp_path / "lab.yaml").read_text()
     assert alone == (made.connection.kind == "job")
-    assert says in (tmp_path / "lab.yaml").read_text().replace("\n# ", " ")
+    text = (tmp_path / "lab.yaml").read_text().replace("\n# ", " ")
+    assert says in text
+    job = made.scheduler if made.connection.kind == "job" else None
+    assert ("a build's is estimated" in text) == (job is not None and job.time_limit is None)
     assert made.connection.kind != "job" or made.scheduler.nodes, "else a job takes every node of the partition"
 
 
@@ -198,7 +203,9 @@ def test_a_question_mark_explains_the_key_and_asks_again(tmp_path: Path) -> None
     answers = ("?", "slurm", "?", "", "?", "hpc", "?", "", "?", "", "?", "2", "?", "", "?", "", "?", "", "?", "8")
     done = init(tmp_path, answers=answers)
     assert done.exit_code == 0, (done.output, done.exception)
-    assert "`account`: the account or project that jobs are charged to.\n" in done.output
+    assert done.output.startswith("an empty answer takes what stands in brackets; `?` explains a question\n")
+    assert "`slurm`: all nodes of a partition (`sinfo` lists the names).\n" in done.output
+    assert "(without it all that `hosts` names, so `init` writes 1)" in done.output
     assert done.output.count("\n`") == 10 and "Error" not in done.output
     assert load_target(str(tmp_path / "lab.yaml")).target.scheduler.nodes == 2
     (tmp_path / "lab.yaml").unlink()
@@ -269,6 +276,22 @@ def test_facts_by_hand_with_a_key_too_few_name_a_file_to_copy(tmp_path: Path) ->
     assert f"copy {FACTS.with_name('azure-nd96.json')} and edit it" in caught.value.hint
 
 
+def test_a_facts_file_with_a_typing_error_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.json").write_text("{}")
+    for typed in ("mine.josn", "./mone.json"):
+        with pytest.raises(EnvbuildError) as caught:
+            load_facts(typed)
+        assert caught.value.hint == "did you mean `mine.json`?"
+
+
+def test_a_name_or_option_that_init_lacks_is_answered_with_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "my"]) == 2
+    assert "a target file ends in .yaml or .yml: write `my.yaml`" in capsys.readouterr().err
+    assert main(["init", "lab.yaml", "--partition", "hpc", "--yes"]) == 2
+    assert "hint: leave --partition out, and write `hosts: {slurm: NAME}` into the new file" in capsys.readouterr().err
+
+
 def test_facts_of_this_machine_become_a_target_that_is_here() -> None:
     node = next(iter(load_facts("pods-rtx4090").values()))
     assert target_file.of_facts({"localhost": node}).kind == "local"
@@ -279,7 +302,7 @@ def test_facts_name_the_prefix_for_every_user() -> None:
     (node,) = load_facts("azure-nd96").values()
     disk = node.prefix.model_copy(update={"path": f"/scratch/{node.user}/envbuild"})
     said = target_file.of_facts({"a": node.model_copy(update={"prefix": disk})})
-    assert (said.kind, said.prefix, said.driver) == ("slurm", "/scratch/{user}/envbuild", ">=510")
+    assert (said.kind, said.prefix) == ("slurm", "/scratch/{user}/envbuild")
 
 
 def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_changed(tmp_path: Path) -> None:
@@ -313,8 +336,10 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     login = load_target(str(tmp_path / "lab.yaml")).target.connection.login
     assert login is not None and (login.user, login.host) == (None, "login1"), "not the name of the shipped target"
     (tmp_path / "lab.yaml").unlink()
-    unknown = init(tmp_path, answers=("local", "opt-176b", "", ""))
-    assert isinstance(unknown.exception, EnvbuildError) and unknown.exception.code == "stack-unknown"
+    unknown = init(tmp_path, answers=("local", "opt-176b", "./none.yaml", "", "", ""))
+    assert unknown.exit_code == 0 and 'no stack named "opt-176b"; did you mean `opt-175b`?' in unknown.output
+    assert 'there is no stack file "' in unknown.output
+    (tmp_path / "lab.yaml").unlink()
     mistyped = init(tmp_path, "--extends", "slrum")
     assert isinstance(mistyped.exception, EnvbuildError) and mistyped.exception.code == "target-unknown"
     short = init(tmp_path, answers=("pbs", "", "q", "", ""))
