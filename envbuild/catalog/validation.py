@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import types
@@ -45,10 +46,11 @@ def manifest_error(
     """The `manifest-invalid` error for plain `data` that `model` refused.
 
     `documents` are the files the data came from, the most specific first; what none of them holds was given on the
-    command line. The first mistake is the sentence, so of it the cause names only place and value.
+    command line. The first mistake with a hint, else the first, is the sentence; of it the cause has place and value.
     """
     problems = [_problem(item, model, data, documents) for item in _distinct(error, data)]
-    first = problems[0]
+    first = next((problem for problem in problems if problem["hint"]), problems[0])
+    problems = [first, *(problem for problem in problems if problem is not first)]
     more = len(problems) - SHOWN
     lines = [first["at"], *(problem["line"] for problem in problems[1:SHOWN])]
     lines += [f"and {more} more"] if more > 0 else []
@@ -56,7 +58,7 @@ def manifest_error(
         "manifest-invalid",
         first["told"],
         why="\n     ".join(lines),
-        hint=next((problem["hint"] for problem in problems if problem["hint"]), ""),
+        hint=first["hint"],
         details={"problems": [{k: p[k] for k in ("field", "says", "file", "line_number", "column")} for p in problems]},
     )
 
@@ -148,9 +150,11 @@ def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel]
         return f"write {key}: {redact_text(refusal.instead)}"
     if kind == "extra_forbidden" or says == "must be a mapping":
         known = model.hints.get(_dotted(path)) or model.hints.get(key)
-        meant = known or (_inside(model, path) if kind == "extra_forbidden" else "")
+        meant = known or (_placed(model, path, data) if kind == "extra_forbidden" else "")
         if meant:
             return f"write {meant}"
+    if kind == "missing" and (meant := model.meant(key, "", data)):
+        return f"write {meant}"
     if kind == "extra_forbidden":
         return did_you_mean(key, _keys_at(model, path[:-1]))
     if kind == "string_type" and isinstance(value, int | float) and says == MUST_BE[kind]:
@@ -160,7 +164,8 @@ def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel]
         text = _bare(value)
         return f"write {key}: " + (model.meant(key, text, data) or f'["{text}"]')
     if says == "must be a mapping" and (keys := _keys_at(model, path)):
-        return f"write {key}: {{KEY: VALUE}}, KEY being {' or '.join(keys)}"
+        meant = _mapping(model, path, data, value) or f"{{KEY: VALUE}}, KEY being {' or '.join(keys)}"
+        return f"write {key}: {meant}"
     if kind == "string_pattern_mismatch" and isinstance(path[-1], int) and re.search(r"\w[:,]\s*\w", str(value)):
         return f"write [{', '.join(re.split(r'[:,] *', _bare(value)))}]"
     if kind == "literal_error":
@@ -193,20 +198,51 @@ def _bare(value: Any) -> str:
 
 def _keys_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[str]:
     """The keys that a model knows at a data path (the union of the alternatives there)."""
+    return [field.alias or name for m in _models_at(model, path) for name, field in m.model_fields.items()]
+
+
+def _models_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[type[StrictModel]]:
     annotations: list[Any] = [model]
     for step in path:
         annotations = [inner for annotation in annotations for inner in _descend(annotation, step)]
-    models = [m for annotation in annotations for m in _alternatives(annotation) if _is_model(m)]
-    return [field.alias or name for m in models for name, field in m.model_fields.items()]
+    return [m for annotation in annotations for m in _alternatives(annotation) if _is_model(m)]
 
 
-def _inside(model: type[BaseModel], path: tuple[Step, ...]) -> str:
-    """Where a key belongs that stands beside the key which has it; empty where none has it."""
-    *above, key = path
-    for name in _keys_at(model, tuple(above)):
-        if key in _keys_at(model, (*above, name)):
-            return f"`{name}: {{{key}: …}}`"
+def _mapping(model: type[StrictModel], path: tuple[Step, ...], data: Any, value: Any) -> str:
+    """The mapping that one `value` in its place stands for, as the value of its first key; empty where it is none."""
+    text = _bare(value)
+    if not isinstance(value, str) or (meant := model.meant(str(path[-1]), text, data)):
+        return meant if isinstance(value, str) else ""
+    for part in _models_at(model, path):
+        key = next(iter(part.model_fields))
+        with contextlib.suppress(ValidationError):
+            part.from_plain({key: value})
+            return f"{{{key}: {text}}}"
     return ""
+
+
+def _placed(model: type[BaseModel], path: tuple[Step, ...], data: Any) -> str:
+    """Where an unknown key belongs that a part around its own has, or a part in one of these; empty where none has it.
+
+    A part that has the key already does not lack it.
+    """
+    key = path[-1]
+    for end in range(len(path) - 1, -1, -1):
+        above, inside = path[:end], f"{key}: …"
+        if key in _keys_at(model, above) and key not in _value_at(data, above):
+            whole = f"{path[end - 1]}: {{{inside}}}" if end and isinstance(path[end - 1], str) else inside
+            return f"`{whole}`, beside `{path[end]}`"
+        for name in _keys_at(model, above):
+            if key in _keys_at(model, (*above, name)) and key not in (_value_at(data, (*above, name)) or ()):
+                return f"`{name}: {{{inside}}}`"
+    return ""
+
+
+def _value_at(data: Any, path: tuple[Step, ...]) -> Any:
+    """What plain data has there; None where it has nothing."""
+    for step in path:
+        data = _step(data, step)
+    return None if data is _MISSING else data
 
 
 def _descend(annotation: Any, step: Step) -> list[Any]:

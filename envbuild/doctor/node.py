@@ -26,6 +26,7 @@ LEAST_BYTES = 10e9
 LEAST_INODES = 100_000
 # Where file systems are mounted: a folder that is missing there may be a mount that is missing.
 _MOUNTS_IN = ("/", "/mnt", "/media")
+_OTHER_PREFIX = "write another `prefix:` into the target"
 NAMES = ("docker", "podman", "apptainer", "singularity", "enroot", "buildah")
 _SHOWN = 6
 NO_LOGIN = "if this is not the login node, name it: `connection: {kind: job, login: {host: ...}}`"
@@ -52,7 +53,7 @@ def diagnose_without_python(findings: Mapping[str, str], target: Target) -> list
         Diagnosis("scheduler", "ok", scheduler, "", ""),
         Diagnosis(
             "prefix", "ok" if writable else "missing", f"{prefix}{'' if writable else ', not writable'}", "",
-            "" if writable else "nothing can be built there", "" if writable else "choose another: `--prefix`",
+            "" if writable else "nothing can be built there", "" if writable else _OTHER_PREFIX,
         ),
     ]  # fmt: skip
 
@@ -97,7 +98,7 @@ def _role(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Dia
     if not _output(site, "nodes") and not _output(site, "queues"):
         jobs = target.connection.kind == "job"
         consequence = "no job can be submitted now" if jobs else "connection: local or ssh"
-        state = f"{shown}: programs of {kind}, which do not answer"
+        state = f"{shown}: {kind} is installed here, but does not answer"
         return [_line("host", "missing" if jobs else "ok", state, consequence)]
     more = "" if facts.gpus else ", no GPU here"
     consequence = f"connection: job{more}: smoke tests and CUDA builds run in a job" if more else "connection: job"
@@ -210,13 +211,12 @@ def _asked_for(partition: Partition) -> Diagnosis:
 
 
 def _prefix(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
-    return [prefix_line(facts.prefix, site.get("prefix_in") or "", f"placement: {target.placement}")]
+    return [prefix_line(facts.prefix, site.get("prefix_in") or "", f"placement: {target.placement}", _OTHER_PREFIX)]
 
 
-def prefix_line(disk: DiskFacts, inside: str, so: str = "") -> Diagnosis:
+def prefix_line(disk: DiskFacts, inside: str, so: str = "", choose: str = "choose another `--prefix`") -> Diagnosis:
     """Whether an environment has room there and can run; `inside`: as `prefix_in` of the node has it."""
     state = f"{disk.path}, {disk.filesystem or 'unknown file system'}, {_room(disk)}"
-    choose = "choose another: `--prefix`"
     if disk.writable is False:
         return _line("prefix", "missing", f"{state}; {disk.reason}", "nothing can be built there", choose)
     if disk.noexec:

@@ -96,7 +96,10 @@ class StrictModel(BaseModel):
 
     @classmethod
     def meant(cls, key: str, value: str, data: Any) -> str:  # noqa: ARG003 - for models that look at other keys
-        """What to write where the plain `data` of a file has one `value` for the list `key`; empty: a list of it."""
+        """What to write where the plain `data` of a file has one `value` for the list or mapping `key`, or lacks it.
+
+        Empty where that is a list of the value, a mapping of the first key to it, or not known.
+        """
         return ""
 
     def to_json_dict(self) -> dict[str, Any]:

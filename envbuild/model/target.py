@@ -420,6 +420,7 @@ class Target(StrictModel):
         "walltime": _TIME,
         "python": "`interpreter: PATH`, or `python:` in the profile of the stack",
         "partition": "`hosts: {slurm: NAME}`",
+        "key": "`connection: {identity: FILE}`",
         "gpus": _GPUS,
         "gres": _GPUS,
         "ngpus": _GPUS,
@@ -454,7 +455,14 @@ class Target(StrictModel):
 
     @classmethod
     def meant(cls, key: str, value: str, data: Any) -> str:
-        """One name as `hosts` is the partition of a job of Slurm."""
+        """One name as `hosts` is the partition of a job of Slurm; a prefix is what a shipped target has."""
+        if key == "login" and "@" in value:
+            user, _, host = value.rpartition("@")
+            return f"{{host: {host}, user: {user}}}"
+        if key == "prefix" and "extends" not in data:
+            named = data.get("hosts", "local")
+            kind = next((kind for kind in ("slurm", "pbs") if kind in named), named if named == "local" else "ssh")
+            return f"`extends: {kind}`, which has the other keys, or `prefix: FOLDER`"
         by = _kind(data.get("scheduler")) if key == "hosts" and _kind(data.get("connection")) == "job" else ""
         return {"slurm": f"{{slurm: {value}}}", "pbs": f"{{pbs: {NODE_FILE}}}"}.get(by, "")
 

@@ -54,10 +54,12 @@ def login_error(node: str, options: Connection, words: str) -> EnvbuildError:
     if match := _NAMELESS.search(words):
         # Of shipped targets the name is the document's, of a jump host it is not the node's.
         name = match[1]
-        hint = f"give {name} an address (`Host {name}` with `HostName` in ~/.ssh/config), or another name in your "
-        hint += f"own target; then try `{trial}`"
-        if options.login and (shutil.which("sbatch") or shutil.which("qsub")):
-            hint = f"on the login node itself, write `connection: {{login: null}}` in a target of your own; else {hint}"
+        here = options.login and (shutil.which("sbatch") or shutil.which("qsub"))
+        login = "; on the login node itself, write `connection: {login: null}` in a target of your own" if here else ""
+        hint = (
+            f"give {name} an address (`Host {name}` with `HostName` in ~/.ssh/config), or another name in your own "
+            f"target; then try `{trial}`{login}"
+        )
     return _unreachable(node, "node-unreachable", f"{node} cannot be reached", _last(words), hint)
 
 

@@ -171,7 +171,8 @@ def test_several_problems_are_reported_at_once(tmp_path: Path) -> None:
     error = refused(load_stack, stack_file(tmp_path, text))
     assert len(error.details["problems"]) == 4
     assert error.why.count("my.yaml:") == 4
-    assert "(did you mean `packages`?)" in error.why
+    assert (error.what, error.hint) == ("profiles.exact.pakages is an unknown key", "did you mean `packages`?")
+    assert "did you mean" not in error.why, "the hint is that of the sentence, once"
 
 
 @pytest.mark.parametrize("text", ["", "[a]", "just text", "42"])
