@@ -207,14 +207,19 @@ def _stacks() -> list[Stack]:
 
 @cache
 def _parts() -> list[tuple[str, str, dict[str, Any]]]:
-    """`target` or `stack`, heading in the reference, and JSON schema of such a file and of each of its parts."""
+    """`target` or `stack`, heading in the reference, and JSON schema of such a file and of each of its parts.
+
+    A part that a file has itself comes before the parts of parts.
+    """
     from envbuild.model.target import Target
 
     schemas = {model.__name__.lower(): model.model_json_schema(by_alias=True) for model in (Target, Stack)}
     whole = [(noun, f"Keys of a {noun} file", schema) for noun, schema in schemas.items()]
     parts = [(noun, name, part) for noun, schema in schemas.items() for name, part in schema["$defs"].items()]
     first = {row[1]: row for row in reversed(parts) if "properties" in row[2]}
-    return [*whole, *reversed(first.values())]
+    below = [*reversed(first.values())]
+    own = json.dumps([schema["properties"] for schema in schemas.values()])
+    return [*whole, *sorted(below, key=lambda row: f'/{row[1]}"' not in own)]
 
 
 def _ending(numbers: set[str]) -> str:

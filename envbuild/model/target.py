@@ -289,8 +289,8 @@ class Connection(StrictModel):
 class QueueLimits(StrictModel):
     """One queue of a site, and the jobs that it takes.
 
-    `name`: as `qstat -Q` prints it. `min_nodes`, `max_nodes`: how many nodes a job of it has. `time_limit`: how long
-    a job of it may run.
+    `name`: as `qstat -Q` prints it. `min_nodes`, `max_nodes`: how many nodes a job of this queue has. `time_limit`: how
+    long a job of this queue may run.
     """
 
     name: Requested

@@ -107,6 +107,7 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
         assert explanation(key).startswith(f"{key}: a key of a "), key
     assert "Connection)\n  `login`: the host from which jobs are submitted, as `{host: login1, " in explanation("login")
     assert "which `envbuild help login.KEY` explains: host, user, port" in explanation("login")
+    assert "md, Scheduler)\n  `time_limit`: how long it may run" in explanation("time_limit").partition("\n\n")[0]
     first = [text.partition(": a ")[2] for text in explanation("prefix").split("\n\n")]
     assert [text[:12] for text in first[1:]] == ["key of a tar", "parameter of", "key of a sta"]
     assert main(["help", "target", "file"]) == 0
