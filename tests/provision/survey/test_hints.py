@@ -390,7 +390,7 @@ def test_what_another_targets_facts_say_of_user_processors_and_cuda_is_not_taken
     trained = ask("launch", "--target", str(mine), "--gpus-per-node", "8", "--print-script")
     top = f"/p/{getpass.getuser()}"
     assert f" prefix={top}\n" in built.stdout and f". {top}/current/" in trained.stdout
-    assert f"\n# {{user}} is {getpass.getuser()}.\n" in trained.stdout
+    assert f"\n# {{user}} is {getpass.getuser()}, of this machine: if nodes have another" in trained.stdout
     for done in (built, trained):
         assert "#PBS -l select=1:ngpus=8\n" in done.stdout
         says = "The job asks for no ncpus, as nobody asked the nodes of the target"
