@@ -149,7 +149,7 @@ def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel]
     if refusal.instead:
         return f"write {key}: {redact_text(refusal.instead)}"
     if kind == "extra_forbidden" or says == "must be a mapping":
-        known = model.hints.get(_dotted(path)) or model.hints.get(key)
+        known = model.hints.get(_dotted(path)) or model.hints.get(key.replace("-", "_"))
         meant = known or (_placed(model, path, data) if kind == "extra_forbidden" else "")
         if meant:
             return f"write {meant}"
@@ -168,6 +168,8 @@ def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel]
         return f"write {key}: {meant}"
     if kind == "string_pattern_mismatch" and isinstance(path[-1], int) and re.search(r"\w[:,]\s*\w", str(value)):
         return f"write [{', '.join(re.split(r'[:,] *', _bare(value)))}]"
+    if says == MUST_BE["int_type"] and re.fullmatch("[0-9]+", str(value)):
+        return f"write {key}: {value}"
     if kind == "literal_error":
         expected = str(item.get("ctx", {}).get("expected", "")).replace(" or ", ",").split(",")
         return did_you_mean(str(value), [part.strip(" '") for part in expected if part.strip(" '")])

@@ -419,15 +419,16 @@ def target_of(ui: Ui, flags: dict[str, Any], *, jobs: bool | Callable[[Target], 
 
 
 def prefix_target(ui: Ui, flags: dict[str, Any]) -> Target:
-    """The target of a verb about what lies under its prefix: a shared one can be seen without a job.
+    """The target of a verb about what lies under its prefix: a shared one can be seen without a job."""
+    return seen_from_login(ui, target_of(ui, flags, jobs=lambda target: target.placement == "shared"))
 
-    A machine that lacks the prefix may be none of the cluster: a note says so, as nothing is found then.
-    """
+
+def seen_from_login(ui: Ui, target: Target) -> Target:
+    """`as_login`, with a note where this machine lacks the prefix: it may be none of the cluster."""
     from envbuild.doctor.node import NO_LOGIN
     from envbuild.model.target import as_login
     from envbuild.node.protocol import expand_prefix
 
-    target = target_of(ui, flags, jobs=lambda target: target.placement == "shared")
     seen = as_login(target)
     if target.connection.kind == "job" and target.connection.login is None:
         prefix = expand_prefix(seen.prefix)

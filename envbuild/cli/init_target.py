@@ -278,6 +278,8 @@ def _login(text: str) -> str:
     from envbuild.model.target import Login
 
     user, at, host = text.strip().rpartition("@")
+    if host.lower() in ("y", "yes", "n", "no", "none"):
+        raise click.BadParameter(f"{text!r} is no host: type its name, or nothing for this machine")
     try:
         if text.strip():
             Login(host=host, user=user if at else None)

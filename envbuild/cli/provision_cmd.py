@@ -248,7 +248,8 @@ def _details(survey: Survey, jobs: Jobs) -> list[tuple[str, str]]:
     lines = [(line, "") for line in decision_lines(survey.resolutions.values(), text_width())]
     scripts = {f"The job {name}": script for name, script in jobs.scripts.items()}
     if scripts:
-        scripts["`run.sh`, which both run on their nodes (its node.pyz is envbuild's own program)"] = run_script()
+        of_run = "`run.sh`, which both run (findings.sh asks what the node has; node.pyz is envbuild's own program)"
+        scripts[of_run] = run_script()
     for name, script in scripts.items():
         lines += [(f"\n{name}:", ""), *((line, COPIED) for line in script.splitlines())]
     if scripts:
@@ -450,13 +451,12 @@ def verify(ui: Ui, /, quick: bool, since: str | None, deadline: float | None, **
     Exit 1 on drift. --quick reads no file.
     """
     from envbuild.container.run_options import runs_in_jobs_alone
-    from envbuild.model.target import as_login
     from envbuild.provision import provision
 
     prepared, settings = _prepared(ui, flags)
     # The files of a shared prefix can be read on the login host, without a job; pyxis starts images in jobs alone.
     if not (prepared.target.engine == "container" and runs_in_jobs_alone(prepared.target.container)):
-        prepared = prepared._replace(target=as_login(prepared.target))
+        prepared = prepared._replace(target=choose.seen_from_login(ui, prepared.target))
     earlier = _earlier(since, prepared) if since else None
     with RunProgress(ui) as progress:
         evidence, run = provision.verify(prepared, settings, progress, deep=not quick, deadline=deadline)

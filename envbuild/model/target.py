@@ -315,15 +315,15 @@ class Scheduler(StrictModel):
     `kind`: `slurm`, `pbs`, or `none` without a scheduler. `nodes`: how many (without it all that `hosts` names, so
     `init` writes 1). `exclusive`: a job gets whole nodes, which no other job uses. `account`: the account or project
     that jobs are charged to (`sacctmgr show assoc user=$USER` lists those of Slurm). `cpus_per_node`: processors on
-    each node (default: all of whole nodes, else the share of its GPUs). `start_deadline`: how long a job may wait
-    (`30m`), in the queue and for nodes that start, before envbuild cancels it. `time_limit`: how long it may run
-    (`40m`, `2h`). `constraints`: features of nodes (Slurm's `--constraint`), or resources that PBS selects by. `qos`:
-    Slurm's, for sites that require one. `filesystems`: for PBS sites that require them. `resources`: further resources
-    of a PBS job (`singularity_fakeroot=true`). `queue`: of PBS (`qstat -Q` lists the names); the partition of Slurm
-    stands in `hosts`. `queues`: of a PBS site, if `queue` is not set: a job goes to the first that accepts it, as
-    `[{name: debug, max_nodes: 2}, {name: prod}]`. `modules`: every job loads them, as `{load: [cuda/12.4]}`. `requeue`:
-    Slurm runs a job again, from its start and at its cost, if a node failed or another job took its place (default:
-    true). PBS never runs a job of envbuild again.
+    each node, unless Slurm gives whole nodes (default: the share of its GPUs; of whole nodes all). `start_deadline`:
+    how long a job may wait (`30m`), in the queue and for nodes that start, before envbuild cancels it. `time_limit`:
+    how long it may run (`40m`, `2h`). `constraints`: features of nodes (Slurm's `--constraint`), or resources that PBS
+    selects by. `qos`: Slurm's, for sites that require one. `filesystems`: for PBS sites that require them. `resources`:
+    further resources of a PBS job (`singularity_fakeroot=true`). `queue`: of PBS (`qstat -Q` lists the names); the
+    partition of Slurm stands in `hosts`. `queues`: of a PBS site, if `queue` is not set: a job goes to the first that
+    accepts it, as `[{name: debug, max_nodes: 2}, {name: prod}]`. `modules`: every job loads them, as `{load:
+    [cuda/12.4]}`. `requeue`: Slurm runs a job again, from its start and at its cost, if a node failed or another job
+    took its place (default: true). PBS never runs a job of envbuild again.
     """
 
     kind: Literal["none", "slurm", "pbs"] = "none"
@@ -374,6 +374,7 @@ class Expectation(StrictModel):
         return self
 
 
+_ONE_TASK = "nothing for it: a job has one task a node, and the stack's launcher starts a rank a GPU"
 _GPUS = "`expects: {gpus_per_node: 8}`, also for jobs"
 _TIME = "`scheduler: {time_limit: 2h}`"
 _JOB = "`connection: {kind: job, login: {host: …}}`"
@@ -424,6 +425,12 @@ class Target(StrictModel):
         "gpus": _GPUS,
         "gres": _GPUS,
         "ngpus": _GPUS,
+        "gpus_per_node": _GPUS,
+        "ntasks": _ONE_TASK,
+        "ntasks_per_node": _ONE_TASK,
+        "mem": "nothing for it: of whole nodes (`exclusive: true`) a job has all memory",
+        "exclude": "nothing for it: Slurm chooses the nodes; `constraints: FEATURE` narrows them",
+        "nodelist": "nothing for it: Slurm chooses the nodes; `constraints: FEATURE` narrows them",
     }
 
     name: Name
@@ -457,7 +464,7 @@ class Target(StrictModel):
     def meant(cls, key: str, value: str, data: Any) -> str:
         """One name as `hosts` is the partition of a job of Slurm; a prefix is what a shipped target has."""
         if key == "login" and "@" in value:
-            user, _, host = value.rpartition("@")
+            user, _, host = value.rpartition(" ")[2].rpartition("@")
             return f"{{host: {host}, user: {user}}}"
         if key == "prefix" and "extends" not in data:
             named = data.get("hosts", "local")
@@ -563,7 +570,7 @@ class Target(StrictModel):
     def _the_scheduler_fits(self) -> Self:
         kind, hosts = self.scheduler.kind, self.hosts
         if self.connection.kind == "job" and kind == "none":
-            says = "connection: job needs `scheduler: {kind: slurm}` or `{kind: pbs}`"
+            says = "connection: job needs a scheduler: write `extends: slurm` or `extends: pbs`"
             raise RefusedError(says, "scheduler", "connection")
         if isinstance(hosts, HostSource) and (hosts.slurm or hosts.pbs) and kind not in hosts.given:
             named = next(iter(hosts.given))
@@ -573,6 +580,9 @@ class Target(StrictModel):
         if kind == "slurm" and (asked.queue or asked.queues or asked.resources or asked.filesystems):
             says = "queue, queues, resources and filesystems are of PBS; Slurm has `hosts: {slurm: PARTITION}`"
             raise RefusedError(says, "scheduler", "hosts")
+        if kind == "slurm" and asked.exclusive and asked.cpus_per_node:
+            says = "cpus_per_node has no effect with `exclusive: true`: a job has all processors of its nodes"
+            raise RefusedError(says, "scheduler")
         if kind == "pbs" and asked.qos:
             raise RefusedError("qos is of Slurm; PBS has `scheduler: {queue: NAME}`", "scheduler")
         if kind == "pbs" and asked.requeue:

@@ -187,6 +187,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None
         ("torch-smok", "torch-smoke"),
         ("torchsmoke", "torch-smoke"),
         ("OPT-175B", "opt-175b"),
+        ("opt", "did you mean `opt-175b`?"),
         ("TORCH-SMOKE\n", ""),
         ("{{ x }}", ""),
         ("", ""),

@@ -245,7 +245,7 @@ def the_jobs_of_provision_are_printed(place: tuple[str, ...], plain: str, submit
     """`plan -v` has both scripts as they are submitted, and what each rule compared, as `explain` has it."""
     shown = ask("plan", *place, "-v").stdout
     assert shown.startswith(plain) and "\n  allow   platform: the variant is for x86_64 (x86_64 against" in shown
-    assert "\n`run.sh`, which both run on their nodes" in shown and f"\n{run_script()}" in shown
+    assert "\n`run.sh`, which both run (findings.sh asks" in shown and f"\n{run_script()}" in shown
     scripts = json.loads(ask("plan", *place, "--json").stdout)["jobs"]
     assert list(scripts) == ["envbuild-probe", "envbuild-provision"]
     for (name, script), verbs in zip(scripts.items(), (" probe\n", " install smoke activate\n"), strict=True):
