@@ -323,7 +323,8 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     bad = init(tmp_path, answers=("slurm", "", "a b", "hpc*", "a", "", "x;y"))
     for says in ("Error: must have letters", "Error: write hpc: with the *"):
         assert says in bad.output
-    asked = init(tmp_path, answers=("slurm", "", "hpc", "me@", "None", "a@b@login1", "me@login1", "", "1", "1h", "/p", "", ""))
+    logins = ("me@", "None", "a@b@login1", "me@login1")
+    asked = init(tmp_path, answers=("slurm", "", "hpc", *logins, "", "1", "1h", "/p", "", ""))
     assert asked.exit_code == 0 and asked.output.count("is no host, as login1 or me@login1") == 2
     assert "'None' is no host: type its name, or nothing for this machine" in asked.output
     login = load_target(str(tmp_path / "lab.yaml")).target.connection.login
