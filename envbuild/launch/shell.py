@@ -208,7 +208,7 @@ def _by_rank(made: Launch, activate: str | None) -> str:
 
 
 def _filled(step: JobText, port: int | None) -> JobText:
-    text = step.text.replace(_MASTER, "{MASTER_ADDR}").replace(_JOB, "{JOB_ID}")
+    text = step.text.replace(_MASTER, "{MASTER_ADDR}").replace(_JOB, "{RUN_ID}")
     if port is not None:
         text = text.replace(str(port), "{MASTER_PORT}")
     return step.model_copy(update={"text": text})

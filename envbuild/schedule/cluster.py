@@ -114,10 +114,10 @@ class Scheduler(ABC):
     command that lists the user's jobs. `limits`: what a refused job may have exceeded. `reruns`: a job may be requeued,
     and its script knows how often.
 
-    Of a script: `number` and `rank` are the shell's words for the job's id and a node's rank, `digits` an arithmetic
-    expression of the id, `hosts` a redirection that brings the names of the nodes, `count` how many they are, `opening`
-    lines of its own with the name of the `{log}`. `runs`: a note and what starts a program on every `node`, `once` on
-    the first, or the `text` of bash on every node.
+    Of a script: `number` and `rank` are the shell's words for the job's id and a node's rank, `again` what a further
+    run of one job adds to the id, `digits` an arithmetic expression of the id, `hosts` a redirection that brings the
+    names of the nodes, `count` how many they are, `opening` lines of its own with the name of the `{log}`. `runs`: a
+    note and what starts a program on every `node`, `once` on the first, or the `text` of bash on every node.
     """
 
     name: ClassVar[str]
@@ -131,6 +131,7 @@ class Scheduler(ABC):
     limits: ClassVar[str]
     reruns: ClassVar[bool]
     number: ClassVar[str]
+    again: ClassVar[str] = ""
     digits: ClassVar[str]
     rank: ClassVar[str]
     hosts: ClassVar[str]
@@ -170,7 +171,11 @@ class Scheduler(ABC):
     def render(cls, job: Job, by_hand: str = "") -> str:
         """The file of a job; `by_hand`: a note to the person who submits it. Pure. Raises as `directives`."""
         log = script.log_name(job, "$JOB_ID")
-        body = [*script.preamble(job, cls.number, by_hand), *(line.format(log=log) for line in cls.opening), ""]
+        body = [
+            *script.preamble(job, cls.number, cls.again, by_hand),
+            *(line.format(log=log) for line in cls.opening),
+            "",
+        ]
         body += script.master(cls.hosts, cls.digits, cls.rank, cls.count.format(nodes=job.nodes))
         for step in job.steps:
             body += ["", *script.step_lines(step, cls.runs)]

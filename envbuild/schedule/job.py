@@ -36,7 +36,7 @@ class Share:
 class JobStep(StrictModel):
     """A program of a job, run on every node of it (`node`) or on the first one (`once`).
 
-    In `argv`, `{MASTER_ADDR}`, `{MASTER_PORT}` and `{JOB_ID}` stand for what only the job knows.
+    In `argv`, `{MASTER_ADDR}`, `{MASTER_PORT}` and `{RUN_ID}` stand for what only the job knows.
     """
 
     argv: Annotated[tuple[Text, ...], Field(min_length=1)]

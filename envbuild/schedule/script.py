@@ -31,7 +31,7 @@ def ensure_script(shared: str, stack: str, python: str, program: str) -> str:
 
 # Below the ports that Linux gives to outgoing connections (32768 and up), above the well-known ones.
 PORT_BASE, PORT_RANGE = 10000, 20000
-_KNOWN = re.compile(r"\{(MASTER_ADDR|MASTER_PORT|JOB_ID)\}")
+_KNOWN = re.compile(r"\{(MASTER_ADDR|MASTER_PORT|RUN_ID)\}")
 # What a submitting shell may carry along and no job of ours should see.
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_PRELOAD", "BASH_ENV")
 
@@ -103,8 +103,10 @@ def step_lines(step: Step, runs: Mapping[str, tuple[str, str]]) -> list[str]:
     ]
 
 
-def preamble(job: Job, number: str, by_hand: str) -> list[str]:
-    """Modules, strict mode, the status file, variables. `number` is the shell's word for the job id.
+def preamble(job: Job, number: str, again: str, by_hand: str) -> list[str]:
+    """Modules, strict mode, the status file, variables.
+
+    `number` is the shell's word for the job id, `again` what a further run of that job adds to it.
 
     A job that is submitted `by_hand` makes its folder, which `Scheduler.submit` makes for others.
     """
@@ -113,6 +115,7 @@ def preamble(job: Job, number: str, by_hand: str) -> list[str]:
         "set -euo pipefail",
         f"unset {' '.join(FOREIGN)}",
         f"JOB_ID={number}",
+        f'RUN_ID="$JOB_ID{again}"',
         f"output={shlex.quote(job.output)}",
         *(['mkdir -p -- "$output"'] if by_hand else []),
         "",

@@ -279,6 +279,7 @@ class Slurm(Scheduler):
     limits = "the partition's limits: `scontrol show partition`; account, time and nodes are in the target file"
     reruns = True
     number, digits, rank = '"$SLURM_JOB_ID"', "SLURM_JOB_ID", '"$SLURM_PROCID"'
+    again = "${SLURM_RESTART_COUNT:+-$SLURM_RESTART_COUNT}"
     hosts, count = '< <(scontrol show hostnames "$SLURM_JOB_NODELIST")', '"$SLURM_JOB_NUM_NODES"'
     opening = (
         "# An srun of the run itself: tasks and their processors are as it says, not the job's one task a node.",

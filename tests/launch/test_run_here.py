@@ -129,10 +129,10 @@ def test_where_the_exit_code_proves_nothing_the_log_has_to(tmp_path: Path, says:
 def test_a_step_that_its_deadline_ended_says_so_and_no_other_does(
     text: str, seconds: float, ended: tuple[int, bool]
 ) -> None:
-    step = bounded(JobText(text=f"echo '{{JOB_ID}} $HOME'; {text}"), seconds)
+    step = bounded(JobText(text=f"echo '{{RUN_ID}} $HOME'; {text}"), seconds)
     done = completed(["bash", "-c", step.text])
     assert (done.returncode, LATE in done.stdout) == ended
-    assert done.stdout.startswith("{JOB_ID} $HOME\n")
+    assert done.stdout.startswith("{RUN_ID} $HOME\n")
 
 
 def test_only_the_job_knows_its_first_node_its_port_and_its_number() -> None:
@@ -142,7 +142,7 @@ def test_only_the_job_knows_its_first_node_its_port_and_its_number() -> None:
     assert [step.each for step in steps] == ["batch", "node"]
     text = steps[-1].text
     assert "--master_addr {MASTER_ADDR} --master_port {MASTER_PORT}" in " ".join(text.replace("\\\n", " ").split())
-    assert "MEGATRONAPP_JOB={JOB_ID}" in text
+    assert "MEGATRONAPP_JOB={RUN_ID}" in text
     assert "/dev/tcp/{MASTER_ADDR}/{MASTER_PORT}" in text
     own = job_steps(lambda told: started("megatronapp", told), place, None, port=7000)[1][-1].text
     assert "--master_port 7000" in " ".join(own.replace("\\\n", " ").split())

@@ -24,7 +24,7 @@ def training(**more: Any) -> Job:
         "variables": {"NCCL_DEBUG": "warn", "GREETING": "it's $(id) `id` \"x\" \\"},
         "steps": (
             JobStep(argv=("torchrun", "--nnodes", "4", "--rdzv-endpoint={MASTER_ADDR}:{MASTER_PORT}",
-                          "--rdzv-id={JOB_ID}", "train it.py", "$HOME;$(id)")),
+                          "--rdzv-id={RUN_ID}", "train it.py", "$HOME;$(id)")),
             JobStep(argv=("/usr/bin/env", "echo", "done"), each="once"),
         ),
         "output": "/shared/my jobs/100%",

@@ -15,6 +15,7 @@
 set -euo pipefail
 unset PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX LD_PRELOAD BASH_ENV
 JOB_ID="${PBS_JOBID%%.*}"
+RUN_ID="$JOB_ID"
 output=/eagle/p/me/jobs
 
 # Whoever asks later, when the scheduler has forgotten the job, finds here how it ended.

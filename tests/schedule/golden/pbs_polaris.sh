@@ -15,6 +15,7 @@
 set -euo pipefail
 unset PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX LD_PRELOAD BASH_ENV
 JOB_ID="${PBS_JOBID%%.*}"
+RUN_ID="$JOB_ID"
 output=/eagle/p/me/jobs
 
 # Whoever asks later, when the scheduler has forgotten the job, finds here how it ended.
@@ -46,7 +47,7 @@ with_rank='export NODE_RANK="${PALS_RANKID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-
 # Once on every node.
 mpiexec --envall -n "$NNODES" --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none \
   bash -c "$with_rank" step \
-  torchrun --nnodes 4 --rdzv-endpoint="${MASTER_ADDR}":"${MASTER_PORT}" --rdzv-id="${JOB_ID}" 'train it.py' '$HOME;$(id)'
+  torchrun --nnodes 4 --rdzv-endpoint="${MASTER_ADDR}":"${MASTER_PORT}" --rdzv-id="${RUN_ID}" 'train it.py' '$HOME;$(id)'
 
 # Once, on the first node.
 mpiexec --envall -n 1 --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none \

@@ -18,6 +18,7 @@
 set -euo pipefail
 unset PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX LD_PRELOAD BASH_ENV
 JOB_ID="$SLURM_JOB_ID"
+RUN_ID="$JOB_ID${SLURM_RESTART_COUNT:+-$SLURM_RESTART_COUNT}"
 output='/shared/my jobs/100%'
 
 # Whoever asks later, when the scheduler has forgotten the job, finds here how it ended.
@@ -48,7 +49,7 @@ with_rank='export NODE_RANK="$SLURM_PROCID"; exec "$@"'
 # Once on every node; a node that fails does not stop the others.
 srun --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpu-bind=none \
   bash -c "$with_rank" step \
-  torchrun --nnodes 4 --rdzv-endpoint="${MASTER_ADDR}":"${MASTER_PORT}" --rdzv-id="${JOB_ID}" 'train it.py' '$HOME;$(id)'
+  torchrun --nnodes 4 --rdzv-endpoint="${MASTER_ADDR}":"${MASTER_PORT}" --rdzv-id="${RUN_ID}" 'train it.py' '$HOME;$(id)'
 
 # Once, on the first node.
 srun --nodes=1 --ntasks=1 --relative=0 --kill-on-bad-exit=0 --wait=0 --cpu-bind=none \
