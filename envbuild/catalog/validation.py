@@ -21,6 +21,7 @@ from envbuild.text import did_you_mean
 
 SHOWN = 20
 _LONGEST_VALUE = 60
+_YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _MISSING = object()
 Step = str | int
 Model = TypeVar("Model", bound=StrictModel)
@@ -168,12 +169,18 @@ def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel]
         return f"write {key}: {meant}"
     if kind == "string_pattern_mismatch" and isinstance(path[-1], int) and re.search(r"\w[:,]\s*\w", str(value)):
         return f"write [{', '.join(re.split(r'[:,] *', _bare(value)))}]"
-    if says == MUST_BE["int_type"] and re.fullmatch("[0-9]+", str(value)):
-        return f"write {key}: {value}"
+    if plain := _plain(says, str(value)):
+        return f"write {key}: {plain}"
     if kind == "literal_error":
         expected = str(item.get("ctx", {}).get("expected", "")).replace(" or ", ",").split(",")
         return did_you_mean(str(value), [part.strip(" '") for part in expected if part.strip(" '")])
     return ""
+
+
+def _plain(says: str, text: str) -> str:
+    """The number or truth value that a text in its place stands for; empty where it is none."""
+    number = text if says == MUST_BE["int_type"] and re.fullmatch("[0-9]+", text) else ""
+    return _YAML_1_1.get(text.lower(), "") if says == MUST_BE["bool_type"] else number
 
 
 def _says(item: Any, kind: str) -> str:

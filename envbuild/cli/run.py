@@ -132,8 +132,9 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
 
 
 def _report(error: EnvbuildError, *, as_json: bool, verbose: bool) -> int:
-    raised = bool(error.__cause__ or error.__traceback__)  # one of the command line is made, not raised
-    printers = ((verbose and raised, print_traceback), (as_json, print_error_json), (True, print_error))
+    # A mistake of the user's has no cause: its sentence says all.
+    caused = verbose and error.__cause__ is not None
+    printers = ((caused, print_traceback), (as_json, print_error_json), (True, print_error))
     for show in (show for wanted, show in printers if wanted):
         drop_broken_streams()
         # Where nobody reads what is said, the exit code still says it.

@@ -207,6 +207,7 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nscheduler: {ntasks-per-node: 8}", "write nothing for it: a job has one task a node"),
         ("extends: slurm\nscheduler: {exclude: gpu1}", "write nothing for it: Slurm chooses"),
         ('extends: slurm\nscheduler: {nodes: "2"}', "write nodes: 2"),
+        ("extends: slurm\nscheduler: {requeue: no}", "write requeue: false"),
         ("extends: azure-nd96\nscheduler: {cpus_per_node: 8}", "cpus_per_node has no effect with `exclusive: true`"),
         ("prefix: /a\nconnection: {kind: job}", "write `extends: slurm` or `extends: pbs`"),
         ("extends: slurm\nscheduler: {time_limit: 120}", "must be a time: 90s, 40m or 2h"),

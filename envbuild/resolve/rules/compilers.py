@@ -247,7 +247,10 @@ def gcc_range(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     if version and version[0] < least and not firm:
         says = says._replace(note=compat.compilers.torch_note)
     what = f"nvcc {nvcc.version} does not take {path} {dotted(version)}" if version else "the node has no gcc"
-    return says("refuse", what, f"install gcc and g++ {most} beside it")
+    tops = compat.compilers.max_gcc.items()
+    taking = [cuda for cuda, top in tops if cuda[0] == release[0] and version and most < version[0] <= top]
+    other_nvcc = f", or take a toolkit of CUDA {dotted(max(taking))}, which takes {gcc}" if taking else ""
+    return says("refuse", what, f"install gcc and g++ {most} beside it{other_nvcc}")
 
 
 def cxx11_abi(_facts: NodeFacts, request: Request, compat: Compat) -> Iterator[Decision]:
