@@ -154,7 +154,7 @@ class NodeSteps(NamedTuple):
         step = Step(
             kind="toolchain",
             what=toolchain_words(missing, self.facts.stage_prefix),
-            why="the node lacks them, or has other versions",
+            why="the node lacks them, or has other versions; this machine downloads and brings them",
             disk_bytes=amount,
             inodes=2 * len(missing),
             seconds=TOOLCHAIN_SECONDS,
