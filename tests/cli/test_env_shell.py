@@ -45,6 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world
 
 
+@pytest.mark.slow
 def test_d96_exec_is_the_command_itself_with_the_variables_of_the_stack(built: World) -> None:
     done = built.run("env", "run", "tiny", "--", "python", "-c", SAYS, "-q", "--json", fresh=True)
     assert (done.rc, done.out) == (3, "tiny ['-q', '--json'] it's $x\n"), done.err

@@ -285,6 +285,7 @@ for step in range(int(sys.argv[1].partition("=")[2])):
 """
 
 
+@pytest.mark.slow
 def test_d99_any_stack_file_has_launch_bench_and_a_claim_in_its_kit(world: World) -> None:
     (world.work / "mine").mkdir()
     (world.work / "mine/train.py").write_text(TRAIN)

@@ -73,6 +73,7 @@ def test_a_bundle_becomes_an_environment_that_is_tested_verified_and_reported_wi
     assert again["status"] == "unchanged"
 
 
+@pytest.mark.slow
 def test_equal_locks_give_equal_bundles_and_the_folder_is_as_good_as_the_file(world: World) -> None:
     world.tiny(sources=[{**world.repository("lib", {"lib.py": "X = 1\n"}), "install": "path"}])
     first = created(world)

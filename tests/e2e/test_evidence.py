@@ -67,6 +67,7 @@ def verified(world: World, *more: str) -> list[dict[str, str]]:
     return [each for each in told["findings"] if each["kind"] == "not-checked"]
 
 
+@pytest.mark.slow
 def test_honest_reports_of_every_verb_hold_and_say_what_nobody_could_check(world: World) -> None:
     world.wheel()
     world.tiny(sources=[{**world.repository("helper", {"helper.py": "A = 1\n"}), "install": "path"}])

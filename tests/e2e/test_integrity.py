@@ -94,6 +94,7 @@ def test_a_removed_package_fails_the_fast_check_and_repair_brings_it_back(built:
     assert drift(world) == (0, {})
 
 
+@pytest.mark.slow
 def test_a_damaged_copy_in_the_cache_is_noticed_before_anything_is_in_use(world: World) -> None:
     world.tiny()
     cache = world.top / "cache"
@@ -159,6 +160,7 @@ def check(world: World, before: dict[str, Any]) -> None:
     assert drift(world) == (0, {})
 
 
+@pytest.mark.slow
 def test_d38_a_repair_whose_smoke_test_fails_leaves_the_environment_in_use(shared: World) -> None:
     before = stamped(shared)
     (shared.work / "bad").touch()

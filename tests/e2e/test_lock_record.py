@@ -44,6 +44,7 @@ def hashes(lock: Path) -> dict[str, str]:
     return {file.file: file.sha256 for variant in read_lock(lock).variants for file in variant.files}
 
 
+@pytest.mark.slow
 def test_d78_a_lock_that_lacks_a_hash_plans_and_provision_says_the_one_command(world: World) -> None:
     """The command is pasted, and what was refused is built."""
     lock = lacking(world, "beta")

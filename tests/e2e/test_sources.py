@@ -43,6 +43,7 @@ def nothing_was_built(world: World) -> bool:
     return all(not folder.exists() or list(folder.iterdir()) == [] for folder in folders)
 
 
+@pytest.mark.slow
 def test_a_moved_branch_changes_nothing_but_the_answer_of_lock_check(world: World) -> None:
     world.tiny(sources=[source(world)])
     assert world.run("lock", "check", "./tiny.yaml").rc == 0

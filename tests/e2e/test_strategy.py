@@ -79,6 +79,7 @@ def test_the_table_of_the_trials_and_the_command_of_the_best_are_printed(built: 
     assert "295.38" in built.good(*command, env={"LARGEST": "64"}).out
 
 
+@pytest.mark.slow
 def test_the_budget_ends_the_search_and_says_so(built: World) -> None:
     budget, done = with_deadline(
         lambda budget: built.run("strategy", *ARGS, "--budget", f"{budget}s", "--json", env={"CASE": "slow"}),
@@ -128,6 +129,7 @@ def test_what_cannot_be_searched_is_refused(built: World, words: tuple[str, ...]
     assert (done.rc, done.code) == (rc, code), done.err
 
 
+@pytest.mark.slow
 def test_memory_is_measured_by_torch_and_by_nvidia_smi_and_stands_beside_the_estimate(
     built: World, tmp_path: Path
 ) -> None:

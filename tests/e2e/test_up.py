@@ -72,6 +72,7 @@ def test_a_flavour_changes_no_draft_that_is_there(code: World) -> None:
     assert again.code != "usage" and "drafted before" in again.err, again.err
 
 
+@pytest.mark.slow
 def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(code: World) -> None:
     (code.work / "own" / "own" / "__init__.py").write_text("import alpha, nowhere\n")
     done = code.run("up", "./own", "-t", "local", "--yes")
@@ -106,6 +107,7 @@ def test_a_needed_module_that_nothing_brings_is_said_first_with_what_to_write(co
     assert "Missing" not in code.good("verify", "./own.yaml", "-t", "local").out, "the last smoke test has all"
 
 
+@pytest.mark.slow
 def test_what_failed_in_a_smoke_test_is_repeated_until_one_is_good(code: World) -> None:
     assert code.run("up", "./own", "-t", "local", "--yes").rc == 0
     own, good = code.work / "own" / "own" / "__init__.py", (code.work / "own" / "own" / "__init__.py").read_text()
@@ -130,6 +132,7 @@ def test_what_failed_in_a_smoke_test_is_repeated_until_one_is_good(code: World) 
     assert "! " not in code.run("up", "./own", "-t", "local").out.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) -> None:
     done = code.run("up", "./own", "-t", "local")
     assert (done.rc, done.code) == (7, "plan-unconfirmed") and "plan: own" in done.err
@@ -168,6 +171,7 @@ def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) 
     assert asked.code == "stack-unknown"
 
 
+@pytest.mark.slow
 def test_a_pinned_release_without_the_name_that_the_code_imports_gives_way_to_one_that_has_it(code: World) -> None:
     code.wheel(version="2.0", files={"alpha/__init__.py": b"from .new import fresh\n", "alpha/new.py": b"fresh = 2\n"})
     # transformers says it so, in two lines

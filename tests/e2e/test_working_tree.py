@@ -35,6 +35,7 @@ def told(node: dict[str, Any]) -> dict[str, Any]:
     return check
 
 
+@pytest.mark.slow
 def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: World, clone: Path) -> None:
     commit, branch = git(clone, "rev-parse", "HEAD"), git(clone, "symbolic-ref", "--short", "HEAD")
     lock = (clone / "tiny.lock.toml").read_text()
@@ -122,6 +123,7 @@ def test_d89_a_folder_that_is_not_there_and_images_are_refused(world: World, clo
     assert str(clone / "gone") in done.err
 
 
+@pytest.mark.slow
 def test_d89_outputs_of_a_source_are_linked_listed_and_stay(world: World) -> None:
     pin = {**world.repository("nano", NANO), "install": "path"}
     world.wheel()

@@ -88,6 +88,7 @@ def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(tmp_path: Pa
     assert (log.failure, log.late) == ("its log cannot be written: [Errno 28] No space left on device", False)
 
 
+@pytest.mark.slow
 def test_ranks_that_nothing_ends_are_named_and_not_waited_for(
     begin: Callable[..., Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:

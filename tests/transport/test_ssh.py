@@ -137,6 +137,7 @@ def test_nobody_listens(start: StartServer, client: Path) -> None:
     assert error_of(server, options(client, server, server.known)).code == "node-unreachable"
 
 
+@pytest.mark.slow
 def test_broken_nodes_do_not_hold_up_good_ones(
     start: StartServer, client: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ print(json.dumps([m.version("opt"), [e.name for e in m.entry_points()["console_s
 """
 
 
+@pytest.mark.slow
 def test_d01_editable_source_of_old_setuptools_is_installed(
     node: Node, tools: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

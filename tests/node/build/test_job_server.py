@@ -24,6 +24,7 @@ from tests.support.files import write_files
 from tests.support.patience import alive, text_of, until
 from tests.support.programs import executable
 
+pytestmark = pytest.mark.slow
 FLAGS = ["cpp_ext", "cuda_ext"]
 # A compiler that counts how many of it run at once, and writes the count down.
 COUNTED = """#!/bin/sh

@@ -17,6 +17,8 @@ from tests.node.env_support import Node, locked, make_variant, make_wheel, run_p
 from tests.node.forge import BROKEN, EXTENSION, KERNEL, TORCH, Forge, download, spec
 from tests.support.programs import completed, executable
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def forge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forge:

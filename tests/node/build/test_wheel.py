@@ -37,6 +37,7 @@ from tests.support.fails import fails
 from tests.support.files import write_files
 from tests.support.programs import completed, executable
 
+pytestmark = pytest.mark.slow
 FLAGS = ["cpp_ext", "cuda_ext"]
 SHAPE = {"name": "shape", "version": "1.0", "files": [{"file": "shape-1.0.tar.gz", "sha256": "unrecorded"}]}
 IMPORT = "import shape_C, shape.sub.amp_C as a; print(shape_C.value() + a.value())"

@@ -50,6 +50,7 @@ def run(*argv: str | Path) -> str:
     return completed([str(each) for each in argv], check=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_conda_packages_wheels_and_entry_points_become_one_environment_with_one_root_wherever_it_lies(
     conda_node: CondaNode,
 ) -> None:
