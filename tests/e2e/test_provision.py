@@ -103,6 +103,8 @@ def test_a_comparison_of_builds_that_built_nothing_says_so(built: World) -> None
 
 def test_the_deviations_of_a_profile_are_in_evidence_and_report(world: World) -> None:
     world.tiny(deviations=["alpha 1.0 instead of 0.9, which is gone"])
+    unbuilt = world.run("verify", "--target", "local", "--stack", "./tiny.yaml", "--json")
+    assert (unbuilt.rc, unbuilt.json["deviations"]) == (1, []), "what is not there deviates from nothing"
     done = world.provision()
     assert (done.rc, done.json["deviations"]) == (0, ["alpha 1.0 instead of 0.9, which is gone"])
     page = (world.runs / done.json["run"] / "report.html").read_text()

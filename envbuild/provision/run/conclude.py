@@ -163,6 +163,8 @@ def write_evidence(
         odd = {node.node for node in without_cause(nodes, equality) if node.exit == ExitCode.OK}
         nodes = [collect.of_another_root(node, equality.root, command) if node.node in odd else node for node in nodes]
     variants = _variants_of(work, nodes)
+    stands = any(node.environment or node.image for node in nodes)
+    of_profile = prepared.stack.profiles[prepared.profile].deviations if stands else ()
     evidence = Evidence(
         envbuild=__version__,
         verb=verb,
@@ -176,7 +178,7 @@ def write_evidence(
         exit=run_exit(nodes),
         command=command,
         nodes=tuple(nodes),
-        deviations=(*prepared.stack.profiles[prepared.profile].deviations, *collect.deviations(nodes)),
+        deviations=(*of_profile, *collect.deviations(nodes)),
         warnings=(*warnings, *collect.of_gpus(nodes)),
         tools={**{name: version(name) for name in _TOOLS}, "envbuild-commit": own_commit() or "unknown"},
         steps_run=work.tasks,
