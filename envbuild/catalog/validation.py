@@ -219,9 +219,11 @@ def _models_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[type[Stri
 
 def _mapping(model: type[StrictModel], path: tuple[Step, ...], data: Any, value: Any) -> str:
     """The mapping that one `value` in its place stands for, as the value of its first key; empty where it is none."""
+    if not isinstance(value, str):
+        return ""
     text = _bare(value)
-    if not isinstance(value, str) or (meant := model.meant(str(path[-1]), text, data)):
-        return meant if isinstance(value, str) else ""
+    if meant := model.meant(str(path[-1]), text, data):
+        return meant
     for part in _models_at(model, path):
         key = next(iter(part.model_fields))
         with contextlib.suppress(ValidationError):

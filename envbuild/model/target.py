@@ -375,6 +375,7 @@ class Expectation(StrictModel):
 
 
 _ONE_TASK = "nothing for it: a job has one task a node, and the stack's launcher starts a rank a GPU"
+_CHOSEN = "nothing for it: Slurm chooses the nodes; `constraints: FEATURE` narrows them"
 _GPUS = "`expects: {gpus_per_node: 8}`, also for jobs"
 _TIME = "`scheduler: {time_limit: 2h}`"
 _JOB = "`connection: {kind: job, login: {host: …}}`"
@@ -429,8 +430,8 @@ class Target(StrictModel):
         "ntasks": _ONE_TASK,
         "ntasks_per_node": _ONE_TASK,
         "mem": "nothing for it: of whole nodes (`exclusive: true`) a job has all memory",
-        "exclude": "nothing for it: Slurm chooses the nodes; `constraints: FEATURE` narrows them",
-        "nodelist": "nothing for it: Slurm chooses the nodes; `constraints: FEATURE` narrows them",
+        "exclude": _CHOSEN,
+        "nodelist": _CHOSEN,
     }
 
     name: Name
