@@ -32,25 +32,26 @@ def list_facts() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (resources.catalog() / "facts").glob("*.json")))
 
 
-def of_example(ref: str, target: Target) -> str:
-    """That facts are of a shipped example, and which modules it saw that jobs of `target` do not load; else empty.
+def of_example(ref: str, facts: Mapping[str, NodeFacts], target: Target) -> str:
+    """That `facts` of `ref` are a shipped example's, with modules seen that jobs of `target` do not load; else empty.
 
     An edited copy is known by the names of its nodes and their user.
     """
     if ref not in list_facts():
-        copied = next((name for name in list_facts() if _hosts(name) == _hosts(ref)), "")
+        hosts = _hosts(facts)
+        copied = next((name for name in list_facts() if _hosts(load_facts(name)) == hosts), "")
         return (
             f"an edited copy of the example facts of {copied}: what you did not change is not yours" if copied else ""
         )
     modules = target.scheduler.modules
     lacking = ", ".join(sorted(modules_seen(ref).difference(modules.load if modules else ())))
     seen = f", seen with the module {lacking} loaded, as jobs of `extends: {ref}` load it" if lacking else ""
-    user = next(iter(load_facts(ref).values())).user
+    user = next(iter(facts.values())).user
     return f"example facts of {ref}: its nodes, drivers and user `{user}`, not yours{seen}"
 
 
-def _hosts(ref: str) -> set[tuple[str, str]]:
-    return {(facts.hostname, facts.user) for facts in load_facts(ref).values()}
+def _hosts(facts: Mapping[str, NodeFacts]) -> set[tuple[str, str]]:
+    return {(node.hostname, node.user) for node in facts.values()}
 
 
 def modules_seen(ref: str) -> frozenset[str]:

@@ -107,7 +107,7 @@ def _decided(
 
     nodes = load_facts(facts)
     if placed:
-        if example := of_example(facts, target):
+        if example := of_example(facts, nodes, target):
             ui.note(example)
         nodes, warnings = of_target(nodes, target)
         for warning in warnings:

@@ -56,7 +56,7 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
     extended = load_target(answers.extends or answers.kind, template=True).target
     if answers.kind in ("slurm", "pbs") and not answers.nodes and extended.scheduler.nodes is None:
         answers = replace(answers, nodes=1)  # a job without a number takes every node
-    if facts and (example := of_example(facts, extended)):
+    if facts and (example := of_example(facts, nodes, extended)):
         ui.note(example)
     answers = _with_profile(ui, answers, file, nodes)
     name = re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-.") or "mine"

@@ -182,13 +182,14 @@ def _recorded(prepared: Prepared, settings: Settings, facts: str) -> tuple[Prepa
 
         prepared, _ = take_bundle(settings.bundle, prepared)
     target, recorded = prepared.target, load_facts(facts)
+    example = of_example(facts, recorded, target)
     if settings.script and target.connection.kind == "job":
         recorded = _of_submitter(recorded, choose.submitter(target))
     made, survey = plan_recorded(
         prepared, recorded, toolchain_file=settings.toolchain_file, repair=settings.script,
         bundle=str(settings.bundle or ""), seen=modules_seen(facts),
     )  # fmt: skip
-    return prepared, made, survey, of_example(facts, target)
+    return prepared, made, survey, example
 
 
 def _site(target: Target, survey: Survey, *, example: bool) -> JobSite | None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock, call
 
 import click
 import pytest
@@ -579,6 +580,17 @@ def test_a_target_file_in_the_place_of_a_stack_and_one_that_is_not_there_name_wh
     assert f"hint: commands take it as `--target {mine}`; `envbuild target check {mine}`" in capsys.readouterr().err
     assert main(["plan", "--target", f"{tmp_path}/my-azure.yml"]) == 2
     assert f"hint: did you mean `{mine}`?\n" in capsys.readouterr().err
+
+
+def test_a_file_of_facts_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from envbuild.catalog import node_facts
+
+    recorded = tmp_path / "mine.json"
+    recorded.write_text((resources.catalog() / "facts" / "azure-nd96.json").read_text())
+    read = Mock(side_effect=node_facts.read_file)
+    monkeypatch.setattr(node_facts, "read_file", read)
+    assert main(["plan", "-t", "azure-nd96", "--facts", str(recorded)]) == 0
+    assert read.call_args_list.count(call(recorded)) == 1
 
 
 def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(
