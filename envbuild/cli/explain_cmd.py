@@ -104,6 +104,7 @@ def _decided(
         note = "to see the decisions for your nodes, add --facts FILE, or a shipped example: --facts azure-nd96"
         return Decided(note=note, rules=without_facts(loaded, profile))
     from envbuild.catalog.node_facts import load_facts, of_example, of_target
+    from envbuild.provision.contact.toolchain import bytes_before
 
     nodes = load_facts(facts)
     if placed:
@@ -112,7 +113,7 @@ def _decided(
         nodes, warnings = of_target(nodes, target)
         for warning in warnings:
             ui.warn(warning)
-    decided = decide(loaded, profile, nodes, target, compat)
+    decided = decide(loaded, profile, nodes, target, compat, bytes_before)
     alone = "" if placed else "no target was given: `--target TARGET` says what jobs load and which Python is the base"
     return decided._replace(note="; ".join(filter(None, (alone, decided.note))))
 

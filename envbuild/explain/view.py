@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envbuild.catalog.loader import lock_command, lock_path, manifest_digest
@@ -287,10 +287,16 @@ def _variant(stack: str, name: str, profile: Profile, plan: Plan) -> Variant:
 
 
 def decide(
-    loaded: LoadedStack, profile: str, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
+    loaded: LoadedStack,
+    profile: str,
+    facts: Mapping[str, NodeFacts],
+    target: Target,
+    compat: Compat,
+    tool_bytes: Callable[[Lock, Target], Mapping[str, int]] | None = None,
 ) -> Decided:
     """Decide for every node; without a lock from what the stack file says of torch, Python, base and sources."""
-    candidates, path, note = Candidates(loaded, facts, target, compat), lock_path(loaded, profile), ""
+    candidates = Candidates(loaded, facts, target, compat, tool_bytes=tool_bytes)
+    path, note = lock_path(loaded, profile), ""
     resolutions = candidates.resolve(profile)
     if not path.is_file():
         note = (
@@ -317,13 +323,17 @@ _OF_THE_GPU = _OF_THE_TARGET | {"gpu-arch", "image-gpu"}
 
 
 class Candidates(NamedTuple):
-    """The profiles of a stack, to be judged for these nodes of a target; `interpreter` as asked for."""
+    """The profiles of a stack, to be judged for these nodes of a target; `interpreter` as asked for.
+
+    `tool_bytes`: the disk space of the tools that nodes need for a lock, as `Resolver` takes it.
+    """
 
     loaded: LoadedStack
     facts: Mapping[str, NodeFacts]
     target: Target
     compat: Compat
     interpreter: str | None = None
+    tool_bytes: Callable[[Lock, Target], Mapping[str, int]] | None = None
 
     def resolve(self, profile: str) -> tuple[Resolution, ...]:
         """The nodes judged for one profile; without a lock from its outline, and without what rests on packages."""
@@ -331,7 +341,10 @@ class Candidates(NamedTuple):
         if not path.is_file():
             return self._unlocked(self.loaded.stack, profile)
         lock, reference = read_lock(path), self.loaded.ref
-        resolver = Resolver(lock, self.target, self.compat, interpreter=self.interpreter, reference=reference)
+        tools = self.tool_bytes(lock, self.target) if self.tool_bytes else None
+        resolver = Resolver(
+            lock, self.target, self.compat, interpreter=self.interpreter, reference=reference, tool_bytes=tools
+        )
         return tuple(resolver.fleet(self.facts).values())
 
     def _unlocked(self, stack: Stack, profile: str) -> tuple[Resolution, ...]:

@@ -97,6 +97,14 @@ def test_d03_every_target_plans_its_default_stack_from_its_own_facts(target: str
     assert list((tmp_path / "home").rglob("*")) == []
 
 
+def test_explain_decides_as_plan_does_and_both_count_the_tools(tmp_path: Path) -> None:
+    place = ("--target", "azure-nd96", "--facts", "azure-nd96", "--json")
+    explained = json.loads(run(tmp_path, "explain", *place).stdout)["decisions"]
+    planned = json.loads(run(tmp_path, "plan", *place).stdout)["plan"]["nodes"][0]["resolution"]["decisions"]
+    other = ("node", "chosen")
+    assert [{k: v for k, v in row.items() if k not in other} for row in explained if row["chosen"]] == planned
+
+
 def test_d03_a_plan_says_why_its_profile_was_chosen_and_what_that_one_lacks(tmp_path: Path) -> None:
     target, profile = "polaris", PROFILES["polaris"]
     done = run(tmp_path, "plan", "--target", target, "--facts", target, "--json")

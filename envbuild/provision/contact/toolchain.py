@@ -18,6 +18,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.common import Unpacked
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
+from envbuild.model.target import Target
 from envbuild.node_program import node_pyz, node_pyz_digest
 from envbuild.plan.source_builds import python_name
 from envbuild.plan.tools import NodeTools, Tool
@@ -201,8 +202,13 @@ def _unpacked_bytes(archive: Path) -> int:
         return Unpacked.of({member.name: member.size for member in tree if member.isfile()}).bytes
 
 
-def bytes_before(lock: Lock) -> dict[str, int]:
-    """What the tools of every node take, by folder, and the standalone Pythons of a lock, before any is fetched."""
+def bytes_before(lock: Lock, target: Target) -> dict[str, int]:
+    """What the tools of every node take, by folder, and the standalone Pythons of a lock, before any is fetched.
+
+    Nothing for images, which hold theirs.
+    """
+    if target.engine == "container":
+        return {}
     sizes = {tool.folder: disk_bytes(tool) for tool in (_node_program(None), uv_tool())}
     pinned = [variant.interpreter.sha256 for variant in lock.variants]
     return sizes | {f"python-{sha256[:12]}": PYTHON_BYTES for sha256 in pinned if sha256}

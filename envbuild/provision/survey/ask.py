@@ -255,7 +255,7 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         variant=prepared.choice.variant,
         interpreter=prepared.choice.interpreter or prepared.target.interpreter,
         reference=prepared.reference,
-        tool_bytes=bytes_before(prepared.lock) if prepared.target.engine != "container" else None,
+        tool_bytes=bytes_before(prepared.lock, prepared.target),
     )
     resolutions = resolver.fleet(facts)
     from envbuild.plan.planner import ChosenVariants
@@ -285,18 +285,20 @@ def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
     """The variant of the lock or the profile that fits all of these nodes, as an option; else that none does."""
     from envbuild.catalog.loader import load_stack
     from envbuild.explain.view import Candidates, fitting, offered
+    from envbuild.provision.contact.toolchain import bytes_before
     from envbuild.resolve.engine import Resolver
 
     interpreter = prepared.choice.interpreter or prepared.target.interpreter
     if prepared.choice.variant is not None:
-        resolver = Resolver(prepared.lock, prepared.target, rules(), interpreter=interpreter)
+        tools = bytes_before(prepared.lock, prepared.target)
+        resolver = Resolver(prepared.lock, prepared.target, rules(), interpreter=interpreter, tool_bytes=tools)
         variants = {resolution.variant_id for resolution in resolver.fleet(facts).values()}
         if len(variants) == 1 and None not in variants:
             return f"`--variant {variants.pop()}` fits"
     if not prepared.reference:
         return ""
     loaded = load_stack(prepared.reference)
-    candidates = Candidates(loaded, facts, prepared.target, rules(), interpreter)
+    candidates = Candidates(loaded, facts, prepared.target, rules(), interpreter, bytes_before)
     others = candidates.others(prepared.profile)
     able = fitting(loaded, {profile.name: profile for profile in others})
     if able:
