@@ -393,8 +393,10 @@ def _total(node: NodePlan) -> list[str]:
     stays, most = (disk_words(count, unsized, rough=rough) for count in (node.lasting_bytes, node.peak_bytes))
     place = node.environment.rpartition("/envs/")[0]
     cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} files stay in {place}, {most} while building"
-    often = ", often the largest part" if uncounted(unsized) else ""
-    left = f"; not counted{often}: {few(unsized, 8)}" if unsized else ""
+    packages = uncounted(unsized)
+    sources = [name for name in unsized if name not in packages]
+    kinds = {"not counted, often the largest part": packages, "counted on disk only": sources}
+    left = "".join(f"; {says}: {few(names, 8)}" for says, names in kinds.items() if names)
     took = [step.before for step in node.steps if step.seconds]
     known = [seconds for seconds in took if seconds is not None]
     total = sum(known)

@@ -75,7 +75,10 @@ OF_NODE = {
     "python-not-there": "an interpreter of the variant's Python is on the node, or may be brought there.",
     "conda-virtual": "the node has what the conda packages need of its system.",
     "prefix-usable": "the folder for environments can be written, allows programs, and has room.",
-    "disk-space": "its disk and quota have room for what is installed, and for what a build needs meanwhile.",
+    "disk-space": (
+        "its disk and quota have room for what is installed, and for what a build needs meanwhile. The sum holds "
+        "tools, and git sources by an estimate if nobody measured them. Packages without a recorded size are not in it."
+    ),
     "disk-inodes": "its disk and quota have inodes for the files of the environment.",
     "files-out-of-reach": "the index or repository can be reached from who fetches; else it warns; never refuses.",
     "stack-name-shared": "the environment in use of this name is of the same project; else it warns; never refuses.",
