@@ -48,7 +48,8 @@ def explain(
 ) -> int:
     """Explain what the document of STACK gets wrong, and what envbuild does.
 
-    Without STACK, it is that of --target. Decisions for nodes need their --facts.
+    Without STACK, it is that of --target. Decisions for nodes need their --facts;
+    --verbose adds the rules that the nodes meet.
     """
     from envbuild.catalog.loader import load_stack, load_target, lock_path, refuse_template
     from envbuild.explain.text import render_summary, render_text
@@ -88,7 +89,7 @@ def explain(
             lambda: f"{render_summary(explanation)}annotated document: {output}\n",
         )
     else:
-        ui.result(explanation.as_dict, lambda: render_text(explanation, text_width()))
+        ui.result(explanation.as_dict, lambda: render_text(explanation, text_width(), met=ui.verbose))
     if any(result.outcome == "broken" for result in results):
         return ExitCode.CHECK_FAILED
     return ExitCode.TRY_AGAIN if any(result.error == "object-missing" for result in results) else ExitCode.OK

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from envbuild.explain.view import SEVERITIES, Decided, Explained, Explanation
 from envbuild.model.finding import Severity
 from envbuild.model.plan import Resolution
-from envbuild.text import grouped
+from envbuild.text import grouped, plural
 
 _TITLES: dict[Severity, str] = {
     "wrong": "Wrong",
@@ -20,9 +20,12 @@ _TITLES: dict[Severity, str] = {
 _OUTCOMES = {"holds": "checked: still so", "broken": "CHECK FAILED: no longer so", "not-run": "check not run"}
 
 
-def render_text(explanation: Explanation, width: int = 100) -> str:
-    """The whole explanation; `width` is the line length in characters."""
-    return "\n".join(_lines(explanation, width)).rstrip() + "\n"
+def render_text(explanation: Explanation, width: int = 100, *, met: bool = False) -> str:
+    """The whole explanation: what is built, the findings, then the decisions.
+
+    `width` is the line length in characters. `met`: with the rules that nodes meet, which are counted otherwise.
+    """
+    return "\n".join(_lines(explanation, width, met=met)).rstrip() + "\n"
 
 
 def render_summary(explanation: Explanation) -> str:
@@ -35,7 +38,7 @@ def _counts(explanation: Explanation) -> str:
     return f"{len(explanation.findings)} findings: {counts}" if explanation.findings else "no findings"
 
 
-def _lines(explanation: Explanation, width: int) -> Iterator[str]:
+def _lines(explanation: Explanation, width: int, *, met: bool) -> Iterator[str]:
     stack, document = explanation.stack, explanation.stack.document
     yield _wrapped("", f"{stack.name} ({explanation.profile}): {stack.summary}", width)
     if explanation.profile_why:
@@ -48,6 +51,7 @@ def _lines(explanation: Explanation, width: int) -> Iterator[str]:
         yield _wrapped("document: ", f"{document.title}, {where}{commit}", width)
     yield from _size(explanation, width)
     yield _counts(explanation)
+    yield from _profile(explanation, width)
     for severity in SEVERITIES:
         items = explanation.of(severity)
         if items:
@@ -56,8 +60,7 @@ def _lines(explanation: Explanation, width: int) -> Iterator[str]:
             for item in items:
                 yield from _finding(item, width)
     yield from _results(explanation)
-    yield from _profile(explanation, width)
-    yield from _decisions(explanation.decided, width)
+    yield from _decisions(explanation.decided, width, met=met)
 
 
 def _size(explanation: Explanation, width: int) -> Iterator[str]:
@@ -119,38 +122,43 @@ def _profile(explanation: Explanation, width: int) -> Iterator[str]:
     for source in profile.pinned_sources:
         patches = f", patches {', '.join(source.patches)}" if source.patches else ""
         sources.append((f"  {source.name:{size}}  {source.commit[:12]}  ", f"{source.git}{patches}"))
-    yield from _section("Sources", sources, width)
     edits = []
     for run in explanation.recipes:
         edits.append((f"  {run.source}  ", f"{run.says}{f': {run.outcome}' if run.outcome else ''}"))
         edits.append(("    instead: ", f"{run.patch}: {run.does}"))
-    yield from _section("The document's own edits, and ours", edits, width)
     yield from _section("Deviations from the document", [("  - ", text) for text in profile.deviations], width)
+    yield from _section("Sources", sources, width)
+    yield from _section("The document's own edits, and ours", edits, width)
 
 
-def _decisions(decided: Decided, width: int) -> Iterator[str]:
+def _decisions(decided: Decided, width: int, *, met: bool) -> Iterator[str]:
     yield from _section("", [("any node: ", text) for text in decided.rules], width)
     head = "decisions: " if decided.resolutions else ""
     yield from _section("", [(head, decided.note)] if decided.note else [], width)
-    yield from decision_lines(decided.resolutions, width)
+    yield from decision_lines(decided.resolutions, width, met=met)
     profiles = [(f"  {other.name}: ", "fits" if other.fits else f"does not fit either: {other.why}")
                 for other in decided.others]  # fmt: skip
     yield from _section("Other profiles", profiles, width)
 
 
-def decision_lines(resolutions: Iterable[Resolution], width: int) -> Iterator[str]:
-    """What each rule decided for nodes and compared, once for those that are alike."""
+def decision_lines(resolutions: Iterable[Resolution], width: int, *, met: bool = True) -> Iterator[str]:
+    """What each rule decided for nodes and compared, once for those that are alike; rules that nodes meet if `met`."""
     alike = grouped(resolutions, lambda resolution: (resolution.variant_id, resolution.decisions))
     for resolution, *others in alike.values():
         nodes = [member.node for member in (resolution, *others)]
         named = nodes[0] if not others else f"{len(nodes)} nodes ({nodes[0]} to {nodes[-1]})"
         yield ""
         yield f"Decisions for {named}: {resolution.variant_id or f'refused, nearest is {resolution.nearest}'}"
-        for decision in resolution.decisions:
-            compared = f" ({decision.compared[0]} against {decision.compared[1]})" if decision.compared else ""
-            yield _wrapped(f"  {decision.verdict:7} {decision.rule}: ", decision.what + compared, width)
+        said = [decision for decision in resolution.decisions if met or decision.verdict != "allow"]
+        for decision in said:
+            # Rules have the names of their failures, so the name stands behind what is so.
+            compared = f": {decision.compared[0]} against {decision.compared[1]}" if decision.compared else ""
+            says = f"{decision.what} (rule {decision.rule}{compared})"
+            yield _wrapped(f"  {decision.verdict:7} ", says, width)
             if decision.alternatives:
                 yield _wrapped("          instead: ", decision.alternatives, width)
+        if rest := len(resolution.decisions) - len(said):
+            yield f"  allow   {plural(rest, 'more rule' if said else 'rule')}; `-v` shows all"
 
 
 def _wrapped(head: str, text: str, width: int) -> str:

@@ -60,13 +60,23 @@ def test_without_facts_the_reason_is_said(make_stack: Make) -> None:
 def test_text_groups_by_severity_the_gravest_first(make_stack: Make) -> None:
     text = render_text(explain(two(make_stack), "exact", decided=Decided((RESOLUTION,))))
     assert text.index("Wrong (1)") < text.index("first") < text.index("Traps (1)") < text.index("later")
-    assert "refuse  driver-floor: too old (440 against 450.80)" in text
+    assert "refuse  too old (rule driver-floor: 440 against 450.80)" in text
     assert "instead: a newer driver" in text
 
 
-def test_text_begins_with_the_figure_and_the_nodes_of_the_largest_model() -> None:
+def test_rules_that_a_node_meets_are_counted_and_listed_where_asked(make_stack: Make) -> None:
+    met = DECISION.model_copy(update={"rule": "nvcc-absent", "verdict": "allow", "what": "nvcc can compile"})
+    decided = Decided((RESOLUTION.model_copy(update={"decisions": (DECISION, met)}),))
+    plain, whole = (render_text(explain(two(make_stack), "exact", decided=decided), met=met) for met in (False, True))
+    assert "\n  allow   1 more rule; `-v` shows all\n" in plain and "refuse  too old" in plain
+    assert "\n  allow   nvcc can compile (rule nvcc-absent: 440 against 450.80)\n" in whole and "shows all" not in whole
+
+
+def test_text_begins_with_the_figure_the_nodes_of_the_largest_model_and_what_deviates() -> None:
     text = render_text(explain(load_stack("opt-175b").stack, "exact"))
-    assert text.index("figure: at least 200000 words/s, 125m") < text.index("nodes: 175b") < text.index("37 findings")
+    first = ("figure: at least 200000 words/s, 125m", "nodes: 175b", "37 findings", "Deviations from", "Wrong (10)")
+    places = [text.index(words) for words in first]
+    assert places == sorted(places)
 
 
 def test_text_names_a_broken_check_and_keeps_to_its_width(make_stack: Make) -> None:

@@ -244,7 +244,7 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
 def the_jobs_of_provision_are_printed(place: tuple[str, ...], plain: str, submit: str) -> None:
     """`plan -v` has both scripts as they are submitted, and what each rule compared, as `explain` has it."""
     shown = ask("plan", *place, "-v").stdout
-    assert shown.startswith(plain) and "\n  allow   platform: the variant is for x86_64 (x86_64 against" in shown
+    assert shown.startswith(plain) and "\n  allow   the variant is for x86_64 (rule platform: x86_64 against" in shown
     assert "\n`run.sh`, which both run (findings.sh asks" in shown and f"\n{run_script()}" in shown
     scripts = json.loads(ask("plan", *place, "--json").stdout)["jobs"]
     assert list(scripts) == ["envbuild-probe", "envbuild-provision"]
