@@ -203,10 +203,8 @@ def _packages(place: Place, runs: int) -> None:
             node.run(["sh", "-c", "cat > /etc/pip.conf"], stdin=settings)
         by_hand = [program("ansible-playbook"), "-i", place.inventory(count), str(playbook)]
         clean = partial(_clean, place.nodes)
-        alone = place.target(count, stack, spread=False)
         cases = [
             Case("envbuild provision", [program("envbuild"), "provision", *options, "--quiet"], clean, place.env),
-            Case("the same, spread: false", [program("envbuild"), "provision", *alone, "--quiet"], clean, place.env),
             Case("ansible-playbook, 20 tasks", by_hand, clean, place.env),
         ]
         samples = measure(cases, runs=runs, warmup=0)
@@ -214,14 +212,13 @@ def _packages(place: Place, runs: int) -> None:
         requests.clear()
         place.envbuild("provision", *options, "--quiet")
         got = Counter(requests)
-    ours, apart, theirs = samples.values()
+    ours, theirs = samples.values()
     print_table(
         f"25 packages on {count} nodes, smoke test included (n = {runs})",
         ["command", "wall s", "CPU s here", "wall ratio", "goal"],
         [
             [cases[0].name, spread(ours.wall), spread(ours.cpu), f"{ratio(ours.wall, theirs.wall):.2f}", "<= 0.4"],
-            [cases[1].name, spread(apart.wall), spread(apart.cpu), f"{ratio(apart.wall, theirs.wall):.2f}", ""],
-            [cases[2].name, spread(theirs.wall), spread(theirs.cpu), "1", ""],
+            [cases[1].name, spread(theirs.wall), spread(theirs.cpu), "1", ""],
         ],
     )
     files = [path for path in got if path.endswith(".whl")]
