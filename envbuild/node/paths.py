@@ -332,7 +332,7 @@ def switch_link(link: str, target: str) -> bool:
 
 
 def remove_tree(path: str) -> None:
-    """Delete a folder, also where something in it was made read-only; raises OSError."""
+    """Delete a folder, also where something in it was made read-only, or what else lies there; raises OSError."""
     import shutil
 
     def unlock(function: "Any", name: str, _info: "Any") -> None:
@@ -345,10 +345,10 @@ def remove_tree(path: str) -> None:
             os.chmod(name, 0o700)
             shutil.rmtree(name)
 
-    if os.path.islink(path) or os.path.isfile(path):
-        os.unlink(path)
-    elif os.path.isdir(path):
+    if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, onerror=unlock)
+    elif os.path.lexists(path):
+        os.unlink(path)
 
 
 def discard(path: str) -> None:

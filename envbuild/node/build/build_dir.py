@@ -42,16 +42,8 @@ class Folder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove it; compilers of a build that failed may write into it for a moment longer."""
-        for _attempt in range(_TRIES):
-            try:
-                paths.remove_tree(self.path)
-            except OSError as error:
-                why = str(error)
-                time.sleep(0.2)
-            else:
-                return
-        log(f"the build folder {self.path} was not removed: {why}")
+        """Remove it."""
+        remove(self.path)
 
 
 def _private(top: str) -> bool:
@@ -85,7 +77,7 @@ def sweep(top: str, kind: str = "") -> None:
                 trash = f"{path}.trash-{os.getpid()}"
                 os.rename(path, trash)  # only one of several can
                 if _left_behind(trash):
-                    paths.remove_tree(trash)
+                    remove(trash)
                 else:
                     os.rename(trash, path)  # taken over and claimed anew since it was looked at
 
@@ -97,6 +89,25 @@ def _is_of(kind: str, name: str) -> bool:
 def sign(path: str) -> None:
     """Write into a new folder whose it is, for `sweep`."""
     paths.write_json(os.path.join(path, _OWNER), identity.here())
+
+
+def remove(path: str) -> None:
+    """Remove a folder, its owner file last: where this is killed, `sweep` still knows whose the rest was.
+
+    Programs that were ended may write into it for a moment longer.
+    """
+    for _attempt in range(_TRIES):
+        try:
+            for name in names(path):
+                if name != _OWNER:
+                    paths.remove_tree(os.path.join(path, name))
+            paths.remove_tree(path)
+        except OSError as error:
+            why = str(error)
+            time.sleep(0.2)
+        else:
+            return
+    log(f"the folder {path} was not removed: {why}")
 
 
 def _claim(path: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
@@ -117,4 +116,4 @@ class Budget:
     def __exit__(self, *_: object) -> None:
         """Remove it."""
         os.close(self._handle)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        build_dir.remove(self._folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 import time
 
@@ -122,7 +121,7 @@ def _install(job: _Job, held: lease.Lease) -> tuple[bool, Json]:
             paths.discard(job.environment)
         raise
     finally:
-        shutil.rmtree(tool.tmp, ignore_errors=True)
+        build_dir.remove(tool.tmp)
         tool.drop_cache()
         uv.close_locks(tool.cache, job.environment)
     return True, result

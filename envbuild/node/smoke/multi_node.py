@@ -24,8 +24,6 @@ NAME = "smoke/nodes/all-reduce"
 METRIC = "multi_node_busbw_gbps"
 _INTERFACES = (("GLOO_SOCKET_IFNAME", "%s"), ("NCCL_SOCKET_IFNAME", "=%s"))
 _OUTPUT = 6000
-# torchrun gives its ranks sessions of their own: the kernel ends them with it (PR_SET_PDEATHSIG, SIGKILL).
-_TIED = "import ctypes; ctypes.CDLL(None).prctl(1, 9); "
 
 
 def run(request: Json) -> tuple[bool, Json]:
@@ -125,7 +123,7 @@ class JointTest:
         words = [f"--nnodes={self.nodes}", f"--node_rank={self.rank}", f"--nproc_per_node={self.ranks}"]
         words += [f"--master_addr={self.meeting.address}", f"--master_port={self.meeting.port}", "--max_restarts=0"]
         run = [python] + scratch.flags() + ["-m", "torch.distributed.run"] + words + ["--no_python"]
-        return run + scratch.program("allreduce", _TIED)
+        return run + scratch.program("allreduce")
 
     def _judge(self, part: Part, outcome: Outcome, ranks: list[Outcome], clock: Clock) -> None:
         for local, one in enumerate(ranks):

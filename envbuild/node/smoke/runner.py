@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -34,9 +33,13 @@ from envbuild.node.smoke import training_log
 # A stack without numpy has none on purpose, and the last words of a program that fails are to be its own.
 _QUIET = "ignore:Failed to initialize NumPy:UserWarning"
 FLAGS = ["-I", "-u", "-X", "faulthandler", "-W", _QUIET]
+# The kernel ends a program with the process that started it, also where that is killed: alone it would write on into a
+# folder that another run removes. A rank of torchrun has a session of its own.
 # What every program needs of the standard library is read from the byte code that this has: compiling it takes longer
 # than a check. What the environment has is compiled beside it, once for all programs.
 _START = (
+    "import contextlib\nwith contextlib.suppress(ImportError):\n"
+    "    import ctypes; ctypes.CDLL(None).prctl(1, 9)\n"  # PR_SET_PDEATHSIG, SIGKILL
     "import ast, importlib.metadata, inspect, json, runpy, statistics, sys, traceback, typing; "
     "sys.pycache_prefix = sys.argv[1] + '/byte-code'; sys.dont_write_bytecode = False; "
     "sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; "
@@ -161,7 +164,8 @@ class Turn:
             self.process.kill()
         self.outcome.stderr = redact.redact_text(self._output.decode("utf-8", "replace"))
         self.outcome.events = redact.redact_data(read_events(self.events))
-        if self.outcome.returncode != 0 or self.outcome.of("again"):  # what it has left is for no other program
+        # A worker goes on with another program; what else has been left is for none.
+        if self.outcome.returncode != 0 or self.outcome.of("again") or not self.end:
             self.process.kill()
         return self.outcome
 
@@ -259,7 +263,7 @@ class Scratch:
     def __exit__(self, *exc: object) -> None:
         """Remove everything."""
         self.close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        build_dir.remove(self.path)
 
     def close(self) -> None:
         """End what still runs; nothing is started any more."""
@@ -295,10 +299,10 @@ class Scratch:
         """The variables of a process here."""
         return child_environment(self.environment, self.variables, self.path)
 
-    def program(self, name: str, first: str = "") -> list[str]:
-        """The words that run program `name` in the environment's interpreter, after the Python text `first`."""
+    def program(self, name: str) -> list[str]:
+        """The words that run program `name` in the environment's interpreter."""
         python = os.path.join(self.environment, "bin", "python")
-        return [python] + FLAGS + ["-B", "-c", first + _START, self.path, name]
+        return [python] + FLAGS + ["-B", "-c", _START, self.path, name]
 
     def worker(self, rank: int) -> Process:
         """The worker of a rank; a new one where there is none, or where the last program has ended it."""

@@ -27,6 +27,15 @@ from envbuild.node.build.job_server import Budget
 print(Budget(1).__enter__().fifo, flush=True)
 os._exit(9)
 """
+DIES_WHILE_IT_REMOVES = """
+import os, sys
+from envbuild.node.build.build_dir import Folder
+folder, rmdir, left = Folder("x-1", 1, "/", sys.argv[1]), os.rmdir, list(range(20))
+for number in left:
+    os.mkdir(f"{folder.path}/{number}")
+os.rmdir = lambda *args, **more: rmdir(*args, **more) if left.pop() else os._exit(9)
+folder.__exit__()
+"""
 
 
 def dead_builder(name: str, top: Path) -> Path:
@@ -87,6 +96,13 @@ def test_what_dead_builders_of_other_sources_left_is_removed_and_nothing_else(tm
             assert os.path.exists(living.path)
     assert sorted(os.listdir(top)) == ["link", "new", "note"]
     assert (tmp_path / "place").exists()
+
+
+def test_what_was_killed_while_it_removed_its_folder_is_removed_by_the_next(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", DIES_WHILE_IT_REMOVES, str(tmp_path)], check=False)
+    assert len(os.listdir(tmp_path / "x-1")) == 2
+    build_dir.sweep(str(tmp_path))
+    assert not os.listdir(tmp_path)
 
 
 def test_a_folder_of_another_machine_is_left_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import venv
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from envbuild.node import identity
+from envbuild.node.build import build_dir
 from tests.node.smoke.subject import BEGIN, GOOD_COPIES, GOOD_GEMM, GOOD_RANK, GOOD_TRAINING, MACHINE, TIMED, Subject
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 from tests.support.programs import completed
 
 ITEMS = [MACHINE, {"name": "training", "deadline": PATIENCE}]
@@ -141,3 +144,35 @@ def test_nothing_is_started_after_the_end_and_the_folder_goes(environment: Path,
     assert "KeyboardInterrupt" in done.stderr
     assert list((tmp_path / "scratch").iterdir()) == []
     assert len(list(marks.iterdir())) == 1
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_the_folder_goes_although_what_a_program_left_still_writes_into_it(subject: Subject, session: bool) -> None:
+    seconds = 1 if session else 600  # those of its group are ended
+    writes = f"import itertools, sys, time\nuntil = time.monotonic() + {seconds}\n" + (
+        "for number in itertools.count():\n"
+        "    open(f'{sys.argv[1]}/late-{number}', 'w').close()\n    assert time.monotonic() < until\n"
+    )
+    text = (
+        f"{BEGIN}import subprocess\nargv = [sys.executable, '-c', {writes!r}, os.path.dirname(os.environ['TMPDIR'])]\n"
+        f"subprocess.Popen(argv, stdout=-3, stderr=-3, start_new_session={session})\n"
+        "while not os.path.exists(argv[-1] + '/late-1'):\n    time.sleep(0.01)\n"
+        "c.done()\n"
+    )
+    (check, *_) = subject.raw({"name": "sound", "deadline": PATIENCE}, programs={"imports": text})
+    assert check["status"] == "passed", check
+
+
+def test_after_kill_9_the_program_ends_too_and_the_folder_has_its_owner(environment: Path, tmp_path: Path) -> None:
+    mark, top = tmp_path / "mark", tmp_path / "scratch"
+    text = f"import os, time\nopen({str(mark)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)\n"
+    code = (
+        "import sys\nfrom envbuild.node.smoke import smoke\nspec = smoke.Spec(sys.argv[1], {'imports': ['a']}, False)\n"
+        f"smoke.smoke_items(spec, [{{'name': 'sound', 'deadline': 500}}], sys.argv[2], {{'imports': {text!r}}})\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(environment), str(top)]) as node:
+        until(lambda: mark.exists() and mark.read_text().endswith("\n"))
+        node.kill()
+    until(lambda: not identity.is_alive({"pid": int(mark.read_text())}))
+    build_dir.sweep(str(top), "smoke")
+    assert list(top.iterdir()) == []
