@@ -28,13 +28,14 @@ _EXITS = "docs/troubleshooting.md"
 def explanation(code: str) -> str:
     """What a code, an exit code, a word, a key of a target file or a shipped name means; of an error its messages too.
 
-    Of the name of a page, or a word of a heading, where it is. Empty for what is none of these.
+    Of the name of a page, or a word of a heading or in bold, where it is. Empty for what is none of these.
     """
     keys = [*_of_key(code.replace("-", "_"))]
     own = [text for text in keys if ": a key of a target file" in text]
     parts = [*meanings(code), *_of_errors(code), *_of_exit(code), *_of_rule(code), *_of_finding(code), *own]
     parts += [*_of_parameter(code), *(text for text in keys if text not in own), *_of_name(code), *_of_page(code)]
-    if not parts and (match := re.search(r"-\d+$", code)):  # the second finding of one rule in a draft
+    # The second finding of one rule in a draft; what is below a key that has no keys.
+    if not parts and (match := re.search(r"-\d+$|\.[^.]*$", code)):
         return explanation(code[: match.start()])
     return "\n\n".join(parts or _with_word(code) or _under_heading(code))
 
@@ -122,8 +123,6 @@ def _of_key(code: str) -> Iterator[str]:
     rows = [row for row in _parts() if key in row[2]["properties"]]
     if above:
         rows = [row for row in rows if row[1] in _parts_of(above.rpartition(".")[2])]
-    if not rows and above:
-        yield from _of_key(above)
     # Checks of findings share keys with everything.
     for noun, name, part in [row for row in rows if not row[1].endswith("Check")] or rows:
         head = f"{code}: a key of a {noun} file (docs/reference/files.md, {name})"
@@ -173,20 +172,25 @@ def _of_page(name: str) -> Iterator[str]:
 
 
 def _under_heading(text: str) -> list[str]:
-    """The headings of pages that have one of these words."""
-    asked = {word for word in text.lower().split() if len(word) > 4}
+    """The headings of pages that have one of these words, in the heading or in bold below it.
+
+    A short word, which may be any, counts where it is typed in capitals.
+    """
+    asked = {word.lower() for word in text.split() if len(word) > 4 or word.isupper()}
     return [
         f"{name}, under `{heading}` (on this machine {path})"
         for name, path in resources.pages().items()
-        for heading in _headings(path)
-        if asked & set(re.findall(r"[\w-]+", heading.lower()))
+        for heading, bold in _headings(path).items()
+        if any(asked & set(re.findall(word, f"{heading} {bold}".lower())) for word in (r"[\w-]+", r"\w+"))
     ]
 
 
-def _headings(page: Path) -> list[str]:
-    """The headings of a page, without what a console prints."""
+def _headings(page: Path) -> dict[str, str]:
+    """The headings of a page, without what a console prints; of each what stands in bold below it."""
     text = re.sub(r"^```.*?^```", "", read_text(page), flags=re.DOTALL | re.MULTILINE)
-    return re.findall("^#+ (.+)$", text, re.MULTILINE)
+    _, *parts = re.split("^#+ (.+)$", text, flags=re.MULTILINE)
+    bold = (" ".join(re.findall(r"\*\*(.+?)\*\*", part)) for part in parts[1::2])
+    return dict(zip(parts[::2], bold, strict=True))
 
 
 def codes() -> list[str]:

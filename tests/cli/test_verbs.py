@@ -115,7 +115,7 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
     assert capsys.readouterr().out.strip() == explanation("target file")
     assert all(map(explanation, ("CycleCloud", "rootless", "words/s", "verdict")))
     near = {"disk-ful": "disk-full", "dtamp": "stamp", "ceiling": "cuda-ceiling", "lgoin": "login"}
-    for typed, meant in {**near, "undo": "", "here": "", "cancel": "", "diff": "report diff"}.items():
+    for typed, meant in {**near, "undo": "", "here": "", "diff": "report diff"}.items():
         assert main(["help", typed]) == 2
         hint = f"`envbuild help {meant}`" if meant else "`envbuild --help` lists"
         assert f"hint: {hint}" in capsys.readouterr().err
@@ -166,6 +166,15 @@ def test_help_says_of_a_rule_whether_it_can_refuse() -> None:
         ("docs/offline.md", "docs/offline.md: a page of the documentation, on this machine /"),
         ("docs", "docs: the pages of the documentation, on this machine /"),
         ("uninstall", "docs/install.md, under `Uninstall` (on this machine /"),
+        ("cancel", "cancel: ends envbuild and not its job"),
+        ("GPU-hours", "gpu-hours: GPUs of a job times"),
+        ("hcoll", "hcoll: NVIDIA's library"),
+        ("node.pyz", "node.pyz: the Python files of envbuild/node"),
+        ("findings.sh", "findings.sh: a shell script of a job"),
+        ("connection.login.nowhere", "connection.login: a key of a target file"),
+        ("OPT", "docs/launch.md, under `Where GPUs are too few for opt-baselines`"),
+        ("infiniband", "docs/images.md, under `Choose the base image`"),
+        ("NCCL", "nccl: NVIDIA's library"),
     ],
 )
 def test_help_explains_words_and_checks(words: str, meaning: str, capsys: pytest.CaptureFixture[str]) -> None:
