@@ -101,6 +101,8 @@ def text(
     for key, value in kept.items():
         line = f"{key}: {json.dumps(value, ensure_ascii=False)}"
         lines += textwrap.wrap(line, 80, initial_indent="#   ", subsequent_indent="#     ", break_on_hyphens=False)
+    if any(key.startswith("floors.") for key in kept):
+        lines.append("# A figure below its floor fails the smoke test (exit 6): the build is not used.")
     return "\n".join([*lines, ""]), tuple(kept)
 
 

@@ -244,6 +244,7 @@ def test_what_a_site_s_target_says_unasked_stands_in_the_file(
     assert all(f"#   {text}" in rest for text in shown) and not any(f"#   {text}" in rest for text in hidden)
     assert ("`tmp`" in result.output and f"as in {extends}: " in result.output) == bool(shown)
     assert bool(rest) == bool(shown)
+    assert ("\n# A figure below its floor fails the smoke test (exit 6)" in rest) == ("floors." in rest)
 
 
 def test_the_question_for_nodes_says_what_the_published_figure_is_of(tmp_path: Path) -> None:
