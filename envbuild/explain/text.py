@@ -149,16 +149,16 @@ def decision_lines(resolutions: Iterable[Resolution], width: int, *, met: bool =
         named = nodes[0] if not others else f"{len(nodes)} nodes ({nodes[0]} to {nodes[-1]})"
         yield ""
         yield f"Decisions for {named}: {resolution.variant_id or f'refused, nearest is {resolution.nearest}'}"
-        said = [decision for decision in resolution.decisions if met or decision.verdict != "allow"]
-        for decision in said:
+        printed = [decision for decision in resolution.decisions if met or decision.verdict != "allow"]
+        for decision in printed:
             # Rules have the names of their failures, so the name stands behind what is so.
             compared = f": {decision.compared[0]} against {decision.compared[1]}" if decision.compared else ""
             says = f"{decision.what} (rule {decision.rule}{compared})"
             yield _wrapped(f"  {decision.verdict:7} ", says, width)
             if decision.alternatives:
                 yield _wrapped("          instead: ", decision.alternatives, width)
-        if rest := len(resolution.decisions) - len(said):
-            yield f"  allow   {plural(rest, 'more rule' if said else 'rule')}; `-v` shows all"
+        if rest := len(resolution.decisions) - len(printed):
+            yield f"  allow   {plural(rest, 'more rule' if printed else 'rule')}; `-v` shows all"
 
 
 def _wrapped(head: str, text: str, width: int) -> str:
