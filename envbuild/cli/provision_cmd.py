@@ -18,7 +18,7 @@ from envbuild.cli.progress import RunProgress
 from envbuild.config import load_config
 from envbuild.errors import EnvbuildError, as_dicts, exit_of, gravest
 from envbuild.provision.run.run_dir import open_run
-from envbuild.resources import artifact_cache
+from envbuild.resources import artifact_cache, node_package
 from envbuild.text import COPIED, few, grouped, size
 
 if TYPE_CHECKING:
@@ -249,12 +249,13 @@ def _details(survey: Survey, jobs: Jobs) -> list[tuple[str, str]]:
     lines = [(line, "") for line in decision_lines(survey.resolutions.values(), text_width())]
     scripts = {f"The job {name}": script for name, script in jobs.scripts.items()}
     if scripts:
-        of_run = "`run.sh`, which both run (findings.sh asks what the node has; node.pyz is envbuild's own program)"
+        of_run = "`run.sh`, which both run (findings.sh asks what the node has; node.pyz is envbuild's node program)"
         scripts[of_run] = run_script()
     for name, script in scripts.items():
         lines += [(f"\n{name}:", ""), *((line, COPIED) for line in script.splitlines())]
     if scripts:
         lines.append(("\nRUN stands for the id of the run, which names the folder of its job.", ""))
+        lines.append((f"node.pyz is a zip file of {node_package()}: read it there. findings.sh only looks.", ""))
     return lines
 
 

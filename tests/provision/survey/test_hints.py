@@ -246,6 +246,7 @@ def the_jobs_of_provision_are_printed(place: tuple[str, ...], plain: str, submit
     shown = ask("plan", *place, "-v").stdout
     assert shown.startswith(plain) and "\n  allow   the variant is for x86_64 (rule platform: x86_64 against" in shown
     assert "\n`run.sh`, which both run (findings.sh asks" in shown and f"\n{run_script()}" in shown
+    assert f"\nnode.pyz is a zip file of {resources.node_package()}: read" in shown
     scripts = json.loads(ask("plan", *place, "--json").stdout)["jobs"]
     assert list(scripts) == ["envbuild-probe", "envbuild-provision"]
     for (name, script), verbs in zip(scripts.items(), (" probe\n", " install smoke activate\n"), strict=True):
