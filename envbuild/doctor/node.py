@@ -96,10 +96,10 @@ def _role(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Dia
     if is_compute(facts, site):
         return [_line("host", "ok", f"{shown}: a compute node of {kind}, outside a job", "connection: ssh works now")]
     if not _output(site, "nodes") and not _output(site, "queues"):
+        # The line `scheduler` says that it does not answer, and why.
         jobs = target.connection.kind == "job"
-        consequence = "no job can be submitted now" if jobs else "connection: local or ssh"
-        state = f"{shown}: {kind} is installed here, but does not answer"
-        return [_line("host", "missing" if jobs else "ok", state, consequence)]
+        consequence = "whether it is a login node is unknown" if jobs else "connection: local or ssh"
+        return [_line("host", "ok", f"{shown}: {kind} is installed here", consequence)]
     more = "" if facts.gpus else ", no GPU here"
     consequence = f"connection: job{more}: smoke tests and CUDA builds run in a job" if more else "connection: job"
     level: Level = "ok" if target.connection.kind == "job" else "warning"
@@ -124,16 +124,16 @@ def _scheduler(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> lis
             _line("scheduler", "missing", f"{kind} is here, and the target wants {target.scheduler.kind}",
                   "no job can be submitted", f"extend `{kind}`, or name a login node of that cluster")
         ]  # fmt: skip
+    question = "queues" if kind == "pbs" else "nodes"
+    if not _output(site, question):
+        why = _last((site["programs"].get(question) or {}).get("err", "")) or "it said nothing"
+        level: Level = "missing" if target.connection.kind == "job" else "warning"
+        hint = "" if target.connection.login or level != "missing" else NO_LOGIN
+        return [_line("scheduler", level, f"{kind} does not answer: {why}", "no job can be submitted now", hint)]
     if kind == "pbs":
         queues = [line.split()[0] for line in _output(site, "queues").splitlines()[2:] if line.split()]
         state = f"pbs {facts.scheduler.version or ''}, queues {_few(queues)}"
         return [_line("scheduler", "ok" if queues else "warning", state, "jobs can be submitted")]
-    asked = site["programs"].get("nodes") or {}
-    if asked.get("rc") != 0:
-        why = _last(asked.get("err", "")) or "no answer"
-        level: Level = "missing" if target.connection.kind == "job" else "warning"
-        hint = "" if target.connection.login or level != "missing" else NO_LOGIN
-        return [_line("scheduler", level, f"slurm does not answer: {why}", "no job can be submitted now", hint)]
     state = f"{facts.scheduler.version or 'slurm'}, partitions {_few(partition_names(site))}"
     lines = [_line("scheduler", "ok", state, "jobs can be submitted")]
     return lines + _rights(site, target)

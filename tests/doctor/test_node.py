@@ -135,8 +135,12 @@ def test_slurm_that_does_not_answer_and_no_scheduler_at_all() -> None:
     silent = {"nodes": said(rc=None, err="no answer within 12 s")}
     found = lines(facts(**IN_SLURM), site(programs=silent), target(**JOBS))
     assert (found["scheduler"].level, "within 12 s" in found["scheduler"].found) == ("missing", True)
-    assert found["host"].found.endswith(": slurm is installed here, but does not answer"), "as on a laptop"
-    assert (found["host"].level, found["host"].consequence) == ("missing", "no job can be submitted now")
+    assert found["host"].found.endswith(": slurm is installed here"), "as on a laptop"
+    assert [name for name, line in found.items() if line.level == "missing"] == ["scheduler"], "one fault, said once"
+    pbs = {**JOBS, "scheduler": {"kind": "pbs", "queue": "workq"}, "hosts": {"pbs": "nodefile"}}
+    told = site(programs={"queues": said(rc=1, err="qstat: cannot connect to server")})
+    broken = lines(facts(scheduler={"kind": "pbs"}), told, target(**pbs))["scheduler"]
+    assert (broken.level, broken.found) == ("missing", "pbs does not answer: cannot connect to server")
     found = lines(facts(), site(), target(**JOBS))
     assert (found["scheduler"].level, "login" in found["scheduler"].hint) == ("missing", True)
     assert "scheduler" not in lines(facts(), site(), target())
