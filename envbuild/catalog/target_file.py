@@ -81,7 +81,11 @@ def text(
         (answers.why, "profile", answers.profile),
         *_hosts(answers, inherited),
         (_WHO if login or not job else _HERE, "connection", connection),
-        ("where environments live; {user}, {home}, {data} are filled in on the node", "prefix", answers.prefix),
+        (
+            "where environments live; the node fills in {user}, {data} and {home} (your home there)",
+            "prefix",
+            answers.prefix,
+        ),
         ("the hardware; jobs ask for `gpus_per_node` GPUs; what differs is a warning", "expects", _given(expects)),
     ]
     lines = ["---", "# Written by `envbuild init`; docs/reference/files.md has every key."]

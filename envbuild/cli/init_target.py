@@ -165,7 +165,8 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         of_job = _asked_of_jobs(ask, base, required, loaded) if job else {}
         where = "{home}/envbuild" if job else "{data}/envbuild"
         usual = where if is_template(base) or base.name == "local" else base.prefix
-        text = f"Folder for environments{', which all nodes share' if job else ''}"
+        theirs = " ({home}: your home there)" if "{home}" in usual else ""
+        text = f"Folder for environments{f', which all nodes share{theirs}' if job else ''}"
         prefix = ask("prefix", text, usual, _prefix)
         model, count = there.get(hosts, ("", 0)) if job else _gpus_here() if kind == "local" else ("", 0)
         usual = model or base.expects.gpu or ""

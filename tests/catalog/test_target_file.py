@@ -207,6 +207,8 @@ def test_a_question_mark_explains_the_key_and_asks_again(tmp_path: Path) -> None
     assert "`slurm`: all nodes of a partition (`sinfo` lists the names).\n" in done.output
     assert "(without it all that `hosts` names, so `init` writes 1)" in done.output
     assert done.output.count("\n`") == 10 and "Error" not in done.output
+    assert "which all nodes share ({home}: your home there) [{home}/envbuild]: " in done.output
+    assert "{home} (your home there)" in " ".join((tmp_path / "lab.yaml").read_text().replace("\n# ", " ").split())
     assert load_target(str(tmp_path / "lab.yaml")).target.scheduler.nodes == 2
     (tmp_path / "lab.yaml").unlink()
     ssh = init(tmp_path, "--extends", "ssh", answers=("", "?", "a", "?", "", "", "", ""))
