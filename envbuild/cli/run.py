@@ -79,13 +79,18 @@ _OPTIONS = {
     **dict.fromkeys([("doctor", "--deadline"), ("verify", "--deadline")], "--node-timeout"),
     ("provision", "--deadline"): "--step-timeout",
     ("bench", "--deadline"): "--run-timeout",
-    **dict.fromkeys([("launch", "--dry-run"), ("launch", "--facts")], "--print-script"),
+    ("launch", "--dry-run"): "--print-script",
     ("strategy", "--deadline"): "--budget",
     **dict.fromkeys([("init", "--target"), ("init", "-t")], "--extends"),
     ("", "--no-locked"): "--frozen",
     ("", "--jobs"): "--compile-jobs",
     ("", "--connection"): "--ansible",
     ("", "--out"): "--output",
+}
+# An option that a command has no use for -> why.
+_NEEDLESS = {
+    "--facts": "`envbuild plan --facts FILE|NAME` decides for recorded nodes",
+    "--yes": "this command asks for no confirmation",
 }
 
 
@@ -116,6 +121,8 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
                 else f"write {new} instead of {name}: {says}"
             )
             return EnvbuildError("usage", f"{name} is no option of `{path}`", hint=hint)
+        if why := _NEEDLESS.get(name):
+            return EnvbuildError("usage", f"{name} is no option of `{path}`", hint=f"leave {name} out: {why}")
         # click also guesses what resembles the option only a little.
         known = [option for param in params for option in param.opts]
         holding = [option for option in known if name.lstrip("-") in option.split("-")]

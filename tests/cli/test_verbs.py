@@ -492,7 +492,6 @@ def test_d110_the_error_is_the_last_that_is_said_where_both_streams_go_into_one_
         (["strategy", "megatron-alpa", "--deadline", "5s"], "--budget"),
         (["provision", "--jobs", "4"], "--compile-jobs"),
         (["bench", "opt-175b", "--facts", "h200"], "--dry-run"),
-        (["launch", "opt-175b", "--facts", "h200"], "--print-script"),
         (["init", "lab.yaml", "--target", "slurm"], "--extends"),
     ],
 )
@@ -505,6 +504,23 @@ def test_an_option_of_an_old_name_or_another_verb_answers_with_what_to_type(
     assert hint.startswith(f"hint: write {new} instead of {words[-2]}: ")
     main([*words, new])
     assert f"hint: leave {words[-2]} out; {new} does without\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["launch", "opt-175b", "--facts", "h200"], "`envbuild plan --facts FILE|NAME` decides for recorded nodes"),
+        (["doctor", "--facts", "h200"], "`envbuild plan --facts FILE|NAME` decides for recorded nodes"),
+        (["provision", "--yes"], "this command asks for no confirmation"),
+    ],
+)
+def test_an_option_that_a_command_has_no_use_for_says_why(
+    capsys: pytest.CaptureFixture[str], words: list[str], why: str
+) -> None:
+    option = next(word for word in words if word.startswith("--"))
+    assert main(words) == 2
+    says = f"{option} is no option of `envbuild {words[0]}`"
+    assert capsys.readouterr().err == f"error[usage]: {says}\nhint: leave {option} out: {why}\n"
 
 
 @pytest.mark.parametrize(
