@@ -74,11 +74,11 @@ def stack_check(ui: Ui, stacks: tuple[str, ...]) -> int:
 
     def load(reference: str) -> dict[str, Any]:
         stack = load_stack(reference).stack
+        warnings = []
         for name, profile in stack.profiles.items():
             refuse(profile, compat)
-            for text in unlocked(profile, compat):
-                ui.warn(f"{stack.name}, profile {name}: {text}")
-        return {"name": stack.name}
+            warnings += [f"profile {name}: {text}" for text in unlocked(profile, compat)]
+        return {"name": stack.name, "warnings": warnings}
 
     return each_checked(ui, "stack", stacks, load)
 
@@ -193,24 +193,20 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
 
     def load(reference: str) -> dict[str, Any]:
         target, stack = valid_target(reference, whole=True)
+        warnings = list(target.doubts)
         if stack is not None:
             if is_path(reference) and (lender := load_target(reference, template=True).lender):
                 ui.note(f"{reference}: stack: {target.stack}, from the target {lender}")
             able, why = fit(stack, pick_profile(stack, target.profile), target)
             if why:
-                ui.warn(f"{reference}: {why}" + (f"; `profile: {able}` fits" if able else ""))
-        for doubt in target.doubts:
-            ui.warn(f"{reference}: {doubt}")
+                warnings.insert(0, f"{why}; `profile: {able}` fits" if able else why)
         for missing, instead in unsupported(target).items():
-            ui.warn(
-                f"{reference}: `provision` does not support {missing} yet; write `{instead}`, or see a plan with "
-                "`plan --facts`"
-            )
-        if target.expects.gpu and (unknown := unknown_gpu(target.expects.gpu)):
-            ui.warn(f"{reference}: expects.gpu: {unknown}")
-        elif several := several_models(target.expects.gpu):
-            ui.warn(f"{reference}: expects.gpu: {several}")
-        return {"name": target.name, "template": is_template(target)}
+            plan = f"write `{instead}`, or see a plan with `plan --facts`"
+            warnings.append(f"`provision` does not support {missing} yet; {plan}")
+        unknown = unknown_gpu(target.expects.gpu) if target.expects.gpu else ""
+        if doubt := unknown or several_models(target.expects.gpu):
+            warnings.append(f"expects.gpu: {doubt}")
+        return {"name": target.name, "template": is_template(target), "warnings": warnings}
 
     return each_checked(ui, "target", targets, load)
 

@@ -24,7 +24,7 @@ from envbuild.config import load_config
 from envbuild.errors import EnvbuildError, ExitCode, exit_of
 from envbuild.node.read_text import integer
 from envbuild.node.redact import redact_data, redact_text
-from envbuild.text import COPIED, first_hint, visible
+from envbuild.text import COPIED, first_hint, grouped, plural, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -266,7 +266,7 @@ def columns(lines: Sequence[Sequence[str]], *, right: bool = False) -> str:
 
 
 def each_checked(ui: Ui, noun: str, references: Sequence[str], load: Callable[[str], dict[str, Any]]) -> int:
-    """Load each manifest: its name, and whether it is a template. `load` raises EnvbuildError.
+    """Load each manifest: its name, whether it is a template, and warnings. `load` raises EnvbuildError.
 
     The exit code is that of the first refused one.
     """
@@ -275,19 +275,29 @@ def each_checked(ui: Ui, noun: str, references: Sequence[str], load: Callable[[s
     for reference in references:
         try:
             rows.append({noun: reference, "ok": True, **load(reference)})
+            for text in rows[-1].get("warnings", ()):
+                ui.warn(f"{reference}: {text}")
         except EnvbuildError as error:
             failed = failed or error
             print_error(error)
             rows.append({noun: reference, "ok": False, "error": error.as_dict()})
-    template = "a valid template: write a target that extends it, then check that"
-    lines = [f"{r[noun]}: {template if r.get('template') else 'ok' if r['ok'] else 'refused'}" for r in rows]
-    ui.result({"ok": failed is None, f"{noun}s": rows}, lambda: "\n".join(lines))
+    ui.result({"ok": failed is None, f"{noun}s": rows}, lambda: "\n".join(f"{r[noun]}: {_verdict(r)}" for r in rows))
     return int(failed.exit_code) if failed else 0
 
 
+def _verdict(row: Mapping[str, Any]) -> str:
+    """What one of `each_checked` is."""
+    if row.get("template"):
+        return "a valid template: write a target that extends it, then check that"
+    if warnings := row.get("warnings"):
+        return f"valid, with {plural(len(warnings), 'warning')}"
+    return "ok" if row["ok"] else "refused"
+
+
 def failures(errors: Mapping[str, EnvbuildError]) -> list[str]:
-    """A line for each place that could not be asked, and what helps the first of those that say the same."""
-    hints: dict[str, str] = {}
-    for error in errors.values():
-        hints.setdefault(error.code, error.hint)
-    return [*(f"{where}: {error}" for where, error in errors.items()), *(f"hint: {h}" for h in hints.values() if h)]
+    """A line for each place that could not be asked; below those that say the same, what helps the first."""
+    lines = []
+    for alike in grouped(errors, lambda where: errors[where].code).values():
+        hint = errors[alike[0]].hint
+        lines += [*(f"{where}: {errors[where]}" for where in alike), *([f"hint: {hint}"] if hint else [])]
+    return lines

@@ -75,15 +75,22 @@ def test_target_check_names_every_refusal_and_looks_for_the_stack_too(
 ) -> None:
     begin = "name: mine\nextends: ssh\nhosts: [a]\n"
     for name, line in (("good", "stack: torch-smoke"), ("gone", "stack: ./none.yaml"), ("root", "prefix: /"),
-                       ("part", "stack: torch-smoke\nprofile: none")):  # fmt: skip
+                       ("part", "stack: torch-smoke\nprofile: Exact "),
+                       ("home", "prefix: /home/me\nexpects: {gpu: A100}")):  # fmt: skip
         (tmp_path / f"{name}.yaml").write_text(f"{begin}{line}\n")
-    assert main(["target", "check", *list_targets(), "good.yaml", "gone.yaml", "root.yaml", "part.yaml"]) == 2
+    assert (
+        main(["target", "check", *list_targets(), "good.yaml", "gone.yaml", "root.yaml", "part.yaml", "home.yaml"]) == 2
+    )
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         *(f"{name}: {TEMPLATE if name in TEMPLATES else 'ok'}" for name in list_targets()),
         "good.yaml: ok", "gone.yaml: refused", "root.yaml: refused", "part.yaml: refused",
+        "home.yaml: valid, with 2 warnings",
     ]  # fmt: skip
     assert all(word in err for word in ("error[stack-unknown]", "error[manifest-invalid]", "error[profile-unknown]"))
+    assert "hint: did you mean `exact`?\n" in err and "warning: home.yaml: expects.gpu: A100 fits" in err
+    (row,) = as_json(capsys, "target", "check", "home.yaml")["targets"]
+    assert [text.split()[0] for text in row["warnings"]] == ["`prefix:", "expects.gpu:"]
 
 
 def test_lists_fit_a_narrow_terminal_and_are_whole_in_a_pipe(

@@ -37,9 +37,11 @@ def test_a_line_breaks_between_words_and_goes_on_below_its_column(sixty: Termina
 
 def test_of_places_that_fail_alike_the_first_one_says_what_helps() -> None:
     errors = {name: EnvbuildError("node-unreachable", "gone", hint=f"try `ssh {name} true`") for name in ("a", "b")}
-    lines = failures(errors | {"c": EnvbuildError("disk-full", "full")})
+    lines = failures({"c": EnvbuildError("disk-full", "full", hint="free some"), **errors})
     gone = "error[node-unreachable]: gone"
-    assert lines == [f"a: {gone}", f"b: {gone}", "c: error[disk-full]: full", "hint: try `ssh a true`"]
+    assert lines == [
+        "c: error[disk-full]: full", "hint: free some", f"a: {gone}", f"b: {gone}", "hint: try `ssh a true`",
+    ]  # fmt: skip
 
 
 def test_a_word_longer_than_the_terminal_stays_whole(sixty: Terminal) -> None:
