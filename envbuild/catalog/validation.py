@@ -22,6 +22,7 @@ from envbuild.text import did_you_mean
 SHOWN = 20
 _LONGEST_VALUE = 60
 _YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_TOLD = ("field", "says", "file", "line_number", "column", "hint")
 _MISSING = object()
 Step = str | int
 Model = TypeVar("Model", bound=StrictModel)
@@ -48,19 +49,21 @@ def manifest_error(
 
     `documents` are the files the data came from, the most specific first; what none of them holds was given on the
     command line. The first mistake with a hint, else the first, is the sentence; of it the cause has place and value.
+    Of several mistakes each has its hint beside it.
     """
     problems = [_problem(item, model, data, documents) for item in _distinct(error, data)]
     first = next((problem for problem in problems if problem["hint"]), problems[0])
     problems = [first, *(problem for problem in problems if problem is not first)]
     more = len(problems) - SHOWN
-    lines = [first["at"], *(problem["line"] for problem in problems[1:SHOWN])]
+    alone = len(problems) == 1
+    lines = [first["at"] if alone else first["at"] + first["beside"], *(p["line"] for p in problems[1:SHOWN])]
     lines += [f"and {more} more"] if more > 0 else []
     return EnvbuildError(
         "manifest-invalid",
         first["told"],
         why="\n     ".join(lines),
-        hint=first["hint"],
-        details={"problems": [{k: p[k] for k in ("field", "says", "file", "line_number", "column")} for p in problems]},
+        hint=first["hint"] if alone else "",
+        details={"problems": [{key: problem[key] for key in _TOLD} for problem in problems]},
     )
 
 
@@ -115,6 +118,7 @@ def _problem(item: Any, model: type[StrictModel], data: Any, documents: Sequence
     shown = f": {show_value(value)}" if has_value else ""
     where = f"{file}:{line}:{column}" if place else "given on the command line"
     hint = _hint(item, says, path, model, data)
+    beside = f" ({hint})" if hint else ""
     # What a check of ours says is a sentence of its own; what a type says begins with "must".
     is_sentence = kind == "value_error" and not says.startswith(("must ", "has "))
     message = f"{field}{':' if is_sentence else ''} {says}" if field else says
@@ -127,7 +131,8 @@ def _problem(item: Any, model: type[StrictModel], data: Any, documents: Sequence
         "column": column,
         "hint": hint,
         "at": where + shown,
-        "line": f"{where}: {message}{shown}{f' ({hint})' if hint else ''}",
+        "beside": beside,
+        "line": f"{where}: {message}{shown}{beside}",
     }
 
 
@@ -149,6 +154,8 @@ def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel]
     key = str([*path, *refusal.at[:1]][-1]) if path or refusal.at else ""
     if refusal.instead:
         return f"write {key}: {redact_text(refusal.instead)}"
+    if meant := model.hints.get(f"{_dotted(path)}: {value}".lower()):
+        return f"write {meant}"
     if kind == "extra_forbidden" or says == "must be a mapping":
         known = model.hints.get(_dotted(path)) or model.hints.get(key.replace("-", "_"))
         meant = known or (_placed(model, path, data) if kind == "extra_forbidden" else "")
@@ -167,14 +174,22 @@ def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel]
     if says == "must be a mapping" and (keys := _keys_at(model, path)):
         meant = _mapping(model, path, data, value) or f"{{KEY: VALUE}}, KEY being {' or '.join(keys)}"
         return f"write {key}: {meant}"
-    if kind == "string_pattern_mismatch" and isinstance(path[-1], int) and re.search(r"\w[:,]\s*\w", str(value)):
-        return f"write [{', '.join(re.split(r'[:,] *', _bare(value)))}]"
-    if plain := _plain(says, str(value)):
-        return f"write {key}: {plain}"
+    if plain := _matching(item, path) if kind == "string_pattern_mismatch" else _plain(says, str(value)):
+        # Of an element of a list, or of a key, that is all that there is to write.
+        return f"write {plain if isinstance(path[-1], int) or value == key else f'{key}: {plain}'}"
     if kind == "literal_error":
         expected = str(item.get("ctx", {}).get("expected", "")).replace(" or ", ",").split(",")
         return did_you_mean(str(value), [part.strip(" '") for part in expected if part.strip(" '")])
     return ""
+
+
+def _matching(item: Any, path: tuple[Step, ...]) -> str:
+    """The list, or the name in lower case without blanks, that a text stands for; empty where it is neither."""
+    value = str(item["input"])
+    if isinstance(path[-1], int) and re.search(r"\w[:,]\s*\w", value):
+        return f"[{', '.join(re.split(r'[:,] *', _bare(value)))}]"
+    name = "-".join(value.lower().split())
+    return redact_text(name) if re.fullmatch(item["ctx"]["pattern"], name) else ""
 
 
 def _plain(says: str, text: str) -> str:

@@ -171,7 +171,7 @@ class ContainerSettings(StrictModel):
     runtime unchanged.
     """
 
-    runtime: Literal["auto"] | RuntimeName = "auto"
+    runtime: Literal["auto", RuntimeName] = "auto"
     image: Annotated[Text, AfterValidator(_pinned)] | None = None
     registry: Word | None = None
     insecure: bool = False
@@ -378,6 +378,8 @@ _ONE_TASK = "nothing for it: a job has one task a node, and the stack's launcher
 _CHOSEN = "nothing for it: Slurm chooses the nodes; `constraints: FEATURE` narrows them"
 _GPUS = "`expects: {gpus_per_node: 8}`, also for jobs"
 _TIME = "`scheduler: {time_limit: 2h}`"
+_PARTITION = "`hosts: {slurm: NAME}`"
+_BY_JOB = "`connection: {kind: job}`"
 _JOB = "`connection: {kind: job, login: {host: …}}`"
 # Folders that every Linux has for itself.
 _OWN_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - compared with, not written to
@@ -416,12 +418,17 @@ class Target(StrictModel):
     """
 
     hints: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("connection: slurm", "connection.kind: slurm"), f"{_BY_JOB}, and the partition as {_PARTITION}"
+        ),
+        **dict.fromkeys(("connection: pbs", "connection.kind: pbs"), f"{_BY_JOB} and `hosts: {{pbs: {NODE_FILE}}}`"),
+        "engine: uv": "`engine: venv`",
         "connection.host": f"`hosts: [NAME]` for nodes that take SSH; jobs of Slurm or PBS need {_JOB}",
         "scheduler": "`extends: slurm` or `extends: pbs`",
         "time": _TIME,
         "walltime": _TIME,
         "python": "`interpreter: PATH`, or `python:` in the profile of the stack",
-        "partition": "`hosts: {slurm: NAME}`",
+        "partition": _PARTITION,
         "key": "`connection: {identity: FILE}`",
         "gpus": _GPUS,
         "gres": _GPUS,
@@ -438,7 +445,7 @@ class Target(StrictModel):
     summary: Text = ""
     extends: Text | None = None
     stack: Text | None = None
-    profile: Name | None = None
+    profile: Text | None = None  # as with `stack`, who looks it up names the nearest
     hosts: Hosts = ("localhost",)
     connection: Connection = Connection()
     scheduler: Scheduler = Scheduler()
@@ -587,7 +594,10 @@ class Target(StrictModel):
         if kind == "pbs" and asked.qos:
             raise RefusedError("qos is of Slurm; PBS has `scheduler: {queue: NAME}`", "scheduler")
         if kind == "pbs" and asked.requeue:
-            says = "requeue is of Slurm: PBS does not tell a job that it runs again; the same command submits it again"
+            says = (
+                "`requeue` is of Slurm. PBS does not tell a job that it runs again, and answers of two runs would mix. "
+                "After a lost job type the same command again"
+            )
             raise RefusedError(says, "scheduler")
         return self
 

@@ -180,7 +180,14 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("prefix: /e\nhosts: [gpu1]", "mine.yaml:3:1"),
         ("extends: ssh\nconnection: {host: a}", "PBS need `connection: {kind: job, login: {host: …}}`"),
         ("extends: ssh\nhosts: [a]\nconnection: {login: {host: a}}", "`login` has no effect with `conn"),
-        ("extends: pbs\nscheduler: {requeue: true}", "requeue is of Slurm"),
+        ("extends: pbs\nscheduler: {requeue: true}", "PBS does not tell a job that it runs again"),
+        ("extends: slurm\nconnection: {kind: Slurm}", "write `connection: {kind: job}`, and the partition as `hosts: "),
+        ("extends: slurm\nconnection: slurm", "write `connection: {kind: job}`, and the partition as `hosts: "),
+        ("extends: pbs\nconnection: {kind: pbs}", "write `connection: {kind: job}` and `hosts: {pbs: nodefile}`"),
+        ("extends: local\nengine: uv", "write `engine: venv`"),
+        ("extends: local\ncontainer: {runtime: Docker}", "did you mean `docker`?"),
+        ("extends: ssh\nhosts: [a]\nfloors: {Busbw Gbps: 2}", "hint: write busbw-gbps\n"),
+        ("extends: pbs\nscheduler: {filesystems: [Home]}", "hint: write home\n"),
         ("extends: slurm\nhosts: hpc", "write hosts: {slurm: hpc}"),
         ("extends: ssh\nhosts: ['gpu[01-04']", "hosts[0] must have its brackets in pairs, as gpu[01-04]"),
         ("extends: ssh\nhosts: ['gpu01-04]']", "hosts[0] must have its brackets in pairs, as gpu[01-04]"),
@@ -240,7 +247,7 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
 def test_a_target_that_contradicts_itself_is_refused(text: str, says: str, tmp_path: Path) -> None:
     with fails("manifest-invalid") as caught:
         own(tmp_path, text + "\n")
-    assert says in f"{caught.value.what}\n{caught.value.why}\n{caught.value.hint}"
+    assert says in f"{caught.value.what}\n{caught.value.why}\nhint: {caught.value.hint}\n"
 
 
 @pytest.mark.parametrize("prefix", ["$HOME_DIR/envs", "$USERS/envs", "$USER/envs", "~/a:b", "~/../a", "envs"])
