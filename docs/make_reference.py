@@ -74,12 +74,13 @@ A lock has several variants of one environment. They differ in Python, CUDA flav
 envbuild goes through the variants in the lock's order. It asks every [rule](#the-rules). A rule compares one value of
 the node with one value of the variant, and answers:
 
-- **allow**: it fits. The answer has both values.
+- **allow**: it fits. The answer has both values. A rule is named after its failure: `allow` by `nvcc-absent` says that
+  there is an nvcc.
 - **warn**: it works with a reservation, or the value that would refuse it is not verified.
 - **refuse**: it cannot work. The answer names the nearest variant that would.
 
-envbuild takes the first variant that no rule refuses. `plan` shows the refusals that matter to you. `explain --facts`
-shows all, and so does the report.
+envbuild takes the first variant that no rule refuses. `plan` shows the refusals that matter to you. `explain --facts -v`
+shows every answer, and so does the report.
 
 ## Where rules get their knowledge
 
