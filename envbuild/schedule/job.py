@@ -60,13 +60,15 @@ class Job(StrictModel):
     """One job. `time_limit` in seconds; `output` is the folder of its log and its status file, which all nodes share.
 
     `gres` is how the site calls GPUs, None where the scheduler does not know of them: a job that wants some then takes
-    whole nodes. `cpus_per_node` and `memory_gib` (PBS alone) are asked for where they are said. `constraints` is
-    Slurm's `--constraint`, or resources in the `select` of PBS (`system=polaris`). `requeue`: Slurm may run it again.
+    whole nodes. `gpus_on_node`: all of a node, 0 where nobody knows. `cpus_per_node` and `memory_gib` (PBS alone) are
+    asked for where they are said. `constraints` is Slurm's `--constraint`, or resources in the `select` of PBS
+    (`system=polaris`). `requeue`: Slurm may run it again.
     """
 
     name: JobName
     nodes: Annotated[int, Field(ge=1, le=20000)] = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
+    gpus_on_node: Annotated[int, Field(ge=0)] = 0
     gres: Gres | None = None
     cpus_per_node: Annotated[int, Field(ge=1)] | None = None
     memory_gib: Annotated[int, Field(ge=1)] | None = None
@@ -99,15 +101,25 @@ class Job(StrictModel):
         """`2 nodes of hpc for at most 1:00:00, 16 GPU-hours (8 GPUs a node), whole nodes, account lab`."""
         limit = f"at most {clock_text(self.time_limit)}" if self.time_limit else "as long as the site allows"
         words = f"{text.plural(self.nodes, 'node')}{f' of {self.queue}' if self.queue else ''} for {limit}"
-        hours, gpus = self.gpu_hours(), text.plural(self.gpus_per_node, "GPU")
+        hours, gpus = self.gpu_hours(), f"{text.plural(self._billed, 'GPU')} a node"
+        gpus += f", {self.gpus_per_node} requested" * (self._billed > self.gpus_per_node)
         whole = "whole nodes" * self.whole_nodes
         account = f"account {self.account}" if self.account else ""
-        return ", ".join(filter(None, (words, f"{hours} ({gpus} a node)" if hours else "", whole, account)))
+        return ", ".join(filter(None, (words, f"{hours} ({gpus})" if hours else "", whole, account)))
+
+    @property
+    def _billed(self) -> int:
+        """GPUs of a node that nobody else can use meanwhile."""
+        return max(self.gpus_per_node, self.gpus_on_node) if self.whole_nodes else self.gpus_per_node
 
     def gpu_hours(self, times: int = 1) -> str:
-        """`16 GPU-hours`, the most that so many such jobs take; empty if they take none or have no limit."""
-        hours = times * self.nodes * self.gpus_per_node * (self.time_limit or 0) / 3600
-        return f"{f'{hours:.2g}' if hours < 100 else math.ceil(hours)} GPU-hours" if hours else ""
+        """`16 GPU-hours`, the most that so many such jobs take; empty if they take none or have no limit.
+
+        `at least 16 GPU-hours` for whole nodes, if nobody knows how many GPUs those have.
+        """
+        hours = times * self.nodes * self._billed * (self.time_limit or 0) / 3600
+        least = "at least " * (self.whole_nodes and not self.gpus_on_node)
+        return f"{least}{f'{hours:.2g}' if hours < 100 else math.ceil(hours)} GPU-hours" if hours else ""
 
 
 def seconds_of(duration: str) -> int:

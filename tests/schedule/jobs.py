@@ -19,8 +19,8 @@ def job(**more: Any) -> Job:
 def training(**more: Any) -> Job:
     """A job that uses everything: GPUs, limits, variables and a program on the first node only."""
     given: dict[str, Any] = {
-        "name": "smoke", "nodes": 4, "gpus_per_node": 8, "gres": Gres(type="a100"), "time_limit": 90000,
-        "queue": "hpc", "account": "proj-1", "exclusive": True, "constraints": "ib&a100",
+        "name": "smoke", "nodes": 4, "gpus_per_node": 8, "gpus_on_node": 8, "gres": Gres(type="a100"),
+        "time_limit": 90000, "queue": "hpc", "account": "proj-1", "exclusive": True, "constraints": "ib&a100",
         "variables": {"NCCL_DEBUG": "warn", "GREETING": "it's $(id) `id` \"x\" \\"},
         "steps": (
             JobStep(argv=("torchrun", "--nnodes", "4", "--rdzv-endpoint={MASTER_ADDR}:{MASTER_PORT}",

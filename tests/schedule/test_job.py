@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -36,6 +37,7 @@ def test_a_job_says_what_it_costs_before_it_is_submitted() -> None:
     assert training().cost() == f"{hours}, whole nodes, account proj-1"
     small = job(nodes=1, time_limit=1800, gpus_per_node=1, gres=Gres())
     assert small.cost() == "1 node for at most 0:30:00, 0.5 GPU-hours (1 GPU a node)"
+    assert small.model_copy(update={"gpus_on_node": 8}).cost() == small.cost(), "others use the rest"
     assert job().cost() == "2 nodes for as long as the site allows"
 
 
@@ -47,6 +49,17 @@ def test_a_job_says_what_it_costs_before_it_is_submitted() -> None:
 def test_what_could_leave_its_directive_is_refused(field: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         job(**field)
+
+
+@pytest.mark.parametrize(
+    ("there", "hours"),
+    [(8, "16 GPU-hours (8 GPUs a node, 4 requested)"), (4, "8 GPU-hours (4 GPUs a node)"),
+     (0, "at least 8 GPU-hours (4 GPUs a node)")],
+)  # fmt: skip
+@pytest.mark.parametrize("more", [{"exclusive": True, "gres": Gres()}, {"gres": None}])
+def test_whole_nodes_cost_all_their_gpus(there: int, hours: str, more: dict[str, Any]) -> None:
+    whole = job(time_limit=3600, gpus_per_node=4, gpus_on_node=there, **more)
+    assert whole.cost() == f"2 nodes for at most 1:00:00, {hours}, whole nodes"
 
 
 def test_gpus_that_nobody_can_ask_for_make_a_job_take_whole_nodes_and_say_so() -> None:

@@ -21,8 +21,8 @@ from tests.support.programs import completed, executable
 
 GOLDEN = Path(__file__).parent / "golden"
 POLARIS = {
-    "gres": Gres(name="ngpus"), "gpus_per_node": 4, "cpus_per_node": 64, "memory_gib": 503, "queue": "debug",
-    "constraints": "system=polaris", "output": "/eagle/p/me/jobs", "time_limit": 3600, "nodes": 2,
+    "gres": Gres(name="ngpus"), "gpus_per_node": 4, "gpus_on_node": 4, "cpus_per_node": 64, "memory_gib": 503,
+    "queue": "debug", "constraints": "system=polaris", "output": "/eagle/p/me/jobs", "time_limit": 3600, "nodes": 2,
     "filesystems": ("home", "eagle"),
 }  # fmt: skip
 MODULES = Modules(use=("/soft/modulefiles",), load=("conda", "it's"))

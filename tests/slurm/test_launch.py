@@ -62,7 +62,8 @@ def test_every_node_runs_its_command_once_the_first_one_listens(world: JobWorld)
     assert not world.runs.exists(), "nothing is submitted for a file that is only printed"
     done = launch(world, top, "--json")
     assert done.rc == 0, done.err
-    assert "submitting launch-megatronapp: 2 nodes of gpu for at most 0:05:00, 0.67 GPU-hours" in done.err
+    cost = "2 nodes of gpu for at most 0:05:00, 1.3 GPU-hours (8 GPUs a node, 4 requested), whole nodes"
+    assert f"submitting launch-megatronapp: {cost}" in done.err
     assert "rank 0 speaks" in done.err and "rank 1 speaks" in done.err
     first, second = (json.loads((top / f"rank-{rank}").read_text()) for rank in (0, 1))
     number = world.submitted()[0]["job"]

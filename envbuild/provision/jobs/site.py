@@ -37,13 +37,17 @@ UNASKED = """\
 
 @dataclass(frozen=True)
 class JobSite:
-    """One target's cluster. `asked`: whether `pool` is what the scheduler said."""
+    """One target's cluster. `asked`: whether `pool` is what the scheduler said.
+
+    `gpus_on_node`: all GPUs of a node, as scheduler, facts, or target say; 0 where none does.
+    """
 
     target: Target
     runner: Runner
     scheduler: Scheduler
     pool: Pool
     asked: bool = True
+    gpus_on_node: int = 0
 
     @classmethod
     def of(cls, target: Target, pool: Pool | None = None) -> JobSite:
@@ -53,7 +57,9 @@ class JobSite:
         """
         runner = submit_host(target)
         scheduler = _SCHEDULERS[target.scheduler.kind](runner)
-        return cls(target, runner, scheduler, pool or scheduler.pool(target))
+        pool = pool or scheduler.pool(target)
+        there = pool.gpus_per_node or target.expects.gpus_per_node or 0
+        return cls(target, runner, scheduler, pool, gpus_on_node=there)
 
     @classmethod
     def unasked(cls, target: Target, nodes: Iterable[NodeFacts] = (), gpus: int | None = None) -> JobSite:
@@ -63,13 +69,14 @@ class JobSite:
         """
         runner, wanted = submit_host(target), target.scheduler
         offers = tuple(Offer(node.cpus or 0, len(node.gpus), 0) for node in nodes)
+        most = max((offer.gpus for offer in offers), default=0)
+        there = most or target.expects.gpus_per_node or 0
         if wanted.kind == "pbs":
-            offers = offers or (Offer(0, target.expects.gpus_per_node or gpus or 0, 0),)
+            offers = offers or (Offer(0, there or gpus or 0, 0),)
             pool: Pool = Queues(wanted.limits, offers)
         else:
-            most = max((offer.gpus for offer in offers), default=0)
             pool = Partition(target.partition, 1, {}, {("gpu", None): most}, asked=False)
-        return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, asked=False)
+        return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, asked=False, gpus_on_node=there)
 
     @property
     def login(self) -> str:
@@ -102,7 +109,8 @@ class JobSite:
         share = self.pool.share(gpus, exclusive=wanted.exclusive)
         given: dict[str, Any] = {
             "name": name, "nodes": nodes, "steps": tuple(steps), "output": output,
-            "gpus_per_node": gpus, "cpus_per_node": wanted.cpus_per_node or share.cpus,
+            "gpus_per_node": gpus, "gpus_on_node": self.gpus_on_node,
+            "cpus_per_node": wanted.cpus_per_node or share.cpus,
             "memory_gib": share.memory_gib,
             "gres": self.pool.gres(), "queue": self.pool.queue(nodes, time_limit), "account": wanted.account,
             "qos": wanted.qos, "exclusive": wanted.exclusive, "constraints": wanted.constraints,

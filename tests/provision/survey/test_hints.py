@@ -288,7 +288,8 @@ def test_a_job_that_ends_before_what_is_known_to_take_longer_is_a_warning(tmp_pa
     took = "`provision` of ported-cu130 took 517 s on one H100 with 16 cores, beside another build"
     run = "the document's run takes 2.5 minutes on one Standard_ND96amsr_A100_v4 (8 x A100 80 GB)"
     assert f"\n  warning: the job ends after 140s (`time_limit`): {took}; {run}\n" in made
-    assert "(4 GPUs a node)" in made and "expects 4 GPUs and the node has 8; jobs ask for 4\n" in made
+    assert "(8 GPUs a node, 4 requested), whole nodes" in made
+    assert "expects 4 GPUs and the node has 8; jobs ask for 4\n" in made
     write_file(mine, site % "10m")
     assert "the job ends after" not in ask(*place).stdout
 
