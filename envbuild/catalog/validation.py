@@ -22,7 +22,7 @@ from envbuild.text import did_you_mean
 SHOWN = 20
 _LONGEST_VALUE = 60
 _YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-_TOLD = ("field", "says", "file", "line_number", "column", "hint")
+_PROBLEM_FIELDS = ("field", "says", "file", "line_number", "column", "hint")
 _MISSING = object()
 Step = str | int
 Model = TypeVar("Model", bound=StrictModel)
@@ -63,7 +63,7 @@ def manifest_error(
         first["told"],
         why="\n     ".join(lines),
         hint=first["hint"] if alone else "",
-        details={"problems": [{key: problem[key] for key in _TOLD} for problem in problems]},
+        details={"problems": [{key: problem[key] for key in _PROBLEM_FIELDS} for problem in problems]},
     )
 
 
