@@ -347,6 +347,8 @@ def _masters(folder: Path) -> list[str]:
 def test_d49_no_connection_outlives_its_run(
     number: signal.Signals, held: str, start: StartServer, client: Path, tmp_path: Path
 ) -> None:
+    kept = ssh_config._PERSIST.removesuffix("s")  # which the program below replaces
+    assert kept.isdecimal() and 0 < int(kept) <= 60, "`yes` and 0 are for ever"
     connection = configured(client, block("n1", start("127.0.0.2")))
     argv = [sys.executable, "-c", _LOGS_IN, str(connection.config), held]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
