@@ -25,7 +25,10 @@ _LEAST_DAYS = 1.0  # what another run may still be writing is left alone, howeve
 _DAY = 86400.0
 # Of a run and of its second question, of a trial of `bench`, and of `launch --print`.
 _JOB = rf"(?:.+-)?(?:{protocol.RUN}|[0-9]{{8}}-[0-9]{{6}})(?:-(?:[0-9]+|again))?(?:\.trash-[0-9]+)?"
-_TEMPORARY = paths.temporary("install(?:-cache|-rattler)?|smoke|image-build") + "|ansible-(?:module)?tmp-[0-9].*"
+_TEMPORARY = (
+    paths.temporary("envbuild-install|install-cache|install-rattler|smoke|image-build")
+    + "|ansible-(?:module)?tmp-[0-9].*"
+)
 
 
 class Place(NamedTuple):

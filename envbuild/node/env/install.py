@@ -21,6 +21,7 @@ from envbuild.node.read_text import names
 from envbuild.node.wheels import bundled
 from envbuild.node.wheels.store import default_path
 
+_TEMPORARY = "envbuild-install"  # begins the names of folders for the files of a build
 _INODES_PER_PACKAGE = 20
 
 
@@ -134,8 +135,10 @@ def _tool(job: _Job, own: str) -> uv.Uv:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
             raise paths.not_writable(error, folder) from error
+    build_dir.sweep(top, _TEMPORARY)  # the target's own may be that of other prefixes too
     # mkdtemp makes it 0700: nobody else can put a file in the way of a build.
-    tmp = tempfile.mkdtemp(prefix="install-", dir=top)
+    tmp = tempfile.mkdtemp(prefix=f"{_TEMPORARY}-", dir=top)
+    build_dir.sign(tmp)
     # Beside the environment, whose files are linked to it until it goes.
     cache = asked or tempfile.mkdtemp(prefix="install-cache-", dir=own)
     tool = uv.Uv(job.args["tools"]["uv"], cache, tmp, pip_config.read(os.environ), keeps_cache=bool(asked))
@@ -156,7 +159,7 @@ def _check_space(job: _Job) -> None:
 def _sweep(own: str) -> None:
     """Delete what killed runs left in `own`: under the lease nobody else builds here."""
     for name in names(own):
-        if re.fullmatch(paths.temporary("install(?:-cache|-rattler)?"), name):
+        if re.fullmatch(paths.temporary(f"{_TEMPORARY}|install-cache|install-rattler"), name):
             paths.remove_tree(os.path.join(own, name))
     build_dir.sweep(own, "smoke")  # an environment in use is tested without the lease
 

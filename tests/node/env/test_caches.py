@@ -19,7 +19,7 @@ FILES = {
     "delivered": f"store/{'a' * 12}/wheels/x.whl",
     "jobs": "jobs/20260101T000000Z-dead/status-17",  # D107
     "waiting jobs": "jobs/20260102T000000Z-beef/run.sh",
-    "temporary": "tmp/install-0123abcd/file",
+    "temporary": "tmp/envbuild-install-0123abcd/file",
     "tools": "tools/uv-1/uv",
 }
 GOES = {"delivered", "jobs", "temporary", "waiting jobs"}

@@ -415,15 +415,29 @@ def test_temporary_files_of_a_killed_run_are_removed_by_the_next(node: Node) -> 
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
     tmp = node.prefix / "tmp"
-    for name in ("install-0a_kille", "install-cache-0a_kille", "smoke-0a_kille"):
+    for name in ("envbuild-install-0a_kille", "install-cache-0a_kille", "smoke-0a_kille"):
         write_file(tmp / name / "deep" / "file")
         (tmp / name / "owner.json").write_text(json.dumps({**identity.here(), "pid": killed.pid}))
-    mine = ["install-of-mine", "not-ours", "smoke-of-mine"]
+    mine = ["install-0a_kille", "install-of-mine", "not-ours", "smoke-of-mine"]
     for name in mine:
         (tmp / name).mkdir()
         os.utime(tmp / name, (0, 0))
     node.install(make_variant([make_wheel(node.wheels)]), tmp=str(tmp))
     assert sorted(os.listdir(tmp)) == mine
+
+
+def test_what_a_killed_build_left_in_the_targets_tmp_is_removed_by_the_next_build(node: Node, tmp_path: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    tmp = tmp_path / "of-the-target"
+    for name, pid in (("0a_kille", killed.pid), ("0a_lives", os.getpid())):
+        write_file(tmp / f"envbuild-install-{name}/file")
+        owner = {**identity.here(), "pid": pid, "started": identity.start_time(pid)}
+        (tmp / f"envbuild-install-{name}/owner.json").write_text(json.dumps(owner))
+    (tmp / "mine").mkdir()
+    os.utime(tmp / "mine", (0, 0))
+    node.install(make_variant([make_wheel(node.wheels)]), tmp=str(tmp))
+    assert sorted(os.listdir(tmp)) == ["envbuild-install-0a_lives", "mine"]
 
 
 def test_d43_a_smoke_test_that_runs_keeps_its_folder_while_another_environment_is_built(node: Node) -> None:
