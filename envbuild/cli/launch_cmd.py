@@ -120,7 +120,7 @@ def launch(ui: Ui, /, **flags: Any) -> int:
         _ask_for_environment(ui, flags)
         return run_here(ui, made, place, activate, _where(flags))
     data = {"launch": made.to_json_dict(), **({} if activate is None else {"activate": activate})}
-    ui.result(data, lambda: comments_fitted(render(made, activate), sys.stdout), verbatim=True)
+    ui.result(data, lambda: comments_fitted(render(made, place.output, activate), sys.stdout), verbatim=True)
     return 0
 
 
@@ -305,7 +305,7 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None, where: st
     if not ui.quiet:
         from envbuild.launch.shell import render
 
-        sys.stderr.write(redact_text(render(made, activate)))
+        sys.stderr.write(redact_text(render(made, place.output, activate)))
     *first, last = steps_of(made, place.output, activate)
     for step in first:
         code = subprocess.run(["bash", "-c", step.text], check=False).returncode
@@ -506,7 +506,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
     else:
         place = launch_place(prepared.stack.name, flags)
         made = launch(prepared.stack, prepared.profile, flags["settings"], place)
-        text = render(made, f"{place.environment}/.envbuild/activate.sh")
+        text = render(made, place.output, f"{place.environment}/.envbuild/activate.sh")
     late = doubts(prepared.target, reference, measured, made, None, asked.deadline)
     for doubt in (*prepared.never_built, *late):
         ui.warn(doubt)

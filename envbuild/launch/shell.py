@@ -35,10 +35,10 @@ LATE = "envbuild: ended at its deadline"
 _GRACE = 10  # seconds between SIGTERM and SIGKILL
 
 
-def render(launch: Launch, activate: str | None = None) -> str:
+def render(launch: Launch, output: str, activate: str | None = None) -> str:
     """The text: what was decided as comments, then files and commands by node.
 
-    `activate` is a file that is read first, in every shell that runs a command.
+    `activate` is a file that is read first, in every shell that runs a command. The folder `output` is made.
     """
     lines = [*head(launch), ""]
     for file in launch.files:
@@ -46,7 +46,7 @@ def render(launch: Launch, activate: str | None = None) -> str:
     many = len(launch.commands) > 1
     for command in launch.commands:
         lines += [comment(f"on node {command.node}")] if many else []
-        lines += [*_command(command, activate), ""]
+        lines += [*_command(command, activate, output), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -89,14 +89,15 @@ def file_lines(file: LaunchFile) -> Iterator[str]:
     yield mark
 
 
-def command_text(command: Command, activate: str | None) -> str:
+def command_text(command: Command, activate: str | None, output: str) -> str:
     """One command as a script of its own: what fails before it ends the script, whose exit code is the command's.
 
-    Where the exit code of a program proves nothing, its log has to have the line that does.
+    Where the exit code of a program proves nothing, its log has to have the line that does. A command in the folder
+    `output` makes that folder.
     """
     # metaseq's launcher asks for it; a login sets it, a service or container often does not.
     first = ['export USER="${USER:-$(id -un)}"', *([f". {shlex.quote(activate)}"] if activate else [])]
-    lines = [*first, "set -e", *_showing_logs(command)]
+    lines = [*first, "set -e", *_showing_logs(command, output)]
     if command.ends:
         proof = shlex.quote(command.ends)
         complaint = shlex.quote(f"the run did not say {command.ends!r}")
@@ -106,9 +107,9 @@ def command_text(command: Command, activate: str | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _showing_logs(command: Command) -> Iterator[str]:
+def _showing_logs(command: Command, output: str) -> Iterator[str]:
     """The command, and meanwhile what it adds to its logs, in whole lines: another run may have left them."""
-    *lines, last = _command(command, None)
+    *lines, last = _command(command, None, output)
     if command.logs is not None:
         loop = f"for log in {'*'.join(map(shlex.quote, command.logs.split('*')))}; do"
         yield f"cd {shlex.quote(command.directory)}"
@@ -118,7 +119,7 @@ def _showing_logs(command: Command) -> Iterator[str]:
     yield from (*lines, last)
 
 
-def _command(command: Command, activate: str | None) -> Iterator[str]:
+def _command(command: Command, activate: str | None, output: str) -> Iterator[str]:
     if activate:
         yield f". {shlex.quote(activate)}"
     if command.wait_for:
@@ -127,7 +128,7 @@ def _command(command: Command, activate: str | None) -> Iterator[str]:
         yield f"timeout {gate.seconds} bash -c {shlex.quote(loop)}"
     folder = shlex.quote(command.directory)
     # A folder for output may not be there yet; a source of an environment is, once that is built.
-    yield f"cd {folder}" if "/src/" in f"{command.directory}/" else f"mkdir -p {folder} && cd {folder}"
+    yield f"mkdir -p {folder} && cd {folder}" if command.directory == output else f"cd {folder}"
     words = ["env", *(f"{name}={value}" for name, value in command.environment.items())] if command.environment else []
     yield from folded([*words, *command.argv])
 
@@ -184,9 +185,9 @@ def steps_of(made: Launch, output: str, activate: str | None) -> tuple[JobText, 
     first = ["set -e", f"mkdir -p -- {shlex.quote(output)}", *files]
     steps = [JobText(text="\n".join(first) + "\n", each="batch")]
     if len(made.commands) == 1:
-        steps.append(JobText(text=command_text(made.commands[0], activate), each="batch"))
+        steps.append(JobText(text=command_text(made.commands[0], activate, output), each="batch"))
     else:
-        steps.append(JobText(text=_by_rank(made, activate)))
+        steps.append(JobText(text=_by_rank(made, activate, output)))
     return tuple(steps)
 
 
@@ -200,8 +201,8 @@ def bounded(step: JobText, seconds: float) -> JobText:
     return step.model_copy(update={"text": "\n".join(lines) + "\n"})
 
 
-def _by_rank(made: Launch, activate: str | None) -> str:
-    cases = [f"{command.node or 0})\n{command_text(command, activate)};;\n" for command in made.commands]
+def _by_rank(made: Launch, activate: str | None, output: str) -> str:
+    cases = [f"{command.node or 0})\n{command_text(command, activate, output)};;\n" for command in made.commands]
     lines = ["{", 'case "$NODE_RANK" in', "".join(cases) + "esac"]
     # As `srun -l` does, so that one log tells who said what.
     return "\n".join([*lines, '} 2>&1 | sed -u "s/^/$NODE_RANK: /"', 'exit "${PIPESTATUS[0]}"']) + "\n"

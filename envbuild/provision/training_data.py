@@ -74,7 +74,8 @@ def make(
             assert real is not None  # noqa: S101 - only then it has files
             shutil.copyfile(_fetched(file, folder, real), Path(staging, file.name))
         for command in there.commands:
-            _run(command_text(command, activate), command.argv[:2], Path(staging), _DEADLINE * (36 if real else 1))
+            text = command_text(command, activate, staging)
+            _run(text, command.argv[:2], Path(staging), _DEADLINE * (36 if real else 1))
         made = sorted(path for path in Path(staging).iterdir() if path.is_file())
         for path in made:
             shutil.move(path, folder / path.name)

@@ -26,11 +26,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_text_says_what_was_not_said_and_ends_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(capsys, "opt-175b", "-t", "azure-nd96", "--environment", "/e", "--output", "/o")
+    out = run(capsys, "opt-175b", "-t", "azure-nd96", "--environment", "/e", "--output", "/src/o")
     assert out.startswith("# opt-175b, profile exact: 125m on 1 x 8 GPUs\n")
     assert "# default: prefix=test-125m" in out
     assert "# opt-t-and-n: " in out and "\n# `envbuild help NAME` explains a name\n" in out
-    assert ". /e/.envbuild/activate.sh\nmkdir -p /o && cd /o\n/e/bin/opt-baselines --model-size 125m" in out
+    assert ". /e/.envbuild/activate.sh\nmkdir -p /src/o && cd /src/o\n/e/bin/opt-baselines --model-size 125m" in out
 
 
 def test_json_is_the_launch_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def test_what_cannot_run_here_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("user", [None, "ada"])
 def test_a_run_knows_its_user_where_no_login_set_it(tmp_path: Path, user: str | None) -> None:
-    text = command_text(Command(argv=("bash", "-c", "echo $USER"), directory=str(tmp_path)), None)
+    text = command_text(Command(argv=("bash", "-c", "echo $USER"), directory=str(tmp_path)), None, "")
     around = {"PATH": os.environ["PATH"]} | ({"USER": user} if user else {})
     done = completed(["bash", "-c", text], check=True, env=around)
     assert done.stdout.strip() == (user or getpass.getuser())
@@ -91,7 +91,7 @@ def test_a_worker_waits_until_the_master_listens_and_gives_up_without_starting(t
         gate = Endpoint(address="127.0.0.1", port=listener.getsockname()[1], seconds=PATIENCE)
         command = Command(argv=("touch", str(log)), directory=str(tmp_path), wait_for=gate)
         done: list[int] = []
-        text = command_text(command, None)
+        text = command_text(command, None, "")
         worker = threading.Thread(
             target=lambda: done.append(subprocess.run(["bash", "-c", text], check=False).returncode)
         )
@@ -104,14 +104,14 @@ def test_a_worker_waits_until_the_master_listens_and_gives_up_without_starting(t
     assert log.exists()
     log.unlink()
     closed = command.model_copy(update={"wait_for": gate.model_copy(update={"seconds": 1})})
-    assert subprocess.run(["bash", "-c", command_text(closed, None)], check=False).returncode == 124
+    assert subprocess.run(["bash", "-c", command_text(closed, None, "")], check=False).returncode == 124
     assert not log.exists()
 
 
 @pytest.mark.parametrize(("says", "code", "ended"), [("all done", 0, 0), ("nothing", 0, 1), ("all done", 3, 3)])
 def test_where_the_exit_code_proves_nothing_the_log_has_to(tmp_path: Path, says: str, code: int, ended: int) -> None:
     argv = ("bash", "-c", f"echo {says}; exit {code}")
-    text = command_text(Command(argv=argv, directory=str(tmp_path), ends="all done"), None)
+    text = command_text(Command(argv=argv, directory=str(tmp_path), ends="all done"), None, "")
     done = completed(["bash", "-c", text])
     assert done.returncode == ended
     assert says in done.stdout
@@ -216,7 +216,7 @@ def test_what_srun_has_put_into_the_logs_of_opt_is_shown_and_proves_the_run(
 
     def ran() -> subprocess.CompletedProcess[str]:
         env = {"PATH": f"{built}/bin:{os.environ['PATH']}"}
-        words = ["bash", "-c", command_text(command, None)]
+        words = ["bash", "-c", command_text(command, None, "")]
         return completed(words, env=env)
 
     first, again = ran(), ran()
@@ -234,7 +234,7 @@ def test_what_srun_puts_into_the_logs_of_opt_is_shown_while_it_runs(tmp_path: Pa
     (command,) = started("opt-175b", place(2, environment=str(built), output=str(tmp_path), job="9")).commands
     env = {"PATH": f"{built}/bin:{os.environ['PATH']}"}
     with subprocess.Popen(
-        ["bash", "-c", command_text(command, None)], env=env, stdout=subprocess.PIPE, text=True
+        ["bash", "-c", command_text(command, None, "")], env=env, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         early = next(line for line in process.stdout if "wps" in line)

@@ -60,7 +60,7 @@ def test_bash_runs_the_words_of_the_argument_list(name: str, world: Path, tmp_pa
     output = tmp_path / "run's $HOME"
     output.mkdir()
     made = started(name, Place(nodes=1, gpus_per_node=4, environment=str(world), output=str(output)))
-    called, around = run(render(made, f"{world}/.envbuild/activate.sh"), world)
+    called, around = run(render(made, str(output), f"{world}/.envbuild/activate.sh"), world)
     [command] = made.commands
     assert all(map(explanation, made.degrees)), "`help` explains the names"
     assert called == [Path(command.argv[0]).name, *command.argv[1:]]
@@ -76,7 +76,7 @@ def one(tmp_path: Path, *argv: str, **fields: object) -> Launch:
 
 @pytest.mark.parametrize("word", ["$(touch x)", "a b", "'", '"', "\\", "#", "", "&", "*", "é", "--x=$HOME"])
 def test_no_word_is_read_by_the_shell(word: str, world: Path, tmp_path: Path) -> None:
-    called, _ = run(render(one(tmp_path, f"{world}/bin/srun", word, "--end", word)), world)
+    called, _ = run(render(one(tmp_path, f"{world}/bin/srun", word, "--end", word), ""), world)
     assert called == ["srun", word, "--end", word]
 
 
@@ -85,13 +85,13 @@ def test_a_file_keeps_every_byte_of_its_text(tmp_path: Path, world: Path) -> Non
     made = one(tmp_path, f"{world}/bin/srun").model_copy(
         update={"files": (LaunchFile(path=str(tmp_path / "new" / "f"), text=text),)}
     )
-    run(render(made), world)
+    run(render(made, ""), world)
     assert (tmp_path / "new" / "f").read_text() == text
 
 
 def test_a_comment_cannot_begin_a_command(tmp_path: Path) -> None:
     made = one(tmp_path, "true").model_copy(update={"notes": ("one\ntouch x",)})
-    assert "# note: one touch x" in render(made).splitlines()
+    assert "# note: one touch x" in render(made, "").splitlines()
 
 
 def test_lines_are_folded_at_options_and_stay_one_command() -> None:
