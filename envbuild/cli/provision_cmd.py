@@ -508,6 +508,9 @@ def smoke(ui: Ui, /, *, only: tuple[str, ...], **flags: Any) -> int:
 
     Exit 1 if one fails, 6 below a floor. Tests left out by --only are reported as not checked. If the code of the stack
     is a folder of yours, every file is then compared as `verify` does.
+
+    On a cluster, one job runs them: `provision --repair --dry-run --verbose` prints the same steps, after those of a
+    build.
     """
     from envbuild.provision import provision
 
