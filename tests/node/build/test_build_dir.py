@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.node import paths
 from envbuild.node.build import build_dir, job_server
 from tests.support.programs import completed
 
@@ -32,7 +33,7 @@ import os, sys
 from envbuild.node.build.build_dir import Folder
 folder, rmdir, left = Folder("x-1", 1, "/", sys.argv[1]), os.rmdir, list(range(20))
 for number in left:
-    os.mkdir(f"{folder.path}/{number}")
+    os.mkdir(f"{folder.path}/x{number}")
 os.rmdir = lambda *args, **more: rmdir(*args, **more) if left.pop() else os._exit(9)
 folder.__exit__()
 """
@@ -103,6 +104,22 @@ def test_what_was_killed_while_it_removed_its_folder_is_removed_by_the_next(tmp_
     assert len(os.listdir(tmp_path / "x-1")) == 2
     build_dir.sweep(str(tmp_path))
     assert not os.listdir(tmp_path)
+
+
+def test_a_folder_into_which_something_is_still_written_is_removed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, late = paths.remove_tree, [1, 2]
+
+    def one_more(path: str) -> None:
+        if path.endswith("x-1") and late:
+            raise OSError(late.pop(), "Directory not empty")
+        remove(path)
+
+    monkeypatch.setattr(paths, "remove_tree", one_more)
+    with build_dir.Folder("x-1", 10, str(tmp_path), str(tmp_path / "top")):
+        pass
+    assert not late and not os.listdir(tmp_path / "top")
 
 
 def test_a_folder_of_another_machine_is_left_alone(tmp_path: Path) -> None:
