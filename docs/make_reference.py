@@ -79,8 +79,8 @@ the node with one value of the variant, and answers:
 - **warn**: it works with a reservation, or the value that would refuse it is not verified.
 - **refuse**: it cannot work. The answer names the nearest variant that would.
 
-envbuild takes the first variant that no rule refuses. `plan` shows the refusals that matter to you. `explain --facts -v`
-shows every answer, and so does the report.
+envbuild takes the first variant that no rule refuses. `plan` shows the refusals that matter to you.
+`explain --facts -v` shows every answer, and so does the report.
 
 ## Where rules get their knowledge
 
