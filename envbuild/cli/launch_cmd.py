@@ -381,7 +381,7 @@ def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags:
     And how its log becomes a report. What nobody knows of its request is a warning too.
     """
     from envbuild.provision.jobs.site import cpus_unknown
-    from envbuild.schedule.script import log_name
+    from envbuild.schedule.script import log_name, secrets_of
 
     if unknown := cpus_unknown(site, job):
         ui.warn(unknown)
@@ -389,7 +389,7 @@ def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags:
     words = [word for option in given.items() for word in option]
     words += [word for name, value in flags["settings"].items() for word in ("--set", f"{name}={value}")]
     folder = shlex.quote(job.output)
-    lines = [unknown, f"Submit it with `mkdir -p {folder} && {site.scheduler.submits[0]} FILE`."]
+    lines = [unknown, f"Submit it with `mkdir -p {folder} && {site.scheduler.typed(secrets_of(job.variables))}`."]
     if stack.reference is not None and stack.reference.bench is not None:
         log = f"{folder}/{log_name(job, 'NUMBER')}"
         lines.append(f"For a report of it: `envbuild bench {_where(flags)} {shlex.join(words)} --log {log}`.")

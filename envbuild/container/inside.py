@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, NvccFacts, OsF
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
-from envbuild.node.redact import looks_secret
+from envbuild.node.redact import holds_secret
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.source_builds import arch_codes
 from envbuild.resolve.arch import bound_arch_list
@@ -153,13 +153,13 @@ def _refuse_unfit(variant: Variant, place: Place) -> None:
             )
 
 
-def _refuse_secrets(variables: Iterable[str]) -> None:
+def _refuse_secrets(variables: Mapping[str, Any]) -> None:
     """Raises EnvbuildError `variable-refused` (exit 7): whoever has an image can read every variable in it."""
-    names = sorted(name for name in variables if looks_secret(name))
+    names = sorted(name for name, value in variables.items() if holds_secret(name, value))
     if names:
         raise EnvbuildError(
             "variable-refused",
             f"an image must not contain {', '.join(names)}",
-            why="the name looks like a secret, and everybody who has the image can read its variables",
+            why="the name or the value looks like a secret, and everybody who has the image can read its variables",
             hint=f"remove it from the target; set it when the image runs: `docker run -e {names[0]} IMAGE`",
         )

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from envbuild.container.base_images import RESOURCE, Pods, Quantity, parse_reference
 from envbuild.container.recipe import ImageRecipe
 from envbuild.container.runtime_stage import HOME, USER
 from envbuild.errors import EnvbuildError
 from envbuild.launch.shell import head, steps_of
-from envbuild.model.common import SettableName, StrictModel, Text
+from envbuild.model.common import SettableName, StrictModel, Text, without_secrets
 from envbuild.resolve.compat import rows_like
 from envbuild.resolve.compat_read import load_compat
 from envbuild.text import comment
@@ -81,7 +81,7 @@ class PodRequest(StrictModel):
     tolerations: tuple[
         Annotated[str, Field(pattern=rf"^{_KEY}(={_VALUE})?(:(NoSchedule|PreferNoSchedule|NoExecute))?$")], ...
     ] = ()
-    environment: Mapping[SettableName, Text] = {}
+    environment: Annotated[Mapping[SettableName, Text], AfterValidator(without_secrets)] = {}
 
     @property
     def master(self) -> str:

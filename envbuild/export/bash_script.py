@@ -22,9 +22,9 @@ from envbuild.model.target import proxies
 from envbuild.node import read_text
 from envbuild.node.packages import installed
 from envbuild.node.paths import EPOCH
-from envbuild.node.redact import looks_secret
 from envbuild.resolve.variant_checks import record_command
-from envbuild.text import comment, grouped, plural, visible
+from envbuild.schedule.script import exports, secrets_of
+from envbuild.text import comment, few, grouped, plural, visible
 
 _REQUIRED = (
     *(read_text.names, read_text.opened, installed.normal_name, installed.required_name, installed.site_packages),
@@ -56,7 +56,9 @@ def render_script(
         steps.refuse_conda(variant)
     needs, check, helpers = needs_of(built) if groups else ("", "", [])
     pythons = sorted({str(node.python) for node in firsts})
+    taken = sorted({name for nodes in groups for name in secrets_of(_variables(_first(nodes)))})
     needs = "".join(f", the interpreter {visible(path)}" for path in pythons) + needs
+    needs = (f", {few(taken)} exported" if taken else "") + needs
     ways = dict.fromkeys(way for node in firsts for way in _brings(_variant(node), str(node.python)))
     named = {name: index["url"] for node in firsts for name, index in _indexes(node).items()}
     notes = [*ways, *(f"The index {name} is {url}" for name, url in sorted(named.items()))]
@@ -81,6 +83,12 @@ def _args(node: NodePlan) -> Mapping[str, Any]:
     """What the node is asked to install, and how; empty where it has nothing to install."""
     requests = (step.request for step in node.steps if step.kind == "install" and step.request is not None)
     return next((request["args"] for request in requests), {})
+
+
+def _variables(node: NodePlan) -> Mapping[str, Any]:
+    """The variables of its environment; empty where that is in use already."""
+    requests = (step.request for step in node.steps if step.kind == "activate" and step.request is not None)
+    return next((request["args"]["variables"] for request in requests), {})
 
 
 def _variant(node: NodePlan) -> Variant:
@@ -130,15 +138,15 @@ def _dispatch(groups: Sequence[Sequence[NodePlan]]) -> str:
 
 def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, chosen: Sequence[str]) -> str:
     first = _first(nodes)
-    requests = {step.kind: step.request for step in first.steps if step.request is not None}
     lines = [comment(f"For {', '.join(node.node for node in nodes)}"), f"{name}() {{"]
     if first.nothing_to_do:
         lines.append(f"  printf 'nothing to do: %s is there and in use\\n' {quote(first.environment)}")
         return "\n".join([*lines, "}", ""])
     prefix, _, _ = first.environment.rpartition("/envs/")
     lines += [f"  local prefix={quote(prefix)}", f"  environment={quote(first.environment)}"]
-    variables = requests["activate"]["args"]["variables"]
-    lines += [f"  export {name}={quote(value)}" for name, value in sorted(proxies(variables).items())]
+    variables = _variables(first)
+    first_of_all = {name: variables[name] for name in secrets_of(variables)} | proxies(variables)
+    lines += [f"  {line}" for line in exports(first_of_all, printed=True)]
     if args := _args(first):
         variant = _variant(first)
         bundle = args["artifacts"].get("bundle")
@@ -237,13 +245,11 @@ def _activation(stack: str, variables: Mapping[str, Any]) -> list[str]:
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", stack):
         raise EnvbuildError("name-unusable", f"{stack!r} cannot be part of a path")
     body = ["export PYTHONNOUSERSITE=1 PIP_REQUIRE_VIRTUALENV=1", "unset PYTHONHOME PYTHONPATH"]
-    secrets = []
+    secrets = secrets_of(variables)
     for name, value in sorted(variables.items()):
-        if looks_secret(name):
-            secrets.append(
-                f"    printf 'export {name}=%q\\n' \"${{{name}:?this script holds no secrets: export it first}}\""
-            )
-        elif isinstance(value, Mapping):
+        if name in secrets:
+            continue
+        if isinstance(value, Mapping):
             path = quote(str(value["path"]))
             body.append(f"if [ -e {path} ]; then export {name}={path}; fi")
         else:
@@ -257,7 +263,7 @@ def _activation(stack: str, variables: Mapping[str, Any]) -> list[str]:
         "    cat <<'EOF'",
         *body,
         "EOF",
-        *secrets,
+        *(f"    printf 'export {name}=%q\\n' \"${name}\"" for name in secrets),
         '  } > "$environment/.envbuild/activate.sh"',
         "",
         "  # The link is switched by a rename, so that there is always one.",

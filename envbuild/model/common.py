@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
-from envbuild.node.redact import looks_secret
+from envbuild.node.redact import holds_secret, looks_secret
 from envbuild.node.variables import may_set
 from envbuild.text import unsafe
 
@@ -211,6 +211,14 @@ def settable(name: str, *, site: bool = False) -> str:
     if not site and looks_secret(name):
         raise ValueError(f"{name} looks like a secret, and everybody reads a stack and its lock: set it in your target")
     return name
+
+
+def without_secrets(variables: Mapping[str, T]) -> Mapping[str, T]:
+    """The variables that a stack sets; raises ValueError where a value holds a secret, as a URL may."""
+    for name, value in variables.items():
+        if holds_secret(name, value):
+            raise ValueError(f"the value of {name} holds a secret, and everybody reads it here: set it in your target")
+    return variables
 
 
 Text = Annotated[str, AfterValidator(_prose_line)]

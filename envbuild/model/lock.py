@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from packaging.utils import canonicalize_name
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from envbuild.model.common import (
     AbsPath,
@@ -27,6 +27,7 @@ from envbuild.model.common import (
     TreeHash,
     Unpacked,
     all_differ,
+    without_secrets,
 )
 from envbuild.model.finding import requirement
 from envbuild.model.stack import (
@@ -216,7 +217,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
     sources: tuple[LockedSource, ...] = ()
     trees: tuple[LockedTree, ...] = ()
     imports: tuple[ModuleName, ...] = ()
-    environment: dict[SettableName, EnvironmentValue] = {}
+    environment: Annotated[dict[SettableName, EnvironmentValue], AfterValidator(without_secrets)] = {}
     smoke: tuple[SmokeItem, ...] = ()
     training: Training | None = None
 

@@ -6,7 +6,7 @@ from datetime import date
 from itertools import permutations
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 
 from envbuild.model.common import (
     BesidePath,
@@ -27,6 +27,7 @@ from envbuild.model.common import (
     Unpacked,
     WebUrl,
     all_differ,
+    without_secrets,
 )
 from envbuild.model.finding import Finding, RequirementText, package_name
 from envbuild.model.launch import Reference, Step
@@ -222,7 +223,7 @@ class Build(StrictModel):
     kind: Literal["wheel", "inplace", "kernels"] = "wheel"
     flags: tuple[Text, ...] = ()
     extensions: Annotated[tuple[ModuleName, ...], Field(min_length=1)] | None = None
-    environment: dict[SettableName, Text] | None = None
+    environment: Annotated[dict[SettableName, Text], AfterValidator(without_secrets)] | None = None
     memory_per_job: Annotated[float, Field(gt=0, le=1024)] | None = None
     cxx11_abi: Literal[0, 1] | None = None
     requires: Annotated[tuple[PackageName, ...], Field(min_length=1)] | None = None
@@ -392,7 +393,7 @@ class Profile(StrictModel, defer_build=False):  # used whole and as a part: buil
     sources: tuple[AnySource, ...] = ()
     system_packages: tuple[SystemPackage, ...] = ()
     imports: tuple[ModuleName, ...] = ()
-    environment: dict[SettableName, EnvironmentValue] = {}
+    environment: Annotated[dict[SettableName, EnvironmentValue], AfterValidator(without_secrets)] = {}
     smoke: tuple[SmokeItem, ...] = (SmokeItem(name="sound"),)
     training: Training | None = None
     deviations: tuple[Text, ...] = ()

@@ -193,6 +193,11 @@ def redact_data(data: "Any") -> "Any":
     return redactor().data(data)
 
 
+def holds_secret(name: str, value: "Any") -> bool:
+    """Whether a variable holds a secret: its name says so, or its value, as a URL with a password does."""
+    return isinstance(value, str) and (looks_secret(name) or Redactor({}).text(value) != value)
+
+
 def has_credentials(value: str) -> bool:
     """Whether `value` holds a URL with a user name or a password."""
     return _URL_USERINFO.search(value) is not None

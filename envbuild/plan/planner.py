@@ -11,7 +11,7 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Resolution
 from envbuild.model.target import Target
 from envbuild.node.probe.inventory import generation
-from envbuild.node.redact import looks_secret
+from envbuild.node.redact import holds_secret
 from envbuild.plan.node_steps import Inputs, NodeSteps, environment_path
 from envbuild.resolve.estimate import Estimate, estimate
 from envbuild.resolve.health import odd_ones
@@ -155,8 +155,9 @@ def plan_warnings(
 
 
 def _in_clear(target: Target) -> str:
-    """What to say of the target's variables that look like secrets by their names; empty when none does."""
-    names = sorted(name for name, value in target.environment.items() if isinstance(value, str) and looks_secret(name))
+    """What to say of the target's variables that hold a secret, by name or value; empty when none does."""
+    given = target.environment.items()
+    names = sorted(name for name, value in given if isinstance(value, str) and holds_secret(name, value))
     if not names:
         return ""
     return (

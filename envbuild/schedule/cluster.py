@@ -110,6 +110,7 @@ class Scheduler(ABC):
     """The adapter of one cluster. `runner` runs its programs where jobs are submitted.
 
     `suffix`: ending of a script's file. `submits`, `shows` and `cancels`: the programs that begin, show and end a job.
+    `carries`: the option that takes variables of the submitting shell along; empty where a job has all of them.
     `away`: their messages if no server answers, `unknown_job` what they say of a job that does not exist. `mine`:
     command that lists the user's jobs. `limits`: what a refused job may have exceeded. `reruns`: a job may be requeued,
     and its script knows how often.
@@ -123,6 +124,7 @@ class Scheduler(ABC):
     name: ClassVar[str]
     suffix: ClassVar[str]
     submits: ClassVar[tuple[str, ...]]
+    carries: ClassVar[str] = ""
     shows: ClassVar[tuple[str, ...]]
     cancels: ClassVar[str]
     away: ClassVar[re.Pattern[str]]
@@ -182,9 +184,18 @@ class Scheduler(ABC):
         return "\n".join([*script.head(job, cls.directives(job, here=False), by_hand), *body, ""])
 
     @classmethod
-    def render_body(cls, job: Job, text: str) -> str:
-        """The file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
-        begins = script.head(job, cls.directives(job, here=True), f" Submit it with `{cls.submits[0]} FILE`.")
+    def typed(cls, secrets: Sequence[str]) -> str:
+        """What submits a printed file: the job has the variables `secrets` from the shell that submits it."""
+        carried = [cls.carries, ",".join(secrets)] if secrets and cls.carries else []
+        return " ".join((cls.submits[0], *carried, "FILE"))
+
+    @classmethod
+    def render_body(cls, job: Job, text: str, secrets: Sequence[str] = ()) -> str:
+        """The file that runs the bash script `text` on the first node of a job; it prints where it was submitted.
+
+        `secrets`: as of `typed`.
+        """
+        begins = script.head(job, cls.directives(job, here=True), f" Submit it with `{cls.typed(secrets)}`.")
         return "\n".join([*begins, *script.modules(job), text.removeprefix("#!/usr/bin/env bash\n")])
 
     def attempt(self, state: JobState) -> int:

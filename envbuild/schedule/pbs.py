@@ -305,6 +305,7 @@ class Pbs(Scheduler):
     """The programs of one server of PBS."""
 
     name, suffix, submits, shows, cancels = "PBS", "qsub", ("qsub",), ("qstat", "-x", "-f"), "qdel"
+    carries = "-v"
     away = re.compile(r"cannot connect|connection (refused|reset)|timed out|end of file|communication failure", re.I)
     unknown_job = re.compile(r"unknown job id|job has finished", re.IGNORECASE)
     mine = "qstat -u $USER"

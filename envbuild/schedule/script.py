@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 
+from envbuild.node.redact import holds_secret
 from envbuild.schedule.job import Job, JobStep, JobText, Step
 from envbuild.text import comment
 
@@ -103,6 +104,23 @@ def step_lines(step: Step, runs: Mapping[str, tuple[str, str]]) -> list[str]:
     ]
 
 
+def secrets_of(variables: Mapping[str, object]) -> list[str]:
+    """The names of those that hold a secret: who submits a printed script has them in the shell."""
+    return sorted(name for name, value in variables.items() if holds_secret(name, value))
+
+
+def from_shell(name: str) -> str:
+    """The shell's word for a variable that a printed script does not hold; the script ends where it is missing."""
+    return f'"${{{name}:?this script holds no secrets: export it first}}"'
+
+
+def exports(variables: Mapping[str, str], *, printed: bool) -> list[str]:
+    """The lines that set them. A script that is `printed` goes from hand to hand, so it holds no secret."""
+    taken = secrets_of(variables) if printed else ()
+    words = {name: from_shell(name) if name in taken else shlex.quote(value) for name, value in variables.items()}
+    return [f"export {name}={word}" for name, word in sorted(words.items())]
+
+
 def preamble(job: Job, number: str, again: str, by_hand: str) -> list[str]:
     """Modules, strict mode, the status file, variables.
 
@@ -133,7 +151,7 @@ def preamble(job: Job, number: str, again: str, by_hand: str) -> list[str]:
         "trap 'exit 130' INT",
     ]
     if job.variables:
-        lines += ["", *(f"export {name}={shlex.quote(value)}" for name, value in sorted(job.variables.items()))]
+        lines += ["", *exports(job.variables, printed=bool(by_hand))]
     return lines
 
 

@@ -353,10 +353,12 @@ def test_what_no_image_can_be_made_of_is_refused(choice: Choice, code: str) -> N
         recipe_for(choice)
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY"])
-def test_a_secret_never_becomes_a_variable_of_an_image(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("HF_TOKEN", "s3cret"), ("WANDB_API_KEY", "s3cret"), ("https_proxy", "http://me:s3cret@p:1")]
+)
+def test_a_secret_never_becomes_a_variable_of_an_image(name: str, value: str, tmp_path: Path) -> None:
     target = tmp_path / "t.yaml"
-    target.write_text(f"name: t\nextends: local\nenvironment: {{{name}: s3cret}}\n")
+    target.write_text(f"name: t\nextends: local\nenvironment: {{{name}: '{value}'}}\n")
     with fails("variable-refused", 7) as caught:
         recipe_for(Choice("torch-smoke", target=str(target)))
     assert f"docker run -e {name}" in caught.value.hint and "s3cret" not in str(caught.value.as_dict())

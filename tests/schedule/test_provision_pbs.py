@@ -74,6 +74,8 @@ def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(worl
     world.fake.say("offline-x3002")
     world.tiny(sources=[{**world.repository("lib", PROJECT), "install": "wheel"}], imports=["alpha", "lib"])
     world.target(nodes=3)
+    file = world.work / "cluster.yaml"
+    file.write_text(file.read_text().replace("http://proxy", "http://me:s3cret-word@proxy"))
     planned = world.job(verb="plan")
     done = world.job("--repair")
     assert done.rc == 0, done.err
@@ -90,7 +92,7 @@ def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(worl
     for name, shown in planned.json["jobs"].items():
         assert (last / f"{name}.qsub").read_text().replace(last.name, "RUN") == shown
     script = (last / "envbuild-provision.qsub").read_text()
-    for line in ("#PBS -q prod", "#PBS -A proj-1", "export https_proxy=http://proxy.example.org:3128"):
+    for line in ("#PBS -q prod", "#PBS -A proj-1", "export https_proxy=http://***@proxy.example.org:3128"):
         assert line in script
     assert "3 nodes of prod for at most 0:10:00" in done.err
     assert not (world.prefix / "jobs").exists()

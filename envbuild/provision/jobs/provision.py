@@ -27,7 +27,7 @@ from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import all_well, first_error, of_another_kind
 from envbuild.provision.survey.ask import current_of, decide
 from envbuild.schedule.job import JobStep
-from envbuild.schedule.script import ensure_file
+from envbuild.schedule.script import ensure_file, secrets_of
 from envbuild.text import comment
 
 SMOKE_LIMIT = 3600
@@ -82,8 +82,9 @@ def job_script(plan: Plan, site: JobSite, text: str, facts: Iterable[NodeFacts])
     unknown = cpus_unknown(site, job)
     notes = UNASKED * (not site.asked) + (f"{comment(unknown)}\n" if unknown else "")
     notes += "".join({f"{comment(_OWN.format(node))}\n": None for node in facts})
+    secrets = secrets_of(target.environment)
     notes += _OTHER + ONE_NODE * (target.scheduler.nodes != 1)
-    return site.scheduler.render_body(job, text.replace("\n", f"\n{notes}", 1)), unknown
+    return site.scheduler.render_body(job, text.replace("\n", f"\n{notes}", 1), secrets), unknown
 
 
 def _outcome(plan: Plan, builder: NodePlan, answers: Answers, work: Work) -> tuple[Plan, Outcome]:

@@ -166,9 +166,9 @@ CUT = f"envbuild: the first part of this log is left out, it has more than {LOG_
 
 
 def submit(work: Run, site: JobSite, job: Job) -> str:
-    """Tell what a job costs and submit it; its number. The script stays in the run directory."""
+    """Tell what a job costs and submit it; its number. The script stays in the run directory, without secrets."""
     script = work.run.path / f"{job.name}.{site.scheduler.suffix}"
-    script.write_text(site.scheduler.render(job, ""))
+    script.write_text(redact_text(site.scheduler.render(job, "")))
     for warning in job.warnings():
         work.journal.stage(f"warning: {warning}")
     work.journal.stage(f"submitting {job.name}: {job.cost()}")

@@ -26,6 +26,7 @@ from envbuild.provision.survey.ask import refusal
 from envbuild.provision.survey.plan_run import plan_recorded
 from tests.provision.survey.test_up_to_date import facts, prepared
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
+from tests.support.canary import CANARY
 from tests.support.files import write_file
 
 TARGETS = sorted(set(list_targets()) & set(list_facts()))
@@ -401,6 +402,40 @@ def test_what_another_targets_facts_say_of_user_processors_and_cuda_is_not_taken
     for words in (("provision", *place), ("launch", "--target", str(mine), "--gpus-per-node", "8")):
         done = ask(*words, "--print-script")
         assert "#PBS -l select=1:ncpus=32:ngpus=8\n" in done.stdout and "no ncpus" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("target", "submits"), [("azure-nd96", "sbatch"), ("polaris", "qsub -v %s")])
+def test_no_printed_script_holds_a_secret_of_the_target_by_name_or_value(
+    target: str, submits: str, tmp_path: Path
+) -> None:
+    held = {
+        "https_proxy": f"http://me:{CANARY}@proxy:3128",
+        "HF_TOKEN": f"x-{CANARY}",
+        "HF_HUB_NOTE": f"Bearer {CANARY}",
+    }
+    site = "scheduler: {account: lab, time_limit: 1h, nodes: 2}\nconnection: {kind: job, login: null}\nprefix: /p\n"
+    site += f"environment: {json.dumps({**held, 'http_proxy': 'http://proxy:3128'})}\n"
+    mine = ("--target", str(write_file(tmp_path / "mine.yaml", f"name: mine\nextends: {target}\n{site}")))
+    facts = ("--facts", target)
+    built, *others = [
+        ask("provision", *mine, *facts, "--print-script"), ask("launch", *mine, "--print-script"),
+        ask("bench", *mine, "--dry-run"),
+        ask("provision", *mine, *facts, "--print-script", "--json"), ask("plan", *mine, *facts, "-v"),
+        ask("plan", *mine, *facts, "--json"), ask("image", "dockerfile", *mine), ask("target", "show", *mine[1:]),
+    ]  # fmt: skip
+    assert [done.exit_code for done in (built, *others)] == [0, 0, 0, 0, 0, 0, 7, 0], [done.stderr for done in others]
+    for done in (built, *others):
+        assert CANARY not in done.stdout + done.stderr
+    names = sorted(held)
+    for name in names:
+        assert f'export {name}="${{{name}:?this script holds no secrets' in built.stdout.partition("uv venv ")[0]
+    assert f"git on PATH, {', '.join(names)} exported" in built.stdout
+    assert f"Submit it with `{submits.replace('%s', ','.join(names))} FILE`" in built.stdout
+    for done in others[:2]:
+        assert "export http_proxy=http://proxy:3128\n" in done.stdout
+        assert 'export https_proxy="${https_proxy:?' in done.stdout
+        assert f"&& {submits.replace('%s', 'https_proxy')} FILE`" in done.stdout
+    assert f"{', '.join(names)} of the target's variables" in " ".join(others[3].stdout.split())
 
 
 def test_a_script_that_compiles_mpi4py_names_its_programs_and_wants_mpicc() -> None:
