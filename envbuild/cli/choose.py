@@ -383,6 +383,31 @@ def tell_lock(ui: Ui, path: Path) -> None:
         ui.note(f"lock: {path} (recorded by you)")
 
 
+def prefix_here(flags: dict[str, Any]) -> str:
+    """The prefix as it is for whoever asks here, and the user who logs in; on other machines the home may differ."""
+    target = described_target(flags)
+    prefix = configured(flags).prefix or target.prefix
+    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    prefix = prefix.replace("{home}", str(Path.home())).replace("{data}", data)
+    if "{user}" in prefix:
+        prefix = prefix.replace("{user}", submitter(target))
+    return absolute(prefix)
+
+
+def filled_here(flags: dict[str, Any]) -> str:
+    """What stands in a prefix where no node was asked for its user and home."""
+    target = described_target(flags)
+    prefix = configured(flags).prefix or target.prefix
+    from envbuild.model.target import login_connection
+
+    other = "of this machine: if nodes have another, set an absolute `prefix:`."
+    user = submitter(target)
+    words = {"{user}": f"{user}, {other}", "{home}": f"{Path.home()}, {other}"}
+    if (login_connection(target) or target.connection).user:
+        words["{user}"] = f"{user}."
+    return "".join(f"\n{name} is {text}" for name, text in words.items() if name in prefix)
+
+
 def output_option(help_: str, *, folder: bool = False) -> Callable[[F], F]:
     """`-o/--output`: where a command writes."""
     return click.option(

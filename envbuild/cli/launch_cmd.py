@@ -159,7 +159,7 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
     output = flags["output"] or "."
     elsewhere = target.connection.kind == "ssh" and not flags.get("run_here")
     if (elsewhere or _for_a_job(target, flags)) and not flags["output"]:
-        output = f"{prefix_here(flags)}/launches"  # a folder that the nodes have too
+        output = f"{choose.prefix_here(flags)}/launches"  # a folder that the nodes have too
     gpus = flags["gpus_per_node"] or target.expects.gpus_per_node
     if gpus is None:
         from envbuild.provision.jobs.launch import gpus_unsaid
@@ -194,7 +194,7 @@ def _job_instead(made: Launch, target: Target, flags: dict[str, Any]) -> str:
     again = f"`{shlex.join(['envbuild', *sys.argv[1:], *own, '--submit'])}`"
     if nodes and nodes != made.nodes:
         again += f"; a job of the target has {plural(nodes, 'node')}, this is for {made.nodes}"
-    return again + _filled_here(flags)
+    return again + choose.filled_here(flags)
 
 
 def _for_a_job(target: Target, flags: dict[str, Any]) -> bool:
@@ -207,18 +207,7 @@ def environment_of(stack: str, flags: dict[str, Any]) -> str:
     """The environment of a launch: the one that is named, else where the one in use lies under the prefix."""
     if flags.get("environment"):
         return choose.absolute(flags["environment"])
-    return f"{prefix_here(flags)}/current/{stack}"
-
-
-def prefix_here(flags: dict[str, Any]) -> str:
-    """The prefix as it is for whoever asks here, and the user who logs in; on other machines the home may differ."""
-    target = choose.described_target(flags)
-    prefix = choose.configured(flags).prefix or target.prefix
-    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    prefix = prefix.replace("{home}", str(Path.home())).replace("{data}", data)
-    if "{user}" in prefix:
-        prefix = prefix.replace("{user}", choose.submitter(target))
-    return choose.absolute(prefix)
+    return f"{choose.prefix_here(flags)}/current/{stack}"
 
 
 def profile_to_run(flags: dict[str, Any], verb: str, *, read: bool = False) -> str:
@@ -333,8 +322,8 @@ def submit(ui: Ui, stack: Stack, profile: str, flags: dict[str, Any]) -> int:
         except EnvbuildError as error:
             if error.code not in ("scheduler-missing", "scheduler-unreachable", "node-unreachable"):
                 raise
-            site, job, made = make_job(target, stack, profile, asked, prefix=prefix_here(flags))
-            home = _filled_here(flags)
+            site, job, made = make_job(target, stack, profile, asked, prefix=choose.prefix_here(flags))
+            home = choose.filled_here(flags)
             ui.warn(f"{error.what}; {NOT_ASKED}")
         if late := _late(target, stack, made, asked):
             ui.warn(late)
@@ -395,20 +384,6 @@ def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags:
         lines.append(f"For a report of it: `envbuild bench {_where(flags)} {shlex.join(words)} --log {log}`.")
         lines.append("Its verdict is *not comparable*: nobody saw the GPUs. `bench` without --log compares.")
     return "\n" + "\n".join(filter(None, lines))
-
-
-def _filled_here(flags: dict[str, Any]) -> str:
-    """What stands in a prefix where no node was asked for its user and home."""
-    target = choose.described_target(flags)
-    prefix = choose.configured(flags).prefix or target.prefix
-    from envbuild.model.target import login_connection
-
-    other = "of this machine: if nodes have another, set an absolute `prefix:`."
-    user = choose.submitter(target)
-    words = {"{user}": f"{user}, {other}", "{home}": f"{Path.home()}, {other}"}
-    if (login_connection(target) or target.connection).user:
-        words["{user}"] = f"{user}."
-    return "".join(f"\n{name} is {text}" for name, text in words.items() if name in prefix)
 
 
 def asked_of(flags: dict[str, Any]) -> Asked:
@@ -494,14 +469,16 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
     reference, measured = measured_by(prepared.stack)
     asked = asked_of(flags)
     if prepared.target.connection.kind == "job":
-        site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, prefix=prefix_here(flags))
+        site, job, made = make_job(
+            prepared.target, prepared.stack, prepared.profile, asked, prefix=choose.prefix_here(flags)
+        )
         ui.note(NOT_ASKED)
         for line in summary(made):
             ui.note(line)
         hours = job.gpu_hours(trials)
         many = f" {trials} trials, a job each: at most {hours}." if trials > 1 and hours else ""
         text = site.scheduler.render(
-            job, f"{many}{_by_hand(ui, site, job, prepared.stack, prepared.profile, flags)}{_filled_here(flags)}"
+            job, f"{many}{_by_hand(ui, site, job, prepared.stack, prepared.profile, flags)}{choose.filled_here(flags)}"
         )
     else:
         place = launch_place(prepared.stack.name, flags)

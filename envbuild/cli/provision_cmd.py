@@ -244,18 +244,22 @@ def _jobs(made: Plan, prepared: Prepared, survey: Survey, site: JobSite) -> Jobs
 def _details(survey: Survey, jobs: Jobs) -> list[tuple[str, str]]:
     """What each rule compared, and the scripts of the jobs, to be copied."""
     from envbuild.explain.text import decision_lines
-    from envbuild.provision.jobs.asked import run_script
 
     lines = [(line, "") for line in decision_lines(survey.resolutions.values(), text_width())]
+    return [*lines, *_scripts(jobs)] if jobs.scripts else lines
+
+
+def _scripts(jobs: Jobs) -> list[tuple[str, str]]:
+    """The scripts of jobs and what they run, to be copied."""
+    from envbuild.provision.jobs.asked import run_script
+
+    lines: list[tuple[str, str]] = []
     scripts = {f"The job {name}": script for name, script in jobs.scripts.items()}
-    if scripts:
-        of_run = "`run.sh`, which both run (findings.sh asks what the node has; node.pyz is envbuild's node program)"
-        scripts[of_run] = run_script()
-    for name, script in scripts.items():
+    of_run = "`run.sh`, which each node runs (findings.sh asks what the node has; node.pyz is envbuild's node program)"
+    for name, script in {**scripts, of_run: run_script()}.items():
         lines += [(f"\n{name}:", ""), *((line, COPIED) for line in script.splitlines())]
-    if scripts:
-        lines.append(("\nRUN stands for the id of the run, which names the folder of its job.", ""))
-        lines.append((f"node.pyz is a zip file of {node_package()}: read it there. findings.sh only looks.", ""))
+    lines.append(("\nRUN stands for the id of the run, which names the folder of its job.", ""))
+    lines.append((f"node.pyz is a zip file of {node_package()}: read it there. findings.sh only looks.", ""))
     return lines
 
 
@@ -502,21 +506,45 @@ def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
 @click.option(
     "--only", multiple=True, metavar="ITEM[/CHECK]", help="Run only this part, for example machine/gemm; repeatable."
 )
+@click.option("--dry-run", is_flag=True, help="Print the job that it submits: nodes, time, GPU-hours, script.")
 @common_options
-def smoke(ui: Ui, /, *, only: tuple[str, ...], **flags: Any) -> int:
+def smoke(ui: Ui, /, *, only: tuple[str, ...], dry_run: bool, **flags: Any) -> int:
     """Run the smoke tests in the environment in use.
 
     Exit 1 if one fails, 6 below a floor. Tests left out by --only are reported as not checked. If the code of the stack
     is a folder of yours, every file is then compared as `verify` does.
 
-    On a cluster, one job runs them: `provision --repair --dry-run --verbose` prints the same steps, after those of a
-    build.
+    On a cluster, one job runs them, on as many nodes and at most as long as the job of `provision`: an hour where the
+    target has no `time_limit`.
     """
     from envbuild.provision import provision
 
     prepared, settings = _prepared(ui, flags)
+    if dry_run:
+        return _smoke_job(ui, prepared, flags)
     with RunProgress(ui) as progress:
         return show_evidence(ui, *provision.smoke(prepared, replace(settings, only=only), progress))
+
+
+def _smoke_job(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
+    """The job of `smoke`, which nobody submits. Raises EnvbuildError `option-does-not-fit` (exit 2)."""
+    from envbuild.provision.jobs.asked import all_nodes, smoke_job
+    from envbuild.provision.jobs.site import NOT_ASKED, JobSite
+
+    if prepared.target.connection.kind != "job":
+        raise EnvbuildError(
+            "option-does-not-fit",
+            f"the target {prepared.target.name} has no scheduler that takes a job",
+            why=f"its connection is {prepared.target.connection.kind}",
+            hint="remove --dry-run: `smoke` then runs the tests at once, without a job",
+        )
+    site = JobSite.unasked(prepared.target)
+    job = smoke_job(prepared, site, choose.prefix_here(flags))
+    scripts = Jobs((f"job: {job.cost()}{all_nodes(site, job)}; {NOT_ASKED}",), {job.name: site.scheduler.render(job)})
+    notes = choose.filled_here(flags).splitlines()
+    lines = [*scripts.lines, *filter(None, notes)]
+    ui.result({"cost": job.cost(), **scripts.as_dict()}, lambda: [*((line, "") for line in lines), *_scripts(scripts)])
+    return 0
 
 
 def _prepared(ui: Ui, flags: dict[str, Any]) -> tuple[Prepared, Settings]:

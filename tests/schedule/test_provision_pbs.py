@@ -110,7 +110,15 @@ def nodes_are_asked_and_tested_through_jobs(world: PbsWorld) -> None:
     probed = world.job("--facts-out", "facts.json", verb="doctor")
     assert probed.rc == 0, probed.err
     assert sorted(probed.json["facts"]) == ["x3001", "x3002"]
+    shown = world.job("--dry-run", verb="smoke").json
     tested = world.job(verb="smoke")
+    kept = max(path for path in world.runs.iterdir() if path.is_dir())
+    submitted = (kept / "envbuild-smoke.qsub").read_text().replace(kept.name, "RUN")
+    assert [line for line in submitted.splitlines() if not line.startswith(("#PBS -l select", "#PBS -q", "# "))] == [
+        line
+        for line in shown["jobs"]["envbuild-smoke"].splitlines()
+        if not line.startswith(("#PBS -l select", "#PBS -q", "# "))
+    ], "but for what only the scheduler says"
     assert tested.rc == 0, tested.err
     assert [node["node"] for node in tested.json["nodes"]] == ["x3001", "x3002"]
     assert world.submitted() == ["envbuild-smoke"]

@@ -15,19 +15,22 @@ from envbuild.plan.planner import compiled, limit_of
 from envbuild.plan.sharing import builder_of
 from envbuild.plan.tools import NodeTools
 from envbuild.provision.contact.first_contact import look_script, node_request
-from envbuild.provision.fleet.multi_node_smoke import gpus_of, job_request
+from envbuild.provision.fleet.multi_node_smoke import VERB as MEET
+from envbuild.provision.fleet.multi_node_smoke import gpus_of, job_request, wants_to_meet
 from envbuild.provision.jobs.node_local import is_local, published
 from envbuild.provision.jobs.site import NOT_ASKED, PROBE_LIMIT, JobSite
 from envbuild.provision.run.context import Prepared, Survey
 from envbuild.provision.run.run_dir import MAX_AGE
 from envbuild.provision.survey.ask import probe_args
 from envbuild.schedule.job import Job, JobStep
+from envbuild.schedule.script import ensure_file
 from envbuild.text import few
 
 # The name of the files of `node/logs.py` in the folder of a job.
 PROGRESS = "progress"
 # Of a container's job where the target names no time, in seconds.
 IMAGE_LIMIT = 3600
+SMOKE_LIMIT = 3600  # of the job of `smoke`, likewise
 # Stands for the id of a run that has not begun.
 RUN = "RUN"
 # By the name of an answer what is asked; of `ensure`, the request is there only once `activate` has written it.
@@ -127,6 +130,37 @@ def asked_to_build(
     return Asked("envbuild-provision", folder, tested, once=planned, after=meeting, stops=True)
 
 
+def asked_to_test(
+    prepared: Prepared, top: str, run: str, requests: Requests, meeting: Mapping[str, dict[str, Any] | None]
+) -> Asked:
+    """What the job of `smoke` asks its nodes: the `requests`, then what `meeting` asks them together."""
+    # Nodes may have lost an environment of their own; one that cannot have it goes on, and its answers say so.
+    code = '/bin/sh "$1" > /dev/null || echo "$(uname -n): the environment is not there" >&2'
+    ensure = ("/bin/sh", "-c", code, "ensure", ensure_file(top, prepared.stack.name))
+    first = [JobStep(argv=ensure)] if is_local(prepared.target) else []
+    return Asked("envbuild-smoke", posixpath.join(top, "jobs", run), requests, before=first, after=meeting)
+
+
+def smoke_job(prepared: Prepared, site: JobSite, top: str) -> Job:
+    """The job of `smoke` where nobody looked which environment is in use. Raises EnvbuildError as `site.job` does."""
+    target, variants = prepared.target, prepared.lock.variants
+    if target.engine == "container":
+        asked = Asked("envbuild-smoke", posixpath.join(top, "jobs", RUN), {"ask": {"verb": "container"}})
+        return asked.job(site, site.limit(IMAGE_LIMIT))
+    verbs = ["smoke", *(["verify"] if any(variant.trees for variant in variants) else [])]
+    together = site.nodes > 1 and any(wants_to_meet(variant, target) for variant in variants)
+    asked = asked_to_test(prepared, top, RUN, dict.fromkeys(verbs), {MEET: None} if together else {})
+    return asked.job(site, site.limit(SMOKE_LIMIT))
+
+
+def all_nodes(site: JobSite, job: Job) -> str:
+    """What to say of the nodes of a job that takes all there are, as nobody said how many that is; else empty."""
+    if site.target.scheduler.nodes or site.asked:
+        return ""
+    where = job.queue or "the default partition"
+    return f"; `nodes` is not set, so it takes all nodes in service of {where}, and this is of one"
+
+
 def jobs_of(plan: Plan, prepared: Prepared, survey: Survey, site: JobSite) -> tuple[Job, Job]:
     """The jobs of a run that carries out the plan: the one that asks nodes of which nothing is known, and that which
     builds. Raises EnvbuildError as `site.job` does.
@@ -148,10 +182,7 @@ def jobs_of(plan: Plan, prepared: Prepared, survey: Survey, site: JobSite) -> tu
 def job_lines(plan: Plan, prepared: Prepared, site: JobSite, jobs: tuple[Job, Job]) -> list[str]:
     """What the plan says of its jobs: nodes, time, GPU-hours and account, and what of it nobody knows."""
     target, (asking, building) = prepared.target, jobs
-    count = ""
-    if not target.scheduler.nodes and not site.asked:
-        where = building.queue or "the default partition"
-        count = f"; `nodes` is not set, so it takes all nodes in service of {where}, and this is of one"
+    count = all_nodes(site, building)
     like = f"; all taken to be like {'this one' if len(plan.nodes) == 1 else 'these'}"
     login = target.connection.login
     at = "@".join(filter(None, (login.user or target.connection.user, login.host))) if login else "this machine"

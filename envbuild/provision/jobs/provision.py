@@ -18,7 +18,7 @@ from envbuild.provision.environments import Environments, asked_evidence, stage
 from envbuild.provision.fleet.multi_node_smoke import gpus_of_stamp, job_request, note_floors
 from envbuild.provision.fleet.sharing import not_built
 from envbuild.provision.jobs.answers import ask_in_job
-from envbuild.provision.jobs.asked import Asked, asked_to_build
+from envbuild.provision.jobs.asked import SMOKE_LIMIT, asked_to_build, asked_to_test
 from envbuild.provision.jobs.node_local import is_local
 from envbuild.provision.jobs.site import UNASKED, JobSite, cpus_unknown
 from envbuild.provision.jobs.survey import facts_file, login_facts, survey_jobs, write_facts
@@ -27,10 +27,9 @@ from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import all_well, first_error, of_another_kind
 from envbuild.provision.survey.ask import current_of, decide
 from envbuild.schedule.job import JobStep
-from envbuild.schedule.script import ensure_file, secrets_of
+from envbuild.schedule.script import secrets_of
 from envbuild.text import comment
 
-SMOKE_LIMIT = 3600
 # Without envbuild, there is nothing to test on other nodes.
 ONE_NODE = """\
 # Whatever the target says, this file asks for one node, which builds; `envbuild provision` alone tests on every node.
@@ -191,13 +190,8 @@ class InJobs(Environments):
         requests = {verb: node_request(verb, prepared.target.prefix, args, work.run.id) for verb, args in given.items()}
         gpus = gpus_of_stamp(variant, stamp)
         meeting = job_request(prepared.target, work.run.id, variant, environment, gpus, site.nodes)
-        folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
         with work.phase("smoke", "testing through a job"):
-            # Nodes may have lost an environment of their own; one that cannot have it goes on, and its answers say so.
-            code = '/bin/sh "$1" > /dev/null || echo "$(uname -n): the environment is not there" >&2'
-            ensure = ("/bin/sh", "-c", code, "ensure", ensure_file(facts.prefix.path, prepared.stack.name))
-            first = [JobStep(argv=ensure)] if is_local(prepared.target) else []
-            asked = Asked("envbuild-smoke", folder, requests, before=first, after=meeting)
+            asked = asked_to_test(prepared, facts.prefix.path, work.run.id, requests, meeting)
             answers = ask_in_job(work, site, asked, site.limit(SMOKE_LIMIT))
         for node, verbs in answers.items():
             for verb, answer in verbs.items():

@@ -246,13 +246,27 @@ def the_jobs_of_provision_are_printed(place: tuple[str, ...], plain: str, submit
     """`plan -v` has both scripts as they are submitted, and what each rule compared, as `explain` has it."""
     shown = ask("plan", *place, "-v").stdout
     assert shown.startswith(plain) and "\n  allow   the variant is for x86_64 (rule platform: x86_64 against" in shown
-    assert "\n`run.sh`, which both run (findings.sh asks" in shown and f"\n{run_script()}" in shown
+    assert "\n`run.sh`, which each node runs (findings.sh asks" in shown and f"\n{run_script()}" in shown
     assert f"\nnode.pyz is a zip file of {resources.node_package()}: read" in shown
     scripts = json.loads(ask("plan", *place, "--json").stdout)["jobs"]
     assert list(scripts) == ["envbuild-probe", "envbuild-provision"]
     for (name, script), verbs in zip(scripts.items(), (" probe\n", " install smoke activate\n"), strict=True):
         assert f"\nThe job {name}:\n{script}" in shown
         assert verbs in script and " account lab.\n" in script and submit in script and "/jobs/RUN" in script
+
+
+def test_smoke_prints_the_job_that_it_submits_and_what_that_costs(tmp_path: Path) -> None:
+    site = "scheduler: {account: lab, nodes: 24, time_limit: %s}\nconnection: {login: null}\nprefix: /p\n"
+    mine = write_file(tmp_path / "mine.yaml", f"name: mine\nextends: azure-nd96\n{site % '3h'}")
+    done = ask("smoke", "--target", str(mine), "--dry-run")
+    cost = "24 nodes of hpc for at most 3:00:00, 576 GPU-hours (8 GPUs a node), whole nodes, account lab"
+    assert done.exit_code == 0 and done.stdout.startswith(f"job: {cost}; the scheduler was not asked"), done.stderr
+    assert "run.sh /p/jobs/RUN smoke\n" in done.stdout and "run.sh /p/jobs/RUN meet\n" in done.stdout
+    assert f"\n{run_script()}" in done.stdout and not (tmp_path / "runs").exists()
+    write_file(mine, mine.read_text().replace("time_limit: 3h", "time_limit: null").replace("nodes: 24", "nodes: 1"))
+    done = ask("smoke", "--target", str(mine), "--dry-run")
+    assert "1 node of hpc for at most 1:00:00" in done.stdout and " meet\n" not in done.stdout
+    assert ask("smoke", "--target", "local", "--dry-run").exit_code == 2
 
 
 def test_that_no_target_was_named_is_said_first_and_the_target_files_of_the_folder_with_it(
