@@ -105,12 +105,15 @@ def test_a_state_is_told_in_one_line() -> None:
 
 
 def test_what_a_shell_carries_does_not_reach_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SECRET_TOKEN", "PYTHONPATH", "VIRTUAL_ENV", "SLURM_CONF", "https_proxy"):
+    lost = ("SECRET_TOKEN", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME")
+    for name in (*lost, "SLURM_CONF", "https_proxy"):
         monkeypatch.setenv(name, "value")
+    monkeypatch.setenv("PATH", "/home/you/cuda-11.3/bin", prepend=":")
     said = Here().run(["env"]).out
     assert "SLURM_CONF=value" in said
     assert "https_proxy=value" in said
-    for name in ("SECRET_TOKEN", "PYTHONPATH", "VIRTUAL_ENV"):
+    assert "\nPATH=/home/you/cuda-11.3/bin:" in f"\n{said}", "a toolkit of the user's own needs no module"
+    for name in lost:
         assert name not in said
 
 
