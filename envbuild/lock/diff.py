@@ -61,14 +61,26 @@ def diff_locks(a: Lock, b: Lock) -> LockDiff:
         if (before := getattr(a, field)) != (after := getattr(b, field))
     ]
     old, new = ({variant.id: variant for variant in lock.variants} for lock in (a, b))
-    for name in [*old, *(name for name in new if name not in old)]:
-        if name not in new:
+    pairs = {name: name for name in old if name in new}
+    if a.profile != b.profile:
+        # The variants of another profile have other names: each is compared with the first of its kind.
+        for name in [name for name in old if name not in pairs]:
+            kind = _kind(old[name])
+            alike = (other for other in new if other not in pairs.values() and _kind(new[other]) == kind)
+            if other := next(alike, None):
+                pairs[name] = other
+    for name in [*old, *(name for name in new if name not in pairs.values())]:
+        if name in pairs:
+            changes += _variant(old[name], new[pairs[name]])
+        elif name in old:
             changes.append(Change(name, "variant", name, old[name].digest[:12], None))
-        elif name not in old:
-            changes.append(Change(name, "variant", name, None, new[name].digest[:12]))
         else:
-            changes += _variant(old[name], new[name])
+            changes.append(Change(name, "variant", name, None, new[name].digest[:12]))
     return LockDiff(tuple(changes))
+
+
+def _kind(variant: Variant) -> tuple[str, ...]:
+    return variant.engine, variant.platform, variant.base.kind, variant.interpreter.kind
 
 
 def _variant(a: Variant, b: Variant) -> list[Change]:
@@ -80,12 +92,13 @@ def _variant(a: Variant, b: Variant) -> list[Change]:
         ("variable", _variables), ("smoke item", _smoke),
     )  # fmt: skip
     changes = []
+    name = a.id if a.id == b.id else f"{a.id} -> {b.id}"
     for what, view in views:
-        changes += _maps(a.id, what, view(a, b), view(b, a))
+        changes += _maps(name, what, view(a, b), view(b, a))
         if what == "source":
             old, new = ({source.name: source for source in variant.sources} for variant in (a, b))
             for key in sorted(old.keys() & new.keys()):
-                changes += _maps(a.id, f"source {key}", _source_fields(old[key]), _source_fields(new[key]))
+                changes += _maps(name, f"source {key}", _source_fields(old[key]), _source_fields(new[key]))
     return changes
 
 

@@ -179,6 +179,19 @@ def test_packages_sources_variables_interpreter_and_variants_are_compared() -> N
     }
 
 
+def test_variants_of_another_profile_are_compared_with_the_first_of_their_kind() -> None:
+    a = lock(variant("cp39", packages=(package("six"),)), variant("cp39-system", base=Base(kind="system")))
+    ported = lock(variant("cp312", packages=(package("six", "2"),)), variant("cp311")).model_copy(
+        update={"profile": "ported"}
+    )
+    gone, new = a.variants[1].digest[:12], ported.variants[1].digest[:12]
+    assert diff_locks(a, ported).text().splitlines()[2:] == [
+        "cp39 -> cp312:", "  ~ package six 1.0 -> 2",
+        "cp39-system:", f"  - variant cp39-system {gone}",
+        "cp311:", f"  + variant cp311 {new}",
+    ]  # fmt: skip
+
+
 def test_variants_that_change_alike_are_said_once() -> None:
     a = lock(variant("x", packages=(package("six"),)), variant("y", packages=(package("six"),)))
     b = lock(variant("x", packages=(package("six", "2"),)), variant("y", packages=(package("six", "2"),)))
