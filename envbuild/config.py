@@ -223,7 +223,11 @@ def _checked(key: str, value: Any, origin: str, folder: Path) -> Value:
     if entry.kind == "choice" and value not in entry.choices:
         raise _invalid(key, origin, f"must be one of {', '.join(entry.choices)}", did_you_mean(value, entry.choices))
     if entry.kind == "folder" and not value.startswith(("/", "{home}", "{data}")):
-        raise _invalid(key, origin, "must be absolute, or begin with {home} or {data}", f"write {folder / value}")
+        from envbuild.model.target import with_placeholders
+
+        meant = with_placeholders(value)
+        hint = f"write {meant if meant.startswith('{') else folder / value}"
+        raise _invalid(key, origin, "must be absolute, or begin with {home} or {data}", hint)
     if entry.kind == "path" or (entry.kind == "ref" and ("/" in value or value.endswith((".yaml", ".yml")))):
         return str(folder / _expanded(value, key, origin))
     return value

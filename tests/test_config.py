@@ -145,6 +145,14 @@ def test_outside_a_checkout_only_the_working_directory_counts(tmp_path: Path) ->
     assert find_project_file(tmp_path) == tmp_path / "envbuild.toml"
 
 
+@pytest.mark.parametrize(
+    ("prefix", "hint"), [("~/x", "{home}/x"), ("$HOME/x", "{home}/x"), ("lab", "CWD/lab"), ("~you/x", "CWD/~you/x")]
+)
+def test_a_prefix_of_a_shell_is_written_as_in_a_target(layers: Layers, prefix: str, hint: str) -> None:
+    layers.project.write_text(f"prefix = '{prefix}'\n")
+    assert layers.refused().hint == f"write {hint.replace('CWD', str(layers.project.parent))}"
+
+
 def test_an_unknown_key_brings_the_nearest_and_says_where(layers: Layers) -> None:
     layers.user.write_text("prefx = '/x'\n")
     error = layers.refused()

@@ -80,7 +80,10 @@ def init(
     """
     if not sources:
         if file is None:
-            raise click.UsageError("name the target file to write, or `--from` a page, folder or repository")
+            raise click.UsageError(
+                "name the target file to write, as in `envbuild init my-cluster.yaml --extends slurm`, "
+                "or `--from` a page, folder or repository"
+            )
         from envbuild.cli.init_target import first_target
 
         first_target(ui, file, facts, extends, stack, yes=yes)

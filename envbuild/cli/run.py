@@ -87,11 +87,17 @@ _OPTIONS = {
     ("", "--connection"): "--ansible",
     ("", "--out"): "--output",
 }
-# An option that a command has no use for -> why.
+# An option that a command, or any, has no use for -> why.
 _NEEDLESS = {
-    "--facts": "`envbuild plan --facts FILE|NAME` decides for recorded nodes",
-    "--yes": "this command asks for no confirmation",
+    ("plan", "--dry-run"): "a plan builds nothing",
+    ("", "--facts"): "`envbuild plan --facts FILE|NAME` decides for recorded nodes",
+    ("", "--job-name"): "envbuild names its jobs, as `envbuild-provision`",
+    ("", "--profile"): "`envbuild explain STACK --profile NAME` compares a profile with the document",
+    ("", "--yes"): "this command asks for no confirmation",
 }
+# sbatch's short options, where a command has none of that letter.
+_SBATCH = {"-A": "--account", "-C": "--constraints", "-G": "--gpus", "-J": "--job-name", "-N": "--nodes",
+           "-p": "--partition"}  # fmt: skip
 
 
 def _of_targets(option: str) -> str:
@@ -105,13 +111,17 @@ def _of_targets(option: str) -> str:
 def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
     """The error for a command line that click refuses."""
     path, says = error.ctx.command_path if error.ctx else "envbuild", error.format_message()
-    if isinstance(error, click.NoSuchOption) and path == "envbuild":
-        words = [word for word in arguments if word != error.option_name] or ["COMMAND"]
-        line = shlex.join(["envbuild", *words, error.option_name])
+    if isinstance(error, click.NoSuchOption) and error.ctx and isinstance(error.ctx.command, click.Group):
+        own, commands = path.split(), error.ctx.command.list_commands(error.ctx)
+        typed = arguments[len(own) - 1 :]
+        begin = next((place for place, word in enumerate(typed) if word in commands), None)
+        if begin is None:
+            return EnvbuildError("usage", says, hint=f"see `{path} --help`; options stand behind a command")
+        line = shlex.join([*own, *typed[begin:], *typed[:begin]])
         return EnvbuildError("usage", f"{error.option_name} stands before the command", hint=f"write `{line}`")
     if isinstance(error, click.NoSuchOption):
-        name = error.option_name
-        new = _OPTIONS.get((path.rpartition(" ")[2], name)) or _OPTIONS.get(("", name))
+        name, verb = _SBATCH.get(error.option_name, error.option_name), path.rpartition(" ")[2]
+        new = _OPTIONS.get((verb, name)) or _OPTIONS.get(("", name))
         params = error.ctx.command.params if error.ctx else []
         if takes := next((param for param in params if new in param.opts), None):
             says = getattr(takes, "help", "")
@@ -121,7 +131,7 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
                 else f"write {new} instead of {name}: {says}"
             )
             return EnvbuildError("usage", f"{name} is no option of `{path}`", hint=hint)
-        if why := _NEEDLESS.get(name):
+        if why := _NEEDLESS.get((verb, name)) or _NEEDLESS.get(("", name)):
             return EnvbuildError("usage", f"{name} is no option of `{path}`", hint=f"leave {name} out: {why}")
         # click also guesses what resembles the option only a little.
         known = [option for param in params for option in param.opts]
@@ -133,6 +143,13 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
             return EnvbuildError("usage", what, hint=there if path != "envbuild init" else new)
         near = get_close_matches(name, known, 1, cutoff=0.75) or holding
         says = f"{error.message} Did you mean '{near[0]}'?" if near else error.message
+    if match := re.fullmatch(r"Got unexpected extra arguments? \((.+)\)", says):
+        takes_target = error.ctx and any("--target" in param.opts for param in error.ctx.command.params)
+        if takes_target and (files := [word for word in match[1].split() if word.endswith((".yaml", ".yml"))]):
+            return EnvbuildError("usage", says, hint=f"a target file is given as `--target {files[0]}`")
+        if path == "envbuild lock diff":
+            hint = "two lock files; `envbuild explain STACK --profile NAME` compares a profile with the document"
+            return EnvbuildError("usage", says, hint=hint)
     lacks = error.param.name if isinstance(error, click.MissingParameter) and error.param else ""
     stacks = "`envbuild stack list` names those that are shipped; " if lacks == "stack" else ""
     return EnvbuildError("usage", says, hint=f"{stacks}see `{path} --help`")

@@ -104,7 +104,8 @@ def _unknown(words: list[str], names: Mapping[str, Sequence[str]]) -> EnvbuildEr
         near = near or [name for name in names if words[-1] in name.split("-") and name.count("-") == 1]
         if words[0] != "help":  # a word that resembles it a little explains something else
             near = near or difflib.get_close_matches(words[-1], names, n=1)
-        meant = names[near[0]] if near else []
+        other = [" ".join(["launch", *words[1:]])] if words[0] == "run" else []
+        meant = names[near[0]] if near else other
     typed = " ".join(words)
     what = (
         f"{words[1]} is no command, error code or word of envbuild"

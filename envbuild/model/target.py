@@ -117,14 +117,19 @@ def _prefix_problem(value: str) -> str:
     return _path_problem(value) or ("" if alone else "must be a folder for envbuild alone")
 
 
+def with_placeholders(path: str) -> str:
+    """A path with our placeholders for what a shell calls the home and the user: `~/x` is `{home}/x`."""
+    for pattern, placeholder in _MEANT.items():
+        path = re.sub(pattern, placeholder, path)
+    return path
+
+
 def _template(problem: Callable[[str], str]) -> AfterValidator:
     """Refuses a path that has a problem, with the path to write where one with our placeholders has none."""
 
     def check(value: str) -> str:
         if says := problem(value):
-            filled = value
-            for pattern, placeholder in _MEANT.items():
-                filled = re.sub(pattern, placeholder, filled)
+            filled = with_placeholders(value)
             meant = next((path for path in (filled, posixpath.normpath(f"{filled}/envbuild")) if not problem(path)), "")
             raise RefusedError(says, instead=f'"{meant}"' if meant else "")
         return value

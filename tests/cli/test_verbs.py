@@ -512,6 +512,11 @@ def test_an_option_of_an_old_name_or_another_verb_answers_with_what_to_type(
         (["launch", "opt-175b", "--facts", "h200"], "`envbuild plan --facts FILE|NAME` decides for recorded nodes"),
         (["doctor", "--facts", "h200"], "`envbuild plan --facts FILE|NAME` decides for recorded nodes"),
         (["provision", "--yes"], "this command asks for no confirmation"),
+        (["plan", "--dry-run"], "a plan builds nothing"),
+        (
+            ["stack", "show", "opt-175b", "--profile", "exact"],
+            "`envbuild explain STACK --profile NAME` compares a profile with the document",
+        ),
     ],
 )
 def test_an_option_that_a_command_has_no_use_for_says_why(
@@ -519,7 +524,8 @@ def test_an_option_that_a_command_has_no_use_for_says_why(
 ) -> None:
     option = next(word for word in words if word.startswith("--"))
     assert main(words) == 2
-    says = f"{option} is no option of `envbuild {words[0]}`"
+    verb = " ".join(words[: 2 if words[0] == "stack" else 1])
+    says = f"{option} is no option of `envbuild {verb}`"
     assert capsys.readouterr().err == f"error[usage]: {says}\nhint: leave {option} out: {why}\n"
 
 
@@ -578,22 +584,48 @@ def test_strategy_says_why_a_gpu_is_no_model(
         (["plan", "--scheduler", "pbs"], "`extends: slurm` or `extends: pbs`"),
         (["plan", "--gpus", "4"], "`expects: {gpus_per_node: 8}`, also for jobs"),
         (["verify", "--python", "3.11"], "`interpreter: PATH`, or `python:` in the profile of the stack"),
+        (["plan", "-p", "gpu"], "`hosts: {slurm: NAME}`"),
+        (["provision", "-N", "2"], "`scheduler: {nodes: …}`"),
     ],
 )
 def test_an_option_that_a_target_stands_for_names_the_line_of_its_file(
     capsys: pytest.CaptureFixture[str], words: list[str], line: str
 ) -> None:
     assert main(words) == 2
-    key = [word for word in words if word.startswith("--")][-1]
+    short = {"-p": "--partition", "-N": "--nodes"}
+    key = [short.get(word, word) for word in words if word.startswith("-")][-1]
     assert f"{key} is a matter of the target\nhint: in the target file, write {line}; " in capsys.readouterr().err
 
 
-def test_an_error_of_the_command_line_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--verbose", "plan"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "error[usage]: --verbose stands before the command\nhint: write `envbuild plan --verbose`\n"
-    )
+@pytest.mark.parametrize(
+    ("words", "says", "line"),
+    [
+        ("--verbose plan", "--verbose", "envbuild plan --verbose"),
+        ("--target ./my.yaml plan opt-175b", "--target", "envbuild plan opt-175b --target ./my.yaml"),
+        ("--target=./my.yaml -v plan", "--target", "envbuild plan --target=./my.yaml -v"),
+        ("lock --profile exact create opt-175b", "--profile", "envbuild lock create opt-175b --profile exact"),
+    ],
+)
+def test_an_error_of_the_command_line_is_said_once_and_an_option_goes_behind_the_command_with_its_value(
+    capsys: pytest.CaptureFixture[str], words: str, says: str, line: str
+) -> None:
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == f"error[usage]: {says} stands before the command\nhint: write `{line}`\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("-r requirements.txt", "see `envbuild --help`; options stand behind a command"),
+        ("plan opt-175b ./my.yaml", "a target file is given as `--target ./my.yaml`"),
+        ("lock diff opt-175b exact ported-cu130", "two lock files; `envbuild explain STACK --profile NAME` compares"),
+        ("run opt-175b", "`envbuild launch opt-175b`"),
+        ("lock export opt-175b ./my.yaml", "see `envbuild lock export --help`"),
+    ],
+)
+def test_words_in_a_wrong_place_name_what_to_type(capsys: pytest.CaptureFixture[str], words: str, hint: str) -> None:
+    assert main(words.split()) == 2
+    assert hint in "".join(capsys.readouterr())
 
 
 def test_a_target_file_in_the_place_of_a_stack_and_one_that_is_not_there_name_what_to_type(
