@@ -113,9 +113,13 @@ def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(
     assert [text[:12] for text in first[1:]] == ["key of a tar", "parameter of", "key of a sta"]
     assert main(["help", "target", "file"]) == 0
     assert capsys.readouterr().out.strip() == explanation("target file")
-    assert all(map(explanation, ("CycleCloud", "rootless", "words/s", "verdict")))
+    assert all(
+        map(explanation, ("CycleCloud", "rootless", "words/s", "verdict", "in all", "host key", "gpus_physical"))
+    )
+    assert "needs-nvcc" in explanation("nvcc") and "key of a stack" in explanation("figure")
+    assert "`" not in explanation("exact").partition("\n")[0] and "ported-cu130" in explanation("exact")
     near = {"disk-ful": "disk-full", "dtamp": "stamp", "ceiling": "cuda-ceiling", "lgoin": "login"}
-    for typed, meant in {**near, "undo": "", "here": "", "diff": "report diff"}.items():
+    for typed, meant in {**near, "undo": "", "upon": "", "diff": "report diff"}.items():
         assert main(["help", typed]) == 2
         hint = f"`envbuild help {meant}`" if meant else "`envbuild --help` lists"
         assert f"hint: {hint}" in capsys.readouterr().err
