@@ -166,7 +166,7 @@ def test_the_shipped_lock_itself_fits_the_target_that_a_page_names(world: World,
     words = [word for word in shlex.split(command)[2:] if word != "--check-rebuild"]
     done = world.good("plan", *words, "--facts", "h200")
     whose, first = (
-        "example facts of h200: its nodes, drivers and user `root`, not yours\n",
+        "example facts of h200: its nodes, GPUs, drivers and user `root`, not yours\n",
         r"plan: [a-z0-9-]+ \([a-z0-9-]+\) on h200\n",
     )
     assert re.match(whose + first, done.out) and "    install    build " in done.out

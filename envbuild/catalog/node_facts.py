@@ -47,7 +47,7 @@ def of_example(ref: str, facts: Mapping[str, NodeFacts], target: Target) -> str:
     lacking = ", ".join(sorted(modules_seen(ref).difference(modules.load if modules else ())))
     seen = f", seen with the module {lacking} loaded, as jobs of `extends: {ref}` load it" if lacking else ""
     user = next(iter(facts.values())).user
-    return f"example facts of {ref}: its nodes, drivers and user `{user}`, not yours{seen}"
+    return f"example facts of {ref}: its nodes, GPUs, drivers and user `{user}`, not yours{seen}"
 
 
 def _hosts(facts: Mapping[str, NodeFacts]) -> set[tuple[str, str]]:

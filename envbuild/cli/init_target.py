@@ -173,7 +173,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         text = f"GPU model, which chooses the profile{'' if usual else ', as A100-SXM4-80GB (empty: any)'}"
         gpu = ask("Expectation.gpu", text, usual, lambda text: _model(text, usual))
         if gpu or job:
-            text = "GPUs of a node (empty: `bench` and `launch` will ask)"
+            text = "GPUs of a node (empty: `bench` and `launch` need it)"
             count = ask("Expectation.gpus_per_node", text, count or base.expects.gpus_per_node or 0, Count(0, 64))
     except click.Abort:
         if sys.stdin.isatty():

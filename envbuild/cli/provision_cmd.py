@@ -143,7 +143,8 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
     def text() -> list[tuple[str, str]]:
         unnamed = prepared.choice.unnamed if facts else ""
         plain = plan_text(made, survey, prepared.selection).splitlines()
-        after = [] if unnamed else _after(made, prepared)  # nobody benches facts of other machines here
+        known = {} if example else survey.facts  # nobody benches facts of other machines here
+        after = [] if unnamed else _after(made, prepared, known)
         lines = [(line, "") for line in (*filter(None, (example, unnamed)), *plain, *jobs.lines, *after)]
         return [*lines, *_details(survey, jobs)] if ui.verbose else lines
 
@@ -263,8 +264,8 @@ def _scripts(jobs: Jobs) -> list[tuple[str, str]]:
     return lines
 
 
-def _after(made: Plan, prepared: Prepared) -> list[str]:
-    """A line on how the document's own run is measured, and how long it took there."""
+def _after(made: Plan, prepared: Prepared, facts: Mapping[str, NodeFacts]) -> list[str]:
+    """A line on how the document's own run is measured, and how long it took there; `facts`: those of its nodes."""
     lines: list[str] = []
     reference, choice = prepared.stack.reference, prepared.choice
     words = f"{prepared.reference or made.stack} --target {choice.target}"
@@ -285,16 +286,21 @@ def _after(made: Plan, prepared: Prepared) -> list[str]:
         hosts = claims[0].hosts if claims else None
         job = prepared.target.connection.kind == "job"  # takes all nodes of a target that names no number
         words += f" --nodes {hosts}" if hosts and (job or hosts != nodes) else ""
+        seen = max((len(node.gpus) for node in facts.values()), default=0)
+        number = ""
+        if not prepared.target.expects.gpus_per_node:  # `bench` refuses without it
+            words += f" --gpus-per-node {seen or 'N'}"
+            number = "" if seen else ", N being the GPUs of a node, which the target does not name"
         place = Place(
             nodes=hosts or nodes,
-            gpus_per_node=prepared.target.expects.gpus_per_node or 1,
+            gpus_per_node=prepared.target.expects.gpus_per_node or seen or 1,
             environment="/",
             output="/",
             master="first",
         )
         for name, value in document_values(prepared.stack, prepared.profile, place).items():
             words += f" --set {name}={value}"
-        lines.append(f"  bench: `envbuild bench {words}`, once it is built{where}")
+        lines.append(f"  bench: `envbuild bench {words}`{number}, once it is built{where}")
     return lines
 
 
@@ -529,7 +535,7 @@ def smoke(ui: Ui, /, *, only: tuple[str, ...], dry_run: bool, **flags: Any) -> i
 def _smoke_job(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
     """The job of `smoke`, which nobody submits. Raises EnvbuildError `option-does-not-fit` (exit 2)."""
     from envbuild.provision.jobs.asked import all_nodes, smoke_job
-    from envbuild.provision.jobs.site import NOT_ASKED, JobSite
+    from envbuild.provision.jobs.site import JobSite
 
     if prepared.target.connection.kind != "job":
         raise EnvbuildError(
@@ -540,7 +546,8 @@ def _smoke_job(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
         )
     site = JobSite.unasked(prepared.target)
     job = smoke_job(prepared, site, choose.prefix_here(flags))
-    scripts = Jobs((f"job: {job.cost()}{all_nodes(site, job)}; {NOT_ASKED}",), {job.name: site.scheduler.render(job)})
+    says = f"job: {job.cost()}{all_nodes(site, job)}; {site.not_asked}"
+    scripts = Jobs((says,), {job.name: site.scheduler.render(job)})
     notes = choose.filled_here(flags).splitlines()
     lines = [*scripts.lines, *filter(None, notes)]
     ui.result({"cost": job.cost(), **scripts.as_dict()}, lambda: [*((line, "") for line in lines), *_scripts(scripts)])

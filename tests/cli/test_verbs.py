@@ -664,7 +664,7 @@ def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(
     assert main(["plan", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(
-        "example facts of azure-nd96: its nodes, drivers and user `hpcadmin`, not yours\nplan: opt-175b"
+        "example facts of azure-nd96: its nodes, GPUs, drivers and user `hpcadmin`, not yours\nplan: opt-175b"
     )
     assert "stack: opt-175b, from the target azure-nd96" in err
     bench = "  bench: `envbuild bench opt-175b --target azure-nd96 --nodes 1`, once it is built"
@@ -685,7 +685,7 @@ def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(
     assert main(["plan", "opt-175b", "-t", "pbs", "--facts", "polaris"]) == 7
     seen = ", seen with the module conda/2025-09-25 loaded, as jobs of `extends: polaris` load it"
     assert capsys.readouterr().out.startswith(
-        f"example facts of polaris: its nodes, drivers and user `user`, not yours{seen}\n"
+        f"example facts of polaris: its nodes, GPUs, drivers and user `user`, not yours{seen}\n"
     )
 
 

@@ -73,7 +73,7 @@ def test_every_stack_has_its_default_target() -> None:
 def test_explain_prints_findings_and_decisions(target: str, tmp_path: Path) -> None:
     stack, profile = stack_of(target), PROFILES.get(target, "exact")
     done = run(tmp_path, "explain", stack, "--target", target, "--facts", TARGETS[target])
-    example = f"example facts of {TARGETS[target]}: its nodes, drivers and user `[a-z]+`, not yours\n"
+    example = f"example facts of {TARGETS[target]}: its nodes, GPUs, drivers and user `[a-z]+`, not yours\n"
     assert done.returncode == 0 and re.fullmatch(example, done.stderr)
     assert f"{stack} ({profile})" in done.stdout
     assert (f"profile {profile}: " in done.stdout) is (profile != "exact")

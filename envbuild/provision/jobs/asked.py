@@ -18,7 +18,7 @@ from envbuild.provision.contact.first_contact import look_script, node_request
 from envbuild.provision.fleet.multi_node_smoke import VERB as MEET
 from envbuild.provision.fleet.multi_node_smoke import gpus_of, job_request, wants_to_meet
 from envbuild.provision.jobs.node_local import is_local, published
-from envbuild.provision.jobs.site import NOT_ASKED, PROBE_LIMIT, JobSite
+from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.context import Prepared, Survey
 from envbuild.provision.run.run_dir import MAX_AGE
 from envbuild.provision.survey.ask import probe_args
@@ -188,7 +188,7 @@ def job_lines(plan: Plan, prepared: Prepared, site: JobSite, jobs: tuple[Job, Jo
     at = "@".join(filter(None, (login.user or target.connection.user, login.host))) if login else "this machine"
     text = f"{building.cost()}, submitted from {at}{count}{like if len(plan.nodes) < building.nodes else ''}"
     if not site.asked:
-        text += f"; {NOT_ASKED}"
+        text += f"; {site.not_asked}"
     if not target.scheduler.time_limit:
         hour, four = "an hour", "four times the estimated seconds, 30 minutes at least"
         text += f"; no `time_limit`, so {hour if target.engine == 'container' else four}"

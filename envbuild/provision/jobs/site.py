@@ -23,6 +23,7 @@ from envbuild.schedule.pbs import Offer, Pbs, Queues
 from envbuild.schedule.script import log_name, status_name
 from envbuild.schedule.slurm import Partition, Slurm
 from envbuild.schedule.wait import wait_for
+from envbuild.text import plural
 
 PROBE_LIMIT = 600
 _SCHEDULERS: dict[str, type[Scheduler]] = {"slurm": Slurm, "pbs": Pbs}
@@ -77,6 +78,15 @@ class JobSite:
         else:
             pool = Partition(target.partition, 1, {}, {("gpu", None): most}, asked=False)
         return cls(target, runner, _SCHEDULERS[wanted.kind](runner), pool, asked=False, gpus_on_node=there)
+
+    @property
+    def not_asked(self) -> str:
+        """What is said of a job where nobody was asked; the target may not say how many GPUs a node has."""
+        if self.target.expects.gpus_per_node is not None:
+            return NOT_ASKED
+        says = NOT_ASKED.replace("partition, GPUs and paths", "partition and paths")
+        known = f"the facts say {plural(self.pool.gpus_per_node, 'GPU')} a node" if self.pool.gpus_per_node else ""
+        return f"{says}, which names no `gpus_per_node`: {known or 'how many GPUs a node has is not known'}"
 
     @property
     def login(self) -> str:

@@ -92,8 +92,8 @@ def test_a_profile_of_a_module_that_the_facts_show_is_named_with_what_the_target
     assert fits.exit_code == 0, fits.stdout
     assert "describe another folder" in fits.stdout
     assert "outside such a job" not in fits.stdout, "they were seen with this module loaded"
-    document = "--set MODEL_SIZE_KEY=GPT25B --set SEQ_LEN=4096 --set USE_FLASH_ATTN_V2=1"
-    assert f" --profile module-2025-09-25 {document}`, once it is built" in fits.stdout
+    document = "--gpus-per-node N --set MODEL_SIZE_KEY=GPT25B --set SEQ_LEN=4096 --set USE_FLASH_ATTN_V2=1"
+    assert f" --profile module-2025-09-25 {document}`, N being the GPUs of a node" in fits.stdout
     write_file(mine, mine.read_text().replace("nodes: 2", "nodes: 20000"))
     assert ask(*place[:-1], "--profile", "module-2025-09-25").exit_code == 0, "as many as a target may have"
 
@@ -192,7 +192,7 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
     result = ask(*place, "--print-script")
     assert (result.exit_code, result.stderr) == (
         0,
-        "warning: example facts of h200: its nodes, drivers and user `root`, not yours\n",
+        "warning: example facts of h200: its nodes, GPUs, drivers and user `root`, not yours\n",
     )
     assert result.stdout.startswith("#!/usr/bin/env bash\n") and "--hash=sha256:" in result.stdout
     assert ask(*place).exit_code == 2
@@ -253,6 +253,21 @@ def the_jobs_of_provision_are_printed(place: tuple[str, ...], plain: str, submit
     for (name, script), verbs in zip(scripts.items(), (" probe\n", " install smoke activate\n"), strict=True):
         assert f"\nThe job {name}:\n{script}" in shown
         assert verbs in script and " account lab.\n" in script and submit in script and "/jobs/RUN" in script
+
+
+def test_a_plan_says_whose_the_number_of_gpus_is_and_what_bench_needs(tmp_path: Path) -> None:
+    site = "hosts: {slurm: gpu}\nprefix: /p\nconnection: {login: null}\nscheduler: {nodes: 2, time_limit: 1h}\n"
+    mine = write_file(tmp_path / "mine.yaml", f"name: mine\nextends: slurm\n{site}")
+    place = ("opt-175b", "--target", str(mine))
+    made = ask("plan", *place, "--facts", "azure-nd96").stdout
+    assert "target file, which names no `gpus_per_node`: the facts say 8 GPUs a node; " in made
+    assert re.search(r"\n  bench: `envbuild bench .* --gpus-per-node N`, N being the GPUs of a node, which the t", made)
+    assert "no `gpus_per_node`: how many GPUs a node has is not known" in ask("smoke", *place, "--dry-run").stdout
+    own = (resources.catalog() / "facts" / "azure-nd96.json").read_text().replace("slurm-hpc-pg0-1", "n1")
+    facts = write_file(tmp_path / "own.json", own.replace("hpcadmin", "mia"))
+    made = ask("plan", *place, "--facts", str(facts)).stdout
+    assert re.search(r"\n  bench: `envbuild bench .* --gpus-per-node 8`, once it is built", made)
+    assert ask("bench", *place, "--nodes", "1", "--gpus-per-node", "8", "--dry-run").exit_code == 0
 
 
 def test_smoke_prints_the_job_that_it_submits_and_what_that_costs(tmp_path: Path) -> None:
