@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from envbuild.provision.run.run_dir import RunDir
 
 
+_UNLESS = "if the node does not reach these indexes and repositories: "
+
+
 @click.command("provision")
 @choose.build_options
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop; on a cluster, a short job may ask the nodes.")
@@ -360,6 +363,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
 def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *, why: bool = True) -> str:
     """The plan for people: per class of equal plans what, where, `why` and what it costs."""
     from envbuild.hostlist import fold_hosts
+    from envbuild.resolve.estimate import unknown_places
 
     place = "local, this machine" if plan.target == "local" else plan.target
     lines = [f"plan: {plan.stack} ({plan.profile}) on {place}" + (f", {selection}" if selection else "")]
@@ -376,7 +380,8 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
         for kind, what, reason in steps:
             lines.append(f"    {kind:<10} {what}")
             lines += [f"{'':15}because {reason}"] if why else []
-        lines += _total(node)
+        facts, variant = survey.facts.get(node.node), survey.variants.get(node.node)
+        lines += _total(node, bool(facts and variant and unknown_places(variant, facts)))
     lines += [f"  warning: {text}" for text in plan.warnings]
     if any(item.verdict in ("patch", "warn") for node in plan.nodes for item in node.resolution.decisions):
         lines.append("  `envbuild help NAME` explains a name in brackets")
@@ -392,8 +397,11 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
     return "\n".join(lines) + "\n"
 
 
-def _total(node: NodePlan) -> list[str]:
-    """What a node's steps cost in all, what is not counted, and what goes elsewhere; nothing where none is known."""
+def _total(node: NodePlan, unknown: bool) -> list[str]:
+    """What a node's steps cost in all, what is not counted, and what goes elsewhere; nothing where none is known.
+
+    `unknown`: nobody knows whether the node reaches what it fetches.
+    """
     from envbuild.resolve.estimate import disk_words, fetch_words, uncounted
 
     fetch, inodes = (sum(getattr(step, key) for step in node.steps) for key in ("fetch_bytes", "inodes"))
@@ -414,10 +422,13 @@ def _total(node: NodePlan) -> list[str]:
     duration = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} min"
     when = f", about {duration} as before" if known and len(known) == len(took) else ""
     here = []
-    if any(step.kind == "deliver" and step.fetch_bytes for step in node.steps):
+    brought = any(step.kind == "deliver" and step.fetch_bytes for step in node.steps)
+    # The choice has no reason where the target says that nodes fetch.
+    if brought or (fetch and unknown and node.resolution.delivery.why):
         amount = f"{'at least ' if unsized else ''}{size(fetch)}"
         runs = load_config().runs_root
-        here = [f"    here       {amount} in {artifact_cache()}, which stay, and as much in {runs} until the job ends"]
+        kept = f"{amount} in {artifact_cache()}, which stay, and as much in {runs} until the job ends"
+        here = [f"    here       {'' if brought else _UNLESS}{kept}"]
     return [f"    in all     {cost}{when}{left}", *_elsewhere(node, place), *here]
 
 

@@ -22,7 +22,7 @@ from envbuild.plan.source_builds import (
 )
 from envbuild.plan.tools import NodeTools, Tool
 from envbuild.resolve import health
-from envbuild.resolve.estimate import Estimate, indexes_of
+from envbuild.resolve.estimate import TOOL, Estimate, indexes_of
 from envbuild.resolve.request import in_image
 from envbuild.text import plural
 
@@ -41,10 +41,11 @@ class Inputs(NamedTuple):
 
     `run`: the run id; `controller`: who changes the prefix (`node/identity.py`); `tools`: per node; `repair`: nodes
     that are built again although they have a stamp; `indexes`: address and kind by index name; `artifacts`: per node,
-    instead of the planner's own; `tool_bytes`: size by tool folder; `wait`: seconds for a busy prefix; `patches`: of
-    the catalog, by the names that sources use; `jobs`: instead of the target's `build_jobs`; `check_rebuild`: build
-    twice and compare; `asked`: packages that the lock has for themselves (None: unknown, not checked); `bundle`: given
-    by the user; `channels`: base addresses by the name of a conda channel.
+    instead of the planner's own; `tool_bytes`: size by tool folder; `undownloaded`: tools that are not here yet;
+    `wait`: seconds for a busy prefix; `patches`: of the catalog, by the names that sources use; `jobs`: instead of
+    the target's `build_jobs`; `check_rebuild`: build twice and compare; `asked`: packages that the lock has for
+    themselves (None: unknown, not checked); `bundle`: given by the user; `channels`: base addresses by the name of
+    a conda channel.
     """
 
     run: str
@@ -54,6 +55,7 @@ class Inputs(NamedTuple):
     indexes: Mapping[str, Mapping[str, str]] = {}
     artifacts: Mapping[str, Mapping[str, Any]] = {}
     tool_bytes: Mapping[str, int] = {}
+    undownloaded: Collection[Tool] = ()
     wait: float = 0.0
     patches: Mapping[str, Patch] = {}
     jobs: int | None = None
@@ -155,6 +157,7 @@ class NodeSteps(NamedTuple):
             kind="toolchain",
             what=toolchain_words(missing, self.facts.stage_prefix),
             why="the node lacks them, or has other versions; this machine downloads and brings them",
+            unsized=tuple(f"{TOOL}{tool.name}" for tool in missing if tool in self.inputs.undownloaded),
             disk_bytes=amount,
             inodes=2 * len(missing),
             seconds=TOOLCHAIN_SECONDS,

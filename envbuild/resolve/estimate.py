@@ -44,6 +44,8 @@ WHEEL_BYTES_PER_FILE = 16_000
 MOST_FILES_PER_PACKAGE = 12_500
 # For a git source whose tree was not measured.
 _SOURCE = "source "
+# For a tool that this machine has yet to download: its size there is not recorded, what it takes on a node is.
+TOOL = "tool "
 TREE = Unpacked(bytes=60_000_000, inodes=2_000)
 # Rough rates of one node: bytes fetched, bytes written, a package's own cost.
 FETCH_BYTES_PER_SECOND = 40e6
@@ -87,7 +89,7 @@ class Estimate(NamedTuple):
 
 def uncounted(unsized: Iterable[str]) -> list[str]:
     """The packages among parts without a recorded size: those of torch's indexes, the largest of all."""
-    return [name for name in unsized if not name.startswith(_SOURCE)]
+    return [name for name in unsized if not name.startswith((_SOURCE, TOOL))]
 
 
 def disk_words(count: int, unsized: Sequence[str], *, rough: bool) -> str:
@@ -259,11 +261,14 @@ def _within(variant: Variant, facts: NodeFacts, target: Target) -> str:
     """What is known of the reach of a node that fetches for itself."""
     if target.delivery == "node":
         return ""
-    needed = _needed(variant)
-    unknown = sorted(name for name, key in needed.items() if key not in facts.reachable)
-    if not needed or not unknown:
-        return "the node reaches what it needs" if needed else ""
+    if not (unknown := unknown_places(variant, facts)):
+        return "the node reaches what it needs" if _needed(variant) else ""
     return f"whether the node reaches {', '.join(unknown)} is not known; what it does not reach, this machine downloads"
+
+
+def unknown_places(variant: Variant, facts: NodeFacts) -> list[str]:
+    """The places that a variant is fetched from and of which nobody knows whether the node reaches them."""
+    return sorted(name for name, key in _needed(variant).items() if key not in facts.reachable)
 
 
 @lru_cache

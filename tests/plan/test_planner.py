@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import ChosenVariants, make_plan
+from envbuild.plan.tools import NodeTools, Tool
 from envbuild.provision.run.context import Survey
 from envbuild.resolve.estimate import Supply
 from envbuild.resolve.rules.node import unexpected
@@ -251,6 +253,20 @@ def test_d08_a_sum_without_some_sizes_says_at_least_and_what_is_not_counted() ->
         left += "; counted on disk only: source lib" if "sources" in rows else ""
         assert total.strip().startswith(f"in all     {says}")
         assert total.endswith(f" while building{left}")
+
+
+def test_d08_tools_that_are_not_downloaded_yet_and_the_cache_of_this_machine_are_told() -> None:
+    python = Tool("python", Path("/nowhere.tar.gz"), "3" * 64, "tree")
+    facts = node_facts("cpu-laptop")
+    lock = make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1", size=5_000_000)]})
+    for reachable, says in (({}, "if the node does not reach these "), ({"pypi": True}, None)):
+        known = facts.model_copy(update={"reachable": reachable})
+        plan = planned(known, lock, tools=NodeTools((python,), "p", "n", "u", None), undownloaded=[python])
+        assert plan.nodes[0].steps[0].unsized == ("tool python",)
+        variants = {facts.node: lock.variants[0]}
+        text = plan_text(plan, Survey(facts={facts.node: known}, variants=variants))
+        assert "in all     at least 5 MB to fetch, about " in text and "; counted on disk only: tool python\n" in text
+        assert (f"\n    here       {says}" in text) if says else "\n    here " not in text
 
 
 def test_the_sum_of_a_plan_names_the_folders_that_the_target_sets_beside_its_prefix() -> None:

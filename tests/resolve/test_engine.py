@@ -353,6 +353,7 @@ def test_room_is_doubted_where_the_size_of_a_package_is_not_recorded() -> None:
         room = of_rule(decided(node_facts("cpu-laptop", pythons=["3.12.1"], more=more), lock), "disk-space")
         assert room.verdict == verdict
         assert room.what.startswith("large may not fit, without a recorded size: 2.0 GB") == (verdict == "warn")
+        assert (room.what == "there is room for what was counted, without large") == (verdict == "allow")
 
 
 def test_a_prefix_that_cannot_be_used_is_refused_with_the_reason() -> None:
