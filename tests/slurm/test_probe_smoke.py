@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.e2e.world import snapshot
 from tests.slurm.job_world import JobWorld, by_node
+from tests.support.programs import executable
 
 pytestmark = pytest.mark.slow
 
 
 def test_probe_asks_the_nodes_of_one_short_job_and_leaves_nothing(world: JobWorld) -> None:
     world.target()
+    toolkits = [world.cluster.shared / name for name in ("cuda-on-path", "cuda-by-variable")]
+    for toolkit in toolkits:
+        executable(toolkit / "bin" / "nvcc", "#!/bin/sh\necho 'Cuda compilation tools, release 11.3, V11.3.109'\n")
+    path = os.pathsep.join((str(toolkits[0] / "bin"), world.env["PATH"]))
+    world.env |= {"PATH": path, "CUDA_HOME": str(toolkits[1])}
     done = world.job("--facts-out", "facts.json", verb="doctor")
     assert done.rc == 0, done.err
     assert len(done.json["facts"]) == 2
     assert all(facts["scheduler"]["job"] for facts in done.json["facts"].values())
+    # Of the shell's variables, PATH goes along: the toolkit of a user who has no modules.
+    found = [[nvcc["path"] for nvcc in facts["nvcc"]] for facts in done.json["facts"].values()]
+    assert all(str(toolkits[0] / "bin" / "nvcc") in paths for paths in found), found
+    assert not any(str(toolkits[1]) in path for paths in found for path in paths), found
     assert [job["name"] for job in world.submitted()] == ["envbuild-probe"]
     assert snapshot(world.prefix) == {}
     late = world.job("--facts-out", "facts.json", "--node-timeout", "5s", verb="doctor")
