@@ -216,16 +216,24 @@ def _find(ref: str, noun: str, base: Path) -> Path:
         if not _is_there(path):
             begin = "`envbuild init FILE` writes one" if noun == "target" else "`envbuild init --from DIR` drafts one"
             known = f"{begin}; a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}"
+            named = f"did you mean `{path.stem}`?" if path.stem in _names(f"{noun}s") else ""
             raise EnvbuildError(
                 f"{noun}-unknown",
                 f"there is no {noun} file {show_value(ref)}",
                 why=f"{path} does not exist",
-                hint=file_meant(ref, path, "yaml", "yml") or known,
+                hint=named or file_meant(ref, path, "yaml", "yml") or known,
             )
         return path
     names = _names(f"{noun}s")
     beside = f"./{ref}.yaml"
     if not _NAME.fullmatch(ref) or ref not in names:
+        if ref and _is_there(Path(ref)):
+            raise EnvbuildError(
+                f"{noun}-unknown",
+                f"{show_value(ref)} is no {noun} file",
+                why=f"it is there, and a {noun} file ends in .yaml",
+                hint=f"name a {noun} file, or a shipped {noun}: {', '.join(names)}",
+            )
         raise EnvbuildError(
             f"{noun}-unknown",
             f"there is no {noun} named {show_value(ref)}",
@@ -237,8 +245,9 @@ def _find(ref: str, noun: str, base: Path) -> Path:
 
 def file_meant(ref: str, path: Path, *ends: str) -> str:
     """A hint: the file beside `path`, which is not there and was named as `ref`, that resembles it; empty for none."""
-    near = nearest(path.name, [file.name for end in ends for file in path.parent.glob(f"*.{end}")])
-    return f"did you mean `{ref.removesuffix(path.name)}{near}`?" if near else ""
+    by_stem = {file.stem: file.name for end in ends for file in path.parent.glob(f"*.{end}")}
+    near = nearest(path.stem, by_stem)
+    return f"did you mean `{ref.removesuffix(path.name)}{by_stem[near]}`?" if near else ""
 
 
 def _expanded(ref: str) -> Path:
@@ -290,7 +299,8 @@ def _chain(path: Path) -> list[YamlDocument]:
         try:
             path = _find(parent, "target", path.parent)
         except EnvbuildError as error:
-            hint = "a file is named with its path: `extends: ./FILE.yaml`; " + error.hint
+            near = error.hint.startswith("did you mean")
+            hint = error.hint if near else "a file is named with its path: `extends: ./FILE.yaml`; " + error.hint
             raise _extends_error(document, f"extends an unknown target: {show_value(parent)}", hint) from None
 
 

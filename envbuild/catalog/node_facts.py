@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from envbuild import resources
+from envbuild.catalog.indexes import load_indexes
 from envbuild.catalog.loader import file_meant, load_target
+from envbuild.catalog.validation import show_value
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts, fold_hosts
 from envbuild.model.common import first_mistake
@@ -106,7 +109,19 @@ def of_target(facts: Mapping[str, NodeFacts], target: Target) -> tuple[dict[str,
         others = [node for node in facts if node not in hosts]
         if others:
             warnings.append(f"the target {target.name} has no host {fold_hosts(others)}: it has {fold_hosts(hosts)}")
-    return placed, warnings
+    return placed, [*warnings, *_unknown_places(facts)]
+
+
+def _unknown_places(facts: Mapping[str, NodeFacts]) -> list[str]:
+    """What `reachable` says of places that no lock names: neither an index of ours nor an address."""
+    known = load_indexes()
+    listed = {name: node for node, plain in facts.items() for name in plain.reachable}
+    return [
+        f"facts of {node}: `reachable` has {show_value(name)}, which is neither an index nor a whole address; "
+        f"{did_you_mean(name, known)}"
+        for name, node in listed.items()
+        if name not in known and not re.search("[/:]", name)
+    ]
 
 
 def _shared(facts: NodeFacts, target: Target) -> NodeFacts:

@@ -7,22 +7,25 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from envbuild.catalog.yaml_load import YamlDocument, read_yaml
+from envbuild.catalog.yaml_load import YamlDocument, parse_yaml, read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import MUST_BE, StrictModel, refusal_of
 from envbuild.node.redact import redact_text
-from envbuild.text import did_you_mean
+from envbuild.text import did_you_mean, nearest
 
 SHOWN = 20
 _LONGEST_VALUE = 60
 _YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _PROBLEM_FIELDS = ("field", "says", "file", "line_number", "column", "hint")
+# What people write for nothing, where YAML has `null`.
+_NOTHING = ("none", "null", "nil", "no", "~")
 _MISSING = object()
 Step = str | int
 Model = TypeVar("Model", bound=StrictModel)
@@ -117,7 +120,7 @@ def _problem(item: Any, model: type[StrictModel], data: Any, documents: Sequence
     has_value = kind not in ("missing", "extra_forbidden") and not isinstance(value, dict | list)
     shown = f": {show_value(value)}" if has_value else ""
     where = f"{file}:{line}:{column}" if place else "given on the command line"
-    hint = _hint(item, says, path, model, data)
+    hint = _hint(item, says, path, model, data, documents)
     beside = f" ({hint})" if hint else ""
     # What a check of ours says is a sentence of its own; what a type says begins with "must".
     is_sentence = kind == "value_error" and not says.startswith(("must ", "has "))
@@ -148,39 +151,115 @@ def _dotted(path: tuple[Step, ...]) -> str:
     return field
 
 
-def _hint(item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel], data: Any) -> str:
-    """What to write; empty where nobody can know."""
+def _hint(
+    item: Any, says: str, path: tuple[Step, ...], model: type[StrictModel], data: Any, documents: Sequence[YamlDocument]
+) -> str:
+    """What to write, which the model does not refuse there; empty where nobody can know."""
     kind, value, refusal = item["type"], item.get("input"), refusal_of(item)
     key = str([*path, *refusal.at[:1]][-1]) if path or refusal.at else ""
     if refusal.instead:
-        return f"write {key}: {redact_text(refusal.instead)}"
+        return _line(path, key, redact_text(refusal.instead), data)
     if meant := model.hints.get(f"{_dotted(path)}: {value}".lower()):
         return f"write {meant}"
     if kind == "extra_forbidden" or says == "must be a mapping":
         known = model.hints.get(_dotted(path)) or model.hints.get(key.replace("-", "_"))
-        meant = known or (_placed(model, path, data) if kind == "extra_forbidden" else "")
+        meant = known or (_placed(model, path, data, documents) if kind == "extra_forbidden" else "")
         if meant:
             return f"write {meant}"
     if kind == "missing" and (meant := model.meant(key, "", data)):
         return f"write {meant}"
     if kind == "extra_forbidden":
         return did_you_mean(key, _keys_at(model, path[:-1]))
+    if says != MUST_BE["bool_type"] and (meant := _emptied(model, path, value, data, documents)):
+        return meant
     if kind == "string_type" and isinstance(value, int | float) and says == MUST_BE[kind]:
         number = " (without them 3.10 is the number 3.1)" if isinstance(value, float) else ""
         return f"put {_dotted(path)} in quotes{number}"
-    if kind == "tuple_type" and isinstance(value, str | int | float):
-        text = _bare(value)
-        return f"write {key}: " + (model.meant(key, text, data) or f'["{text}"]')
-    if says == "must be a mapping" and (keys := _keys_at(model, path)):
-        meant = _mapping(model, path, data, value) or f"{{KEY: VALUE}}, KEY being {' or '.join(keys)}"
-        return f"write {key}: {meant}"
+    if kind == "tuple_type" or says == "must be a mapping":
+        candidates = (_lists if kind == "tuple_type" else _mappings)(model, path, data, value)
+        meant = next((_flow(one) for one in candidates if _passes(model, path, data, one)), "")
+        keys = _keys_at(model, path)
+        meant = meant or (f"{{KEY: VALUE}}, KEY being {' or '.join(keys)}" if keys and kind != "tuple_type" else "")
+        return f"write {key}: {meant}" if meant else ""
     if plain := _matching(item, path) if kind == "string_pattern_mismatch" else _plain(says, str(value)):
-        # Of an element of a list, or of a key, that is all that there is to write.
-        return f"write {plain if isinstance(path[-1], int) or value == key else f'{key}: {plain}'}"
+        return f"write {plain}" if value == key else _line(path, key, plain, data)
     if kind == "literal_error":
         expected = str(item.get("ctx", {}).get("expected", "")).replace(" or ", ",").split(",")
-        return did_you_mean(str(value), [part.strip(" '") for part in expected if part.strip(" '")])
+        near = nearest(str(value), [part.strip(" '") for part in expected if part.strip(" '")])
+        return f"did you mean `{near}`?" if near else ""
     return ""
+
+
+def _line(path: tuple[Step, ...], key: str, value: str, data: Any) -> str:
+    """What to write, `value` being YAML: the key with it, or the whole list in which it replaces one element."""
+    if not path or not isinstance(at := path[-1], int):
+        return f"write {key}: {value}"
+    listed, meant = _value_at(data, path[:-1]), parse_yaml(value.encode(), "").data
+    whole = [*listed[:at], *(meant if isinstance(meant, list) else [meant]), *listed[at + 1 :]]
+    return f"write {path[-2]}: {_flow(whole)}" if len(path) > 1 else f"write {value}"
+
+
+def _emptied(
+    model: type[StrictModel], path: tuple[Step, ...], value: Any, data: Any, documents: Sequence[YamlDocument]
+) -> str:
+    """What to write where a text such as `none` stands for nothing; empty where it does not, or nothing is refused."""
+    if not isinstance(value, str) or value.lower() not in _NOTHING or not path or isinstance(path[-1], int):
+        return ""
+    inherited = any(document.holds(path) for document in documents[1:])
+    if _passes(model, path, data, _MISSING if inherited else None):
+        return f"write {path[-1]}: null"
+    return f"leave {path[-1]} out" if _passes(model, path, data, _MISSING) else ""
+
+
+def _passes(model: type[StrictModel], path: tuple[Step, ...], data: Any, value: Any) -> bool:
+    """Whether the model does not refuse `value` (`_MISSING`: no such key) in that place of plain `data`."""
+    if not path:
+        return False
+    changed = deepcopy(data)
+    above = changed
+    for step in path[:-1]:
+        if isinstance(above, dict) and not isinstance(above.get(step), dict | list):
+            above[step] = {}
+        above = above[step]
+    above[path[-1]] = value
+    if value is _MISSING:
+        del above[path[-1]]
+    try:
+        model.from_plain(changed)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            place = (*_real_path(item["loc"], item["type"], changed), *refusal_of(item).at[:1])
+            if place and place[: len(path)] == path[: len(place)]:
+                return False
+    return True
+
+
+def _lists(model: type[StrictModel], path: tuple[Step, ...], data: Any, value: Any) -> Iterator[Any]:
+    """The lists that one value in its place may stand for: what the model means, its words, itself."""
+    if not isinstance(value, str | int | float):
+        return
+    text = str(value)
+    yield from _meant(model, path, data, text)
+    if len(words := re.split(r",?\s+", text.strip())) > 1:
+        yield words
+    yield [text]
+    yield re.split(r"\s*,\s*", text.strip())
+
+
+def _mappings(model: type[StrictModel], path: tuple[Step, ...], data: Any, value: Any) -> Iterator[Any]:
+    """The mappings that one value in its place may stand for: a text is that of the first key, a list of any."""
+    if isinstance(value, str):
+        yield from _meant(model, path, data, value)
+    for part in _models_at(model, path):
+        keys = [*part.model_fields] if isinstance(value, list) else [*part.model_fields][: isinstance(value, str)]
+        yield from ({key: value} for key in keys)
+
+
+def _meant(model: type[StrictModel], path: tuple[Step, ...], data: Any, text: str) -> Iterator[Any]:
+    """What the model's own `meant` says, as plain data."""
+    with contextlib.suppress(EnvbuildError):
+        if says := model.meant(str(path[-1]), _flow(text).strip('"'), data):
+            yield parse_yaml(says.encode(), "").data
 
 
 def _matching(item: Any, path: tuple[Step, ...]) -> str:
@@ -220,6 +299,20 @@ def _bare(value: Any) -> str:
     return show_value(value).strip('"')
 
 
+def _flow(value: Any) -> str:
+    """Plain data as one line of YAML; a text is without quotes where YAML reads it so."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_flow(key)}: {_flow(part)}' for key, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    with contextlib.suppress(EnvbuildError):
+        if parse_yaml(f"[{_bare(value)}]".encode(), "").data == [value]:
+            return _bare(value)
+    return show_value(value)
+
+
 def _keys_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[str]:
     """The keys that a model knows at a data path (the union of the alternatives there)."""
     return [field.alias or name for m in _models_at(model, path) for name, field in m.model_fields.items()]
@@ -232,34 +325,31 @@ def _models_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[type[Stri
     return [m for annotation in annotations for m in _alternatives(annotation) if _is_model(m)]
 
 
-def _mapping(model: type[StrictModel], path: tuple[Step, ...], data: Any, value: Any) -> str:
-    """The mapping that one `value` in its place stands for, as the value of its first key; empty where it is none."""
-    if not isinstance(value, str):
-        return ""
-    text = _bare(value)
-    if meant := model.meant(str(path[-1]), text, data):
-        return meant
-    for part in _models_at(model, path):
-        key = next(iter(part.model_fields))
-        with contextlib.suppress(ValidationError):
-            part.from_plain({key: value})
-            return f"{{{key}: {text}}}"
-    return ""
-
-
-def _placed(model: type[BaseModel], path: tuple[Step, ...], data: Any) -> str:
+def _placed(model: type[StrictModel], path: tuple[Step, ...], data: Any, documents: Sequence[YamlDocument]) -> str:
     """Where an unknown key belongs that a part around its own has, or a part in one of these; empty where none has it.
 
-    A part that has the key already does not lack it.
+    Its value must fit there. A part that has the key already, in the same file, does not lack it.
     """
-    key = path[-1]
+    key, value, rest = path[-1], _value_at(data, path), deepcopy(data)
+    del _value_at(rest, path[:-1])[key]
+    own = next((document.data for document in documents if document.holds(path)), data)
+    shown = _flow(value)
+    inside = f"{key}: {shown if len(shown) <= _LONGEST_VALUE else '…'}"
+
+    def lacks(above: tuple[Step, ...]) -> bool:
+        return (
+            key in _keys_at(model, above)
+            and key not in (_value_at(own, above) or ())
+            and _passes(model, (*above, key), rest, value)
+        )
+
     for end in range(len(path) - 1, -1, -1):
-        above, inside = path[:end], f"{key}: …"
-        if key in _keys_at(model, above) and key not in _value_at(data, above):
+        above = path[:end]
+        if lacks(above):
             whole = f"{path[end - 1]}: {{{inside}}}" if end and isinstance(path[end - 1], str) else inside
             return f"`{whole}`, beside `{path[end]}`"
         for name in _keys_at(model, above):
-            if key in _keys_at(model, (*above, name)) and key not in (_value_at(data, (*above, name)) or ()):
+            if lacks((*above, name)):
                 return f"`{name}: {{{inside}}}`"
     return ""
 

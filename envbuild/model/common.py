@@ -156,7 +156,15 @@ def _abs_path(value: str) -> str:
     return value
 
 
+def not_none(value: str) -> str:
+    """A name of something that there is; raises ValueError for `none` and `null`, which mean nothing."""
+    if value.lower() in ("none", "null"):
+        raise ValueError("must be a name: `none` and `null` name nothing")
+    return value
+
+
 def _host_name(value: str) -> str:
+    not_none(value)
     user, _, host = value.rpartition("@")
     if _USER.fullmatch(user) and HOST.match(host):
         raise ValueError(

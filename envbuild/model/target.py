@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -16,19 +16,22 @@ from envbuild.model.common import (
     RefusedError,
     StrictModel,
     Text,
+    not_none,
     settable,
     text_of,
 )
 from envbuild.model.stack import BaseKind, EnvironmentValue
-from envbuild.text import as_time
+from envbuild.text import as_time, nearest
 
 RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
 _PATH = re.compile(r"(?:/[A-Za-z0-9._+-]+)+")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+_OF_PARTITION = "a job of Slurm runs on the nodes of a partition: write `hosts: {slurm: PARTITION}`"
 NODE_FILE = "nodefile"  # `hosts: {pbs: nodefile}`: the nodes that the job gets
 _UNFILLED = re.compile(r"\$\{?[A-Za-z_]|<[\w-]+>")  # what a shell or a reader would fill in
 # What they would fill in -> our placeholder for it.
 _MEANT = {r"^~(?=/|$)|\$(?:HOME\b|\{HOME\})": "{home}", r"\$(?:USER\b|\{USER\})|<(?:your-)?user(?:name)?>": "{user}"}
+_LOADS = re.compile(r"^(?:module (?:load|add)|ml)\s+")  # what a shell has before the names of modules
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
 
 _PROXY = re.compile(r"(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
@@ -51,6 +54,14 @@ def without_tag(name: str) -> str:
     """The name of an image for a digest to follow: Apptainer and enroot refuse a tag and a digest at once."""
     above, slash, last = name.rpartition("/")
     return f"{above}{slash}{last.partition(':')[0]}"
+
+
+def _module(value: str) -> str:
+    words = re.sub(_LOADS, "", not_option(value)).split()
+    if words != [value]:
+        listed = ", ".join(words)
+        raise RefusedError("a module has no blank in its name", instead=f"[{listed}]" if words[1:] else listed)
+    return value
 
 
 def _mount(value: str) -> str:
@@ -81,7 +92,13 @@ def _requested(value: str) -> str:
     """The same, or what a template leaves open: `<your-partition>`."""
     if value.endswith("*"):
         raise ValueError(f"write {value.rstrip('*')}: with the * `sinfo` marks the default partition")
-    return value if re.fullmatch(r"<[\w-]+>", value) else scheduler_word(value)
+    return value if re.fullmatch(r"<[\w-]+>", value) else scheduler_word(not_none(value))
+
+
+def _partition(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.,-]+|<[\w-]+>", value):
+        raise ValueError(_OF_PARTITION)
+    return value
 
 
 def program_path(value: str) -> str:
@@ -101,7 +118,9 @@ def _path_problem(value: str) -> str:
     """Why it is no absolute path that may begin with, and hold, the placeholders of `Target`; empty if it is one."""
     unknown = set(_PLACEHOLDERS.findall(value)) - {"{user}", "{home}", "{data}"}
     if unknown or "{{" in value or "}}" in value or _UNFILLED.search(value):
-        return "only the placeholders {user}, {home} and {data} can be used"
+        name = re.search(r"\$\{?(?!HOME\b|USER\b)([A-Za-z_]\w*)", value)
+        filled = f"; write what `echo ${name[1]}` prints there" if name else ""
+        return f"only the placeholders {{user}}, {{home}} and {{data}} can be used{filled}"
     if not value.startswith(("/", "{home}", "{data}")):
         return "must be absolute, or begin with {home} or {data}"
     if ".." in value.split("/"):
@@ -138,7 +157,7 @@ def _template(problem: Callable[[str], str]) -> AfterValidator:
 
 
 def _host(value: str) -> str:
-    not_option(value)
+    not_none(not_option(value))
     if "{{" in value or any(c.isspace() for c in value):
         raise ValueError("a host holds no spaces and no '{{'")
     if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]+\])+", value):
@@ -158,6 +177,7 @@ Device = Annotated[Text, AfterValidator(_device)]
 PathTemplate = Annotated[Text, _template(_path_problem)]
 PrefixTemplate = Annotated[Text, _template(_prefix_problem)]
 Requested = Annotated[Text, AfterValidator(_requested)]
+Partition = Annotated[Requested, AfterValidator(_partition)]
 FileText = Annotated[Text, AfterValidator(not_option)]
 Host = Annotated[Text, AfterValidator(_host)]
 _DURATION = r"^[1-9][0-9]{0,5}[smh]$"
@@ -211,7 +231,7 @@ class HostSource(StrictModel):
     path of one. `inventory`: an Ansible inventory. `command`: an argument list of a program that prints host names.
     """
 
-    slurm: Requested | None = None
+    slurm: Partition | None = None
     pbs: FileText | None = None
     inventory: FileText | None = None
     command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
@@ -311,7 +331,7 @@ class Modules(StrictModel):
     """
 
     use: tuple[AbsPath, ...] = ()
-    load: tuple[FileText, ...] = ()
+    load: tuple[Annotated[Text, AfterValidator(_module)], ...] = ()
 
 
 class Scheduler(StrictModel):
@@ -386,6 +406,12 @@ _TIME = "`scheduler: {time_limit: 2h}`"
 _PARTITION = "`hosts: {slurm: NAME}`"
 _BY_JOB = "`connection: {kind: job}`"
 _JOB = "`connection: {kind: job, login: {host: …}}`"
+# What the smoke test measures, without sizes.
+FIGURES = (
+    "training_tokens_per_second", "gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops", "gemm_cuda_float32_tflops",
+    "gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops", "copy_host_to_device_gbps", "copy_device_to_host_gbps",
+    "copy_device_gbps", "copy_peer_gbps", "copy_cpu_gbps", "all_reduce_busbw_gbps", "multi_node_busbw_gbps",
+)  # fmt: skip
 # Folders that every Linux has for itself.
 _OWN_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - compared with, not written to
 
@@ -434,6 +460,8 @@ class Target(StrictModel):
         "walltime": _TIME,
         "python": "`interpreter: PATH`, or `python:` in the profile of the stack",
         "partition": _PARTITION,
+        "queue": f"{_PARTITION} for Slurm, `scheduler: {{queue: NAME}}` for PBS",
+        "conda": "`engine: conda`",
         "key": "`connection: {identity: FILE}`",
         "gpus": _GPUS,
         "gres": _GPUS,
@@ -483,8 +511,12 @@ class Target(StrictModel):
             named = data.get("hosts", "local")
             kind = next((kind for kind in ("slurm", "pbs") if kind in named), named if named == "local" else "ssh")
             return f"`extends: {kind}`, which has the other keys, or `prefix: FOLDER`"
+        if key in ("load", "modules"):
+            listed = f"[{', '.join(re.sub(_LOADS, '', value).replace(',', ' ').split())}]"
+            return listed if key == "load" else f"{{load: {listed}}}"
         by = _kind(data.get("scheduler")) if key == "hosts" and _kind(data.get("connection")) == "job" else ""
-        return {"slurm": f"{{slurm: {value}}}", "pbs": f"{{pbs: {NODE_FILE}}}"}.get(by, "")
+        partition = "PARTITION" if re.search(r"[\[\]\s]", value) else value
+        return {"slurm": f"{{slurm: {partition}}}", "pbs": f"{{pbs: {NODE_FILE}}}"}.get(by, "")
 
     @property
     def installer(self) -> Literal["venv", "conda"]:
@@ -505,7 +537,28 @@ class Target(StrictModel):
     @property
     def doubts(self) -> tuple[str, ...]:
         """What of it may not be what its author means."""
-        return tuple(filter(None, (self._without_job, self._not_shared, self._at_home)))
+        places = (self._without_job, self._without_login, self._not_shared, self._at_home)
+        return tuple(filter(None, (*places, self._cuda, *self._floors)))
+
+    @property
+    def _cuda(self) -> str:
+        """That a variable does not choose the CUDA toolkit of builds; empty without it."""
+        name = next((name for name in ("CUDA_HOME", "CUDA_PATH") if name in self.environment), "")
+        if not name:
+            return ""
+        how = "`scheduler: {modules: {load: [NAME]}}`" if self.connection.kind == "job" else "the `PATH` of the node"
+        return f"`environment: {{{name}: …}}` does not choose the CUDA toolkit of builds; {how} does"
+
+    @property
+    def _floors(self) -> Iterator[str]:
+        """Floors of figures that envbuild itself does not measure."""
+        for name in self.floors:
+            if re.sub(r"_[0-9]+(_mib)?(?=_)", "", name) not in FIGURES:
+                near = nearest(name, FIGURES)
+                yield (
+                    f"`floors: {{{name}: …}}`: the smoke test measures no such figure, except where the `step` of a "
+                    f"stack does" + (f"; did you mean `{near}`?" if near else "")
+                )
 
     @property
     def _at_home(self) -> str:
@@ -525,6 +578,14 @@ class Target(StrictModel):
             f"`scheduler: {{kind: {kind}}}` gets no job from `provision`: with `connection: {{kind: {reached}}}` it "
             f"works on the hosts themselves; for jobs write `extends: {kind}`, or {_JOB}"
         )
+
+    @property
+    def _without_login(self) -> str:
+        """That a user for a login node is named and no login node; empty where that is not so."""
+        reached = self.connection
+        if reached.kind != "job" or reached.login or not reached.user:
+            return ""
+        return f"`connection: {{user: {reached.user}}}` has no effect without `login: {{host: …}}`"
 
     @property
     def _not_shared(self) -> str:
@@ -613,9 +674,7 @@ class Target(StrictModel):
         kind, given = self.scheduler.kind, self.hosts.given if isinstance(self.hosts, HostSource) else {}
         about = ("hosts", "connection", "scheduler")
         if kind == "slurm" and not given.get("slurm"):
-            raise RefusedError(
-                "a job of Slurm runs on the nodes of a partition: write `hosts: {slurm: PARTITION}`", *about
-            )
+            raise RefusedError(_OF_PARTITION, *about)
         if kind == "pbs" and given.get("pbs") != NODE_FILE:
             raise RefusedError("a job of PBS runs on the nodes that it gets: write `hosts: {pbs: nodefile}`", *about)
         return self

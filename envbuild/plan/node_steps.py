@@ -326,11 +326,12 @@ class NodeSteps(NamedTuple):
 
 
 def smoke_items(variant: Variant, target: Target) -> list[dict[str, Any]]:
-    """The smoke list with the target's floors: on the item that has the metric, else on the machine's figures."""
+    """The smoke list with the target's floors: on the item that has the metric, else on the one that measures it."""
     items = [item.to_json_dict() for item in variant.smoke]
     for metric, least in target.node_floors.items():
         holders = [item for item in items if metric in item.get("floors", {})]
-        for item in holders or [item for item in items if item["name"] == "machine"]:
+        training = [item for item in items if item["name"] == "training" and metric.startswith("training_")]
+        for item in holders or training or [item for item in items if item["name"] == "machine"]:
             item["floors"] = {**item.get("floors", {}), metric: least}
     return items
 

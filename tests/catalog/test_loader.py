@@ -152,7 +152,7 @@ def test_a_mistake_brings_the_nearest_key_or_what_to_write(tmp_path: Path, old: 
 
 def test_a_list_that_is_written_as_a_text_is_split_in_the_hint(tmp_path: Path) -> None:
     target = target_file(tmp_path, "scheduler: {kind: pbs, filesystems: ['home:eagle']}\n")
-    assert refused(load_target, target).details["problems"][0]["hint"] == "write [home, eagle]"
+    assert refused(load_target, target).details["problems"][0]["hint"] == "write filesystems: [home, eagle]"
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,9 @@ def plan_recorded(
             "`commit:` in the stack file"
             for name, at in folders.items()
         ]
-    # Facts of another prefix or host were not recorded in a job of this target.
     loaded = target.scheduler.modules.load if target.scheduler.modules else ()
     unseen = [module for module in loaded if module not in seen]
-    if (survey.errors or warnings) and unseen:
+    if unseen:
         warnings.append(
             f"jobs of {target.name} load {', '.join(unseen)}: facts recorded outside such a job do not show what "
             "it brings; `envbuild doctor --target TARGET --facts-out FILE` records them in one"
