@@ -17,7 +17,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     by_lower = {word.lower(): word for word in known}
     asked = name[:100].lower()
     begun = [word for word in by_lower if len(asked) > 2 and word.startswith(asked)]
-    matches = difflib.get_close_matches(asked, list(by_lower), n=1, cutoff=0.65) or (begun if len(begun) == 1 else [])
+    swapped = [word for word in by_lower if sorted(word) == sorted(asked)]  # in short words difflib sees no swap
+    close = difflib.get_close_matches(asked, list(by_lower), n=1, cutoff=0.65)
+    matches = swapped or close or (begun if len(begun) == 1 else [])
     return by_lower[matches[0]] if matches else None
 
 

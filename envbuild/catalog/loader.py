@@ -111,8 +111,9 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
     documents = _chain(path)
     data: dict[str, Any] = {}
     for document in reversed(documents):
-        data = _merged(data, document.data)
-        if "stack" in document.data and "profile" not in document.data:
+        before, data = data.get("stack"), _merged(data, document.data)
+        stack = document.data.get("stack", before)
+        if "profile" not in document.data and (stack != before or ("stack" in document.data and is_path(str(stack)))):
             data.pop("profile", None)  # that of another stack
         if isinstance(document.data.get("hosts"), Mapping):
             # Who names the hosts is one choice: a partition does not add to another target's node file.
@@ -227,7 +228,7 @@ def _find(ref: str, noun: str, base: Path) -> Path:
     names = _names(f"{noun}s")
     beside = f"./{ref}.yaml"
     if not _NAME.fullmatch(ref) or ref not in names:
-        if ref and _is_there(Path(ref)):
+        if ref and _is_there(base / ref):
             raise EnvbuildError(
                 f"{noun}-unknown",
                 f"{show_value(ref)} is no {noun} file",

@@ -69,6 +69,8 @@ def text(
     Its last comments show the values. What the template `usual` of its kind says too is not among them.
     """
     inherited, template = _flat(extended), _flat(usual)
+    if answers.stack not in ("", inherited.get("stack")):
+        inherited.pop("profile", None)  # that of another stack
     expects = {"gpu": answers.gpu, "gpus_per_node": answers.gpus_per_node}
     user = {"user": answers.user} if answers.user != "" else {}
     login = {"host": answers.login, **user} if answers.login else None

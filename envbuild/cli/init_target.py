@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from envbuild.model.facts import NodeFacts
     from envbuild.model.target import Target
 
+_NO_NAME = re.compile("[0-9]+[smhd]?")  # a number or a time: the answer to another question
 _HOSTS = {"ssh": "Hosts, as gpu[01-04]", "slurm": "Slurm partition", "pbs": "PBS queue"}
 
 
@@ -125,7 +126,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
     """
     from envbuild.catalog.loader import is_template, list_targets, load_target, placeholders
     from envbuild.catalog.target_file import KINDS, LISTED_HOST, Answers
-    from envbuild.model.target import Host, Requested
+    from envbuild.model.target import Host, Partition, Requested
 
     question = ""
 
@@ -153,7 +154,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         offered = f" ({few(list(there), 8)})" if len(there) > 1 else ""
         key, of_hosts = {
             "ssh": ("hosts", _each(Host, LISTED_HOST)),
-            "slurm": ("HostSource.slurm", _each(Requested)),
+            "slurm": ("HostSource.slurm", _each(Partition)),
             "pbs": ("Scheduler.queue", _each(Requested)),
         }.get(kind, ("", str))
         hosts = ask(key, f"{_HOSTS[kind]}{offered}", first, of_hosts) if key else ""
@@ -279,7 +280,7 @@ def _login(text: str) -> str:
     from envbuild.model.target import Login
 
     user, at, host = text.strip().rpartition("@")
-    if host.lower() in ("y", "yes", "n", "no", "none"):
+    if host.lower() in ("y", "yes", "n", "no", "none") or _NO_NAME.fullmatch(host):
         raise click.BadParameter(f"{text!r} is no host: type its name, or nothing for this machine")
     try:
         if text.strip():
@@ -295,16 +296,17 @@ def _user(text: str) -> str:
 
     try:
         if text.strip():
-            Login(host="host", user=text.strip())
+            Login(host="host", user="" if _NO_NAME.fullmatch(text.strip()) else text.strip())
     except ValueError:
         raise click.BadParameter(f"{text!r} is no login name") from None
     return text.strip()
 
 
 def _model(text: str, usual: str) -> str:
-    """An answer that is `usual`, empty or a known GPU. Raises click.BadParameter, and the question is asked again."""
-    if text not in ("", usual) and (unknown := unknown_gpu(text)):
-        raise click.BadParameter(f"{unknown}; without yours, leave it empty")
+    """An answer that is `usual`, empty or one known GPU. Raises click.BadParameter, and the question is asked again."""
+    if text not in ("", usual) and (problem := unknown_gpu(text) or several_models(text, usual)):
+        empty = f"an empty answer takes {usual}" if usual else "without yours, leave it empty"
+        raise click.BadParameter(f"{problem}; {empty}")
     return text
 
 
@@ -404,8 +406,7 @@ def _with_profile(ui: Ui, answers: Answers, file: Path, nodes: Mapping[str, Node
     base = load_target(answers.extends or answers.kind, {"expects": expects}, template=True).target
     stack = answers.stack or base.stack or "torch-smoke"
     loaded = _stack_beside(file, stack)
-    if stack == base.stack:
-        answers = replace(answers, stack="" if base.profile else stack)
+    answers = replace(answers, stack=stack)
     usual = choose_profile(loaded, None, base).name
     able, why = fit(loaded, usual, base, nodes)
     if able is None:
@@ -413,7 +414,7 @@ def _with_profile(ui: Ui, answers: Answers, file: Path, nodes: Mapping[str, Node
         return answers
     if why:
         ui.note(f"profile: {able}; {why}")
-        return replace(answers, stack=stack, profile=able, why=why)
+        return replace(answers, profile=able, why=why)
     judged = Candidates(loaded, nodes, base, rules()).fits()
     if others := [name for name in loaded.stack.profiles if name != usual and judged[name].fits]:
         ui.note(f"profile: {usual}; for another, add `profile:` to the file: {', '.join(others)}")

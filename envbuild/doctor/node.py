@@ -211,7 +211,10 @@ def _asked_for(partition: Partition) -> Diagnosis:
 
 
 def _prefix(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
-    return [prefix_line(facts.prefix, site.get("prefix_in") or "", f"placement: {target.placement}", _OTHER_PREFIX)]
+    so = f"placement: {target.placement}"
+    if target.connection.kind == "job" and target.placement == "shared" and not facts.scheduler.job:
+        so += "; whether the nodes see this folder is not checked here: only a job tells"
+    return [prefix_line(facts.prefix, site.get("prefix_in") or "", so, _OTHER_PREFIX)]
 
 
 def prefix_line(disk: DiskFacts, inside: str, so: str = "", choose: str = "choose another `--prefix`") -> Diagnosis:

@@ -373,3 +373,21 @@ def test_a_damaged_manifest_loads_or_is_a_coded_error(
     except EnvbuildError as error:
         assert error.exit_code == ExitCode.USAGE
         assert error.code.startswith("manifest-")
+
+
+def test_a_profile_is_inherited_with_its_stack_alone(tmp_path: Path) -> None:
+    for stack, profile in (("megatron-deepspeed-alcf", "module-2025-09-25"), ("opt-175b", None)):
+        target = stack_file(tmp_path, f"name: mine\nextends: polaris\nstack: {stack}\nscheduler: {{account: a}}\n")
+        assert load_target(target).target.profile == profile
+
+
+def test_a_file_that_is_no_target_file_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.sh").touch()
+    for name in ("job.sh", "."):
+        error = refused(load_target, name)
+        assert (error.code, error.what) == ("target-unknown", f'"{name}" is no target file')
+    assert refused(load_target, "azure-nd96.yaml").hint == "did you mean `azure-nd96`?"
+    mine = stack_file(tmp_path, "name: mine\nextends: azure-nd96.yml\n")
+    assert refused(load_target, mine).hint == "did you mean `azure-nd96`?"
+    assert "did you mean" not in refused(load_target, "nothere.yaml").hint

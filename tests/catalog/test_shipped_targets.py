@@ -14,8 +14,10 @@ from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.stack import EnvPath
-from envbuild.model.target import ContainerSettings, HostSource, Target
+from envbuild.model.target import FIGURES, ContainerSettings, HostSource, Target
 from envbuild.node import facts as probe
+from envbuild.node.smoke import machine
+from envbuild.node.smoke.multi_node import METRIC
 from envbuild.provision.run.context import Choice
 from envbuild.provision.survey.hosts import refuse_unsupported, unsupported
 from envbuild.provision.survey.prepare import prepare
@@ -319,3 +321,26 @@ def test_a_prefix_that_looks_like_a_home_folder_is_doubted(prefix: str, tmp_path
     assert doubt.startswith(f"`prefix: {prefix}` looks like a home folder")
     assert doubt.endswith(f": write {prefix.rstrip('/')}/envbuild")
     assert own(tmp_path, f"extends: azure-nd96\nprefix: {prefix.rstrip('/')}/envbuild\n").doubts == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "floors: {training_tokens: 1000}",
+            "no such figure, except where the `step` of a stack does; did you mean `tr",
+        ),
+        ("environment: {CUDA_HOME: /opt/cuda}", "CUDA_HOME: …}` does not choose the CUDA toolkit of builds"),
+        ("connection: {user: mia}", "`connection: {user: mia}` has no effect without `login: {host: …}`"),
+    ],
+)
+def test_what_has_no_effect_is_doubted(text: str, says: str, tmp_path: Path) -> None:
+    (doubt,) = own(tmp_path, f"extends: azure-nd96\n{text}\n").doubts
+    assert says in doubt
+
+
+def test_floors_of_all_that_the_smoke_test_measures_are_known() -> None:
+    measured = [*machine._CPU_GEMM, machine.CUDA_GEMM[0], *machine.CUDA_GEMM[1], *machine._CUDA_COPIES, METRIC]
+    assert set(measured) <= set(FIGURES)
+    sized = dict.fromkeys(("all_reduce_8192_mib_busbw_gbps", "gemm_cuda_bf16_4096_tflops"), 1.0)
+    assert shipped("azure-nd96").model_copy(update={"floors": sized}).doubts == ()

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from envbuild import resources
 from envbuild.catalog import target_file
 from envbuild.catalog.loader import list_targets, load_target
-from envbuild.catalog.node_facts import list_facts, load_facts
+from envbuild.catalog.node_facts import list_facts, load_facts, of_target
 from envbuild.cli import begin, catalog_cmd, init_target
 from envbuild.cli.entry import main
 from envbuild.cli.init_cmd import init as command
@@ -35,12 +35,12 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
     [
         (("local", "", "", ""), {"extends": "local", "prefix": "{data}/envbuild"}),
         (
-            ("ssh", "opt-175b", "gpu[01-04], n7", "me", "/p/{user}", "NVIDIA A100", "8"),
+            ("ssh", "opt-175b", "gpu[01-04], n7", "me", "/p/{user}", "NVIDIA H200", "8"),
             {"stack": "opt-175b", "hosts": ["gpu[01-04]", "n7"], "connection": {"kind": "ssh", "user": "me"},
-             "prefix": "/p/{user}", "expects": {"gpu": "A100", "gpus_per_node": 8}},
+             "prefix": "/p/{user}", "expects": {"gpu": "H200", "gpus_per_node": 8}},
         ),
         (
-            ("slurm", "", "gpu", "login1", "me@login1", "", "proj", "", "", "", "", ""),
+            ("slurm", "", "gpu", "1", "login1", "me@login1", "4h", "", "proj", "", "", "", "", ""),
             {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job", "login": {"host": "login1"}},
              "scheduler": {"kind": "slurm", "account": "proj", "exclusive": True}, "prefix": "{home}/envbuild"},
         ),
@@ -51,7 +51,7 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
                            "time_limit": "90m", "filesystems": ["home", "eagle"]}},
         ),
         (
-            ("azure-nd96", "", "", "", "", "", "", "", "", ""),
+            ("azure-nd96", "", "hpc-[1-4]", "", "", "", "", "", "", "", ""),
             {"stack": "opt-175b", "profile": None, "hosts": {"slurm": "hpc"},
              "connection": {"kind": "job"}, "expects": {"gpu": "A100-SXM4-80GB", "gpus_per_node": 8}},
         ),
@@ -62,8 +62,8 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
              "prefix": "/eagle/envs"},
         ),
         (
-            ("slurm", "opt-175b", "gpu", "", "", "", "", "", "64", "H100", ""),
-            {"stack": "opt-175b", "profile": "ported-cu130", "expects": {"gpu": "H100"}},
+            ("slurm", "opt-175b", "gpu", "", "", "", "", "", "64", "H100 PCIe", ""),
+            {"stack": "opt-175b", "profile": "ported-cu130", "expects": {"gpu": "H100 PCIe"}},
         ),
         # Its `exact` stands on a module that jobs of this target do not load.
         (
@@ -172,13 +172,14 @@ def test_a_gpu_model_that_is_none_is_asked_again_with_the_nearest(tmp_path: Path
     assert "profile: exact; for another, add `profile:` to the file: exact-" in result.output
 
 
-def test_a_gpu_s_name_that_fits_several_is_taken_and_all_are_named_the_closest_target_s_first(tmp_path: Path) -> None:
-    result = init(tmp_path, "--extends", "azure-nd96", answers=(*[""] * 7, "A100 80 GB", ""))
+def test_a_gpu_s_name_that_fits_several_is_asked_again_with_all_of_them_the_closest_target_s_first(
+    tmp_path: Path,
+) -> None:
+    result = init(tmp_path, "--extends", "azure-nd96", answers=(*[""] * 7, "A100 80 GB", "A100-SXM4-80G", "", ""))
     assert result.exit_code == 0, result.output
-    assert "expects.gpu: A100 80 GB fits A100-SXM4-80GB, A100 80GB PCIe; name the one" in " ".join(
-        result.output.split()
-    )
-    assert load_target(str(tmp_path / "lab.yaml")).target.expects.gpu == "A100 80 GB"
+    assert "Error: A100 80 GB fits A100-SXM4-80GB, A100 80GB PCIe; name the one" in result.output
+    assert result.output.count("; an empty answer takes A100-SXM4-80GB\n") == 2
+    assert load_target(str(tmp_path / "lab.yaml")).target.expects.gpu == "A100-SXM4-80GB"
 
 
 def test_a_target_file_with_a_number_for_a_gpu_and_a_time_in_other_units_is_told_so(tmp_path: Path) -> None:
@@ -277,6 +278,16 @@ def test_facts_by_hand_with_a_key_too_few_name_a_file_to_copy(tmp_path: Path) ->
         load_facts(str(tmp_path / "own.json"))
     assert "protocol is missing" in caught.value.why
     assert f"copy {FACTS.with_name('azure-nd96.json')} and edit it" in caught.value.hint
+
+
+def test_a_place_that_no_lock_names_is_warned_of_in_facts() -> None:
+    reached = {"pipy": False, "pypi": False, "https://github.com/NVIDIA/apex": True}
+    facts = {"gpu01": next(iter(load_facts("azure-nd96").values())).model_copy(update={"reachable": reached})}
+    _, warnings = of_target(facts, load_target("azure-nd96").target)
+    (warning,) = (text for text in warnings if "reachable" in text)
+    assert warning == (
+        'facts of gpu01: `reachable` has "pipy", which is neither an index nor a whole address; did you mean `pypi`?'
+    )
 
 
 def test_a_facts_file_with_a_typing_error_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

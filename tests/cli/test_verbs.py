@@ -581,7 +581,7 @@ def test_strategy_says_why_a_gpu_is_no_model(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["provision", "--queue", "gpu"], "`scheduler: {queue: …}`"),
+        (["provision", "--queue", "gpu"], "`hosts: {slurm: NAME}` for Slurm, `scheduler: {queue: NAME}` for PBS"),
         (["launch", "--submit", "--account", "x"], "`scheduler: {account: …}`"),
         (["bench", "--exclusive"], "`scheduler: {exclusive: …}`"),
         (["plan", "--walltime", "2h"], "`scheduler: {time_limit: 2h}`"),
@@ -689,11 +689,17 @@ def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(
     )
 
 
-def test_recorded_facts_that_are_refused_say_that_modules_of_the_target_do_not_show(
-    capsys: pytest.CaptureFixture[str],
+def test_recorded_facts_say_that_modules_of_the_target_do_not_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", "megatron-deepspeed-alcf", "-t", "polaris", "--facts", "h200"]) == 7
-    assert "facts recorded outside such a job do not show what it brings" in capsys.readouterr().out
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("name: mine\nextends: azure-nd96\nscheduler: {modules: {load: [cuda/12.4]}}\n")
+    for stack, target, facts, code in (
+        ("megatron-deepspeed-alcf", "polaris", "h200", 7),
+        ("opt-175b", str(mine), "azure-nd96", 0),
+    ):
+        assert main(["plan", stack, "-t", target, "--facts", facts]) == code
+        assert "facts recorded outside such a job do not show what it brings" in capsys.readouterr().out
 
 
 TOP = Path(__file__).parents[2]

@@ -201,6 +201,13 @@ def test_the_prefix_needs_room_inodes_and_the_right_to_write_and_run(
     assert ("quota" in line.found) == any(name.startswith("quota") for name in prefix)
 
 
+def test_outside_a_job_it_is_not_checked_that_nodes_see_a_shared_prefix() -> None:
+    for job, unchecked in ((None, True), ("7", False)):
+        seen = facts(scheduler={"kind": "slurm", "version": None, "job": job})
+        line = lines(seen, site(programs=slurm()), target(**JOBS))["prefix"]
+        assert ("whether the nodes see this folder is not checked" in line.consequence) == unchecked
+
+
 def test_a_noexec_temporary_folder_names_another_one() -> None:
     folders = [{"path": "/tmp", "writable": True, "noexec": True}, {"path": "/var/tmp", "writable": True}]
     line = lines(facts(), site(temporary=folders), target())["temporary folders"]

@@ -376,13 +376,14 @@ def test_target_variables_stand_above_those_of_the_stack() -> None:
 
 
 def test_floors_of_the_target_reach_the_smoke_test() -> None:
-    smoke = [{"name": "sound"}, {"name": "machine", "floors": {"gemm_tflops": 1.0}}]
+    smoke = [{"name": "sound"}, {"name": "machine", "floors": {"gemm_tflops": 1.0}}, {"name": "training"}]
     lock = make_lock({"id": "v", "python": "3.11", "smoke": smoke})
     floors = {"gemm_tflops": 200.0, "all_reduce_busbw_gbps": 228.0, "multi_node_busbw_gbps": 185.0}
-    where = target(floors=floors)
+    where = target(floors={**floors, "training_tokens_per_second": 9.0})
     items = request(planned(node_facts("cpu-laptop"), lock, where=where), "smoke")["args"]["items"]
     assert items[0].get("floors", {}) == {}
     assert items[1]["floors"] == {"gemm_tflops": 200.0, "all_reduce_busbw_gbps": 228.0}
+    assert items[2]["floors"] == {"training_tokens_per_second": 9.0}
 
 
 def test_cache_and_tmp_of_the_target_are_filled_in() -> None:
