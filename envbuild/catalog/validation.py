@@ -22,6 +22,7 @@ from envbuild.text import did_you_mean, nearest
 
 SHOWN = 20
 _LONGEST_VALUE = 60
+_MOST_HINTED = 500
 _YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _PROBLEM_FIELDS = ("field", "says", "file", "line_number", "column", "hint")
 # What people write for nothing, where YAML has `null`.
@@ -54,7 +55,9 @@ def manifest_error(
     command line. The first mistake with a hint, else the first, is the sentence; of it the cause has place and value.
     Of several mistakes each has its hint beside it.
     """
-    problems = [_problem(item, model, data, documents) for item in _distinct(error, data)]
+    distinct = _distinct(error, data)
+    hinted = SHOWN if len(distinct) <= _MOST_HINTED else 0  # a hint validates all of the data again
+    problems = [_problem(item, model, data, documents, hinted=at < hinted) for at, item in enumerate(distinct)]
     first = next((problem for problem in problems if problem["hint"]), problems[0])
     problems = [first, *(problem for problem in problems if problem is not first)]
     more = len(problems) - SHOWN
@@ -106,7 +109,9 @@ def _step(current: Any, step: Step) -> Any:
     return _MISSING
 
 
-def _problem(item: Any, model: type[StrictModel], data: Any, documents: Sequence[YamlDocument]) -> dict[str, Any]:
+def _problem(
+    item: Any, model: type[StrictModel], data: Any, documents: Sequence[YamlDocument], *, hinted: bool
+) -> dict[str, Any]:
     kind = item["type"]
     path = _real_path(item["loc"], kind, data)
     field = _dotted(path)
@@ -120,7 +125,7 @@ def _problem(item: Any, model: type[StrictModel], data: Any, documents: Sequence
     has_value = kind not in ("missing", "extra_forbidden") and not isinstance(value, dict | list)
     shown = f": {show_value(value)}" if has_value else ""
     where = f"{file}:{line}:{column}" if place else "given on the command line"
-    hint = _hint(item, says, path, model, data, documents)
+    hint = _hint(item, says, path, model, data, documents) if hinted else ""
     beside = f" ({hint})" if hint else ""
     # What a check of ours says is a sentence of its own; what a type says begins with "must".
     is_sentence = kind == "value_error" and not says.startswith(("must ", "has "))
@@ -194,9 +199,13 @@ def _line(path: tuple[Step, ...], key: str, value: str, data: Any) -> str:
     """What to write, `value` being YAML: the key with it, or the whole list in which it replaces one element."""
     if not path or not isinstance(at := path[-1], int):
         return f"write {key}: {value}"
-    listed, meant = _value_at(data, path[:-1]), parse_yaml(value.encode(), "").data
-    whole = [*listed[:at], *(meant if isinstance(meant, list) else [meant]), *listed[at + 1 :]]
-    return f"write {path[-2]}: {_flow(whole)}" if len(path) > 1 else f"write {value}"
+    listed = _value_at(data, path[:-1])
+    with contextlib.suppress(EnvbuildError):
+        meant = parse_yaml(value.encode(), "").data
+        whole = _flow([*listed[:at], *(meant if isinstance(meant, list) else [meant]), *listed[at + 1 :]])
+        if len(whole) <= 2 * _LONGEST_VALUE:
+            return f"write {path[-2]}: {whole}"
+    return f"write {value}"
 
 
 def _emptied(
@@ -247,12 +256,14 @@ def _lists(model: type[StrictModel], path: tuple[Step, ...], data: Any, value: A
 
 
 def _mappings(model: type[StrictModel], path: tuple[Step, ...], data: Any, value: Any) -> Iterator[Any]:
-    """The mappings that one value in its place may stand for: a text is that of the first key, a list of any."""
+    """The mappings of one key that a value in its place may stand for: the first key, or any if all have lists."""
     if isinstance(value, str):
         yield from _meant(model, path, data, value)
     for part in _models_at(model, path):
-        keys = [*part.model_fields] if isinstance(value, list) else [*part.model_fields][: isinstance(value, str)]
-        yield from ({key: value} for key in keys)
+        keys = [field.alias or name for name, field in part.model_fields.items()]
+        lists = all(typing.get_origin(field.annotation) is tuple for field in part.model_fields.values())
+        if isinstance(value, str) or (isinstance(value, list) and lists):
+            yield from ({key: value} for key in (keys if lists else keys[:1]))
 
 
 def _meant(model: type[StrictModel], path: tuple[Step, ...], data: Any, text: str) -> Iterator[Any]:
@@ -328,7 +339,8 @@ def _models_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[type[Stri
 def _placed(model: type[StrictModel], path: tuple[Step, ...], data: Any, documents: Sequence[YamlDocument]) -> str:
     """Where an unknown key belongs that a part around its own has, or a part in one of these; empty where none has it.
 
-    Its value must fit there. A part that has the key already, in the same file, does not lack it.
+    A part that has the key already, in the same file, does not lack it. Its value must fit there; a key at the top
+    of the file can be misplaced and have a wrong value.
     """
     key, value, rest = path[-1], _value_at(data, path), deepcopy(data)
     del _value_at(rest, path[:-1])[key]
@@ -337,21 +349,21 @@ def _placed(model: type[StrictModel], path: tuple[Step, ...], data: Any, documen
     inside = f"{key}: {shown if len(shown) <= _LONGEST_VALUE else '…'}"
 
     def lacks(above: tuple[Step, ...]) -> bool:
-        return (
-            key in _keys_at(model, above)
-            and key not in (_value_at(own, above) or ())
-            and _passes(model, (*above, key), rest, value)
-        )
+        return key in _keys_at(model, above) and key not in (_value_at(own, above) or ())
+
+    def takes(above: tuple[Step, ...]) -> bool:
+        return lacks(above) and _passes(model, (*above, key), rest, value)
 
     for end in range(len(path) - 1, -1, -1):
         above = path[:end]
-        if lacks(above):
+        if takes(above):
             whole = f"{path[end - 1]}: {{{inside}}}" if end and isinstance(path[end - 1], str) else inside
             return f"`{whole}`, beside `{path[end]}`"
         for name in _keys_at(model, above):
-            if lacks((*above, name)):
+            if takes((*above, name)):
                 return f"`{name}: {{{inside}}}`"
-    return ""
+    name = next((name for name in _keys_at(model, ()) if len(path) == 1 and lacks((name,))), "")
+    return f"`{name}: {{{key}: …}}`" if name else ""
 
 
 def _value_at(data: Any, path: tuple[Step, ...]) -> Any:

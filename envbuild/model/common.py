@@ -20,6 +20,7 @@ MUST_BE = {
     "string_type": "must be text",
     "bool_type": "must be true or false",
     "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
     "float_type": "must be a number",
     "tuple_type": "must be a list",
     "dict_type": "must be a mapping",

@@ -272,6 +272,13 @@ def test_a_target_whose_profile_cannot_fit_is_warned_of(tmp_path: Path) -> None:
     assert (result.exit_code, "warning" in result.output) == (0, False)
 
 
+def test_facts_with_a_unit_say_what_a_value_must_be(tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text(json.dumps({**json.loads(FACTS.read_text()), "memory_bytes": "2TB"}))
+    with pytest.raises(EnvbuildError) as caught:
+        load_facts(str(tmp_path / "own.json"))
+    assert caught.value.why == "memory_bytes must be a whole number"
+
+
 def test_facts_by_hand_with_a_key_too_few_name_a_file_to_copy(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text('{"node": "gpu01"}')
     with pytest.raises(EnvbuildError) as caught:
