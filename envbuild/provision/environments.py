@@ -55,7 +55,7 @@ class Environments(Route):
             if (error := survey.contacts[node].failure) is not None:
                 survey.errors.setdefault(node, error)
         work.journal.append(EventKind.CONTACTED, nodes=sorted(survey.facts), errors=as_dicts(survey.errors))
-        note_refusals(work.prepared, survey)
+        note_refusals(work.prepared, survey, "`envbuild provision --dry-run --repair` asks it again")
         chosen = {node: variant.id for node, variant in survey.variants.items()}
         work.journal.append(EventKind.RESOLVED, variants=chosen)
         work.tools |= find_tools(work.prepared.target, survey, work.run.staging, work.settings.toolchain_file)

@@ -267,8 +267,11 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
             survey.variants[node] = chosen.of(resolution, facts[node])
 
 
-def note_refusals(prepared: Prepared, survey: Survey) -> None:
-    """Make an error of every refusal that has none yet, with what of the stack was tried and fits those nodes."""
+def note_refusals(prepared: Prepared, survey: Survey, again: str = "") -> None:
+    """Make an error of every refusal that has none yet, with what of the stack was tried and fits those nodes.
+
+    `again`: what asks a node again that was not asked now, but by an earlier job.
+    """
     refused = {
         node: resolution
         for node, resolution in survey.resolutions.items()
@@ -279,6 +282,8 @@ def note_refusals(prepared: Prepared, survey: Survey) -> None:
         for node, resolution in refused.items():
             survey.errors[node] = error = refusal(resolution, fits)
             error.hint = first_hint(prepared.choice.unnamed, error.hint)
+            if again and node not in survey.contacts:
+                error.hint += f"; this is of {survey.facts[node].probed_at[:10]}: after a change of the node, {again}"
 
 
 def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:

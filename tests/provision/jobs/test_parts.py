@@ -21,6 +21,7 @@ from envbuild.model.target import Target
 from envbuild.plan.sharing import builder_of, in_job
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import node_tools
+from envbuild.provision.environments import Environments
 from envbuild.provision.jobs import survey as job_look
 from envbuild.provision.jobs.site import JobSite, place
 from envbuild.provision.jobs.survey import facts_file, keep_answers, read_answers, read_facts, write_facts
@@ -255,6 +256,18 @@ def test_a_script_is_made_of_what_is_known_and_never_submits_a_job(
     survey = job_look.survey_jobs(work, where)
     assert set(survey.resolutions) == {"n1"}
     assert survey.facts["n1"].prefix.path == str(tmp_path / "p"), "what the login host sees now"
+
+
+def test_a_refusal_by_what_an_earlier_job_has_seen_says_when_and_how_to_ask_again(
+    cluster: tuple[Work, JobSite],
+) -> None:
+    work, where = cluster
+    old = facts(node="n1", pythons=[], environments=[], probed_at="2026-11-29T08:00:00Z")
+    write_facts(facts_file(where.target, where.login), {"n1": old})
+    work.survey = job_look.survey_jobs(work, where)
+    Environments().plan(work)
+    says = "; this is of 2026-11-29: after a change of the node, `envbuild provision --dry-run --repair` asks it again"
+    assert work.survey.errors["n1"].hint.endswith(says)
 
 
 def bare(node: str) -> ContactResult:
