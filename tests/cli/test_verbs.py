@@ -623,6 +623,7 @@ def test_an_error_of_the_command_line_is_said_once_and_an_option_goes_behind_the
         ("-r requirements.txt", "see `envbuild --help`; options stand behind a command"),
         ("plan opt-175b ./my.yaml", "a target file is given as `--target ./my.yaml`"),
         ("lock diff opt-175b exact ported-cu130", "two lock files; `envbuild explain STACK --profile NAME` compares"),
+        ("lock diff exact ported-cu130", "two lock files; `envbuild explain STACK --profile NAME` compares"),
         ("run opt-175b", "`envbuild launch opt-175b`"),
         ("lock export opt-175b ./my.yaml", "see `envbuild lock export --help`"),
     ],
