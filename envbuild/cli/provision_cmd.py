@@ -149,7 +149,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         known = {} if example else survey.facts  # nobody benches facts of other machines here
         after = [] if unnamed else _after(made, prepared, known)
         lines = [(line, "") for line in (*filter(None, (example, unnamed)), *plain, *jobs.lines, *after)]
-        return [*lines, *_details(survey, jobs)] if ui.verbose else lines
+        return [*lines, *_details(made, prepared, survey, jobs)] if ui.verbose else lines
 
     if not settings.script:
         ui.result(data, text)
@@ -245,12 +245,39 @@ def _jobs(made: Plan, prepared: Prepared, survey: Survey, site: JobSite) -> Jobs
     return Jobs(tuple(f"  {line}" for line in lines), scripts)
 
 
-def _details(survey: Survey, jobs: Jobs) -> list[tuple[str, str]]:
-    """What each rule compared, and the scripts of the jobs, to be copied."""
+def _details(made: Plan, prepared: Prepared, survey: Survey, jobs: Jobs) -> list[tuple[str, str]]:
+    """What each rule compared, where downloads come from, and the scripts of the jobs, to be copied."""
     from envbuild.explain.text import decision_lines
 
     lines = [(line, "") for line in decision_lines(survey.resolutions.values(), text_width())]
+    if addresses := _addresses(made, prepared, survey):
+        lines += [("\nDownloads come from these addresses, which may send on to other hosts for the files:", "")]
+        lines += [(f"  {what:<24} {address}", "") for what, address in addresses]
+        lines.append(("uv and the node program come with envbuild.", ""))
     return [*lines, *_scripts(jobs)] if jobs.scripts else lines
+
+
+def _addresses(made: Plan, prepared: Prepared, survey: Survey) -> list[tuple[str, str]]:
+    """What nodes or this machine download for the plan, and from where."""
+    from envbuild.catalog.indexes import index_addresses
+    from envbuild.catalog.toolchain import load_toolchain
+    from envbuild.resolve.estimate import indexes_of, repositories
+
+    indexes, rows = index_addresses(), []
+    named = {build.name: build.url for build in load_toolchain(load_config().toolchain).builds}
+    built = [node.node for node in made.nodes if any(step.kind == "install" for step in node.steps)]
+    for variant in (survey.variants[node] for node in built):
+        if variant.interpreter.kind == "standalone":
+            rows.append(("Python", named[str(variant.interpreter.name)]))
+        for name in indexes_of(variant):
+            own = "the index that uv is configured with, else PyPI"
+            rows.append((f"index {name}", indexes[name]["url"] if name in indexes else own))
+        for channel in dict.fromkeys(archive.channel for archive in variant.archives):
+            rows += [(f"channel {channel}", address) for address in prepared.channels.get(channel, ())]
+        rows += [(f"source {name}", address) for name, address in repositories(variant)]
+        if prepared.target.engine == "container" and variant.base.image:
+            rows.append(("image", variant.base.image))
+    return list(dict.fromkeys(rows))
 
 
 def _scripts(jobs: Jobs) -> list[tuple[str, str]]:

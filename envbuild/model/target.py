@@ -348,7 +348,7 @@ class Scheduler(StrictModel):
     partition of Slurm stands in `hosts`. `queues`: of a PBS site, if `queue` is not set: a job goes to the first that
     accepts it, as `[{name: debug, max_nodes: 2}, {name: prod}]`. `modules`: every job loads them, as `{load:
     [cuda/11.6]}`. `requeue`: Slurm runs a job again, from its start and at its cost, if a node failed or another job
-    took its place (default: true). PBS never runs a job of envbuild again.
+    took its place (default: true; never a printed build script). PBS never runs a job of envbuild again.
     """
 
     kind: Literal["none", "slurm", "pbs"] = "none"

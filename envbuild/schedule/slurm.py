@@ -313,8 +313,8 @@ class Slurm(Scheduler):
         named = {"partition": job.queue, "account": job.account, "qos": job.qos, "constraint": job.constraints}
         options += [f"--{name}={_plain(value)}" for name, value in named.items() if value]
         if here:
-            more = [*([] if job.requeue else ["--no-requeue"]), "--output=%x-%j.log"]
-            return [f"#SBATCH {option}" for option in (*options, *more)]
+            # Its script builds from the start only; what a first run left ends a second one.
+            return [f"#SBATCH {option}" for option in (*options, "--no-requeue", "--output=%x-%j.log")]
         # The second run of a requeued job writes below the first.
         log = _path(f"{job.output}/{script.log_name(job, '%j')}", job.output)
         more = ["--open-mode=append", f"--output={log}", f"--chdir={_path(job.output, '')}"]

@@ -187,6 +187,9 @@ def job_lines(plan: Plan, prepared: Prepared, site: JobSite, jobs: tuple[Job, Jo
     login = target.connection.login
     at = "@".join(filter(None, (login.user or target.connection.user, login.host))) if login else "this machine"
     text = f"{building.cost()}, submitted from {at}{count}{like if len(plan.nodes) < building.nodes else ''}"
+    if building.nodes > 1 and target.engine != "container":
+        together = any(isinstance(step, JobStep) and step.argv[-1] == MEET for step in building.steps)
+        text += f"; one node builds and all test{', then together (`meet`)' if together else ''}"
     if not site.asked:
         text += f"; {site.not_asked}"
     if not target.scheduler.time_limit:

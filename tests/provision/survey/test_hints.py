@@ -206,7 +206,7 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
             "#PBS -l select=1:ncpus=64:ngpus=4:system=polaris",
             "2 nodes of debug for at most 1:00:00, 8 GPU-hours (4 GPUs a node), whole nodes, account lab, "
             "submitted from this machine; "
-            "all taken to be like this one",
+            "all taken to be like this one; one node builds and all test, then together (`meet`)",
         ),
         (
             "azure-nd96",
@@ -248,6 +248,10 @@ def the_jobs_of_provision_are_printed(place: tuple[str, ...], plain: str, submit
     assert shown.startswith(plain) and "\n  allow   the variant is for x86_64 (rule platform: x86_64 against" in shown
     assert "\n`run.sh`, which each node runs (findings.sh asks" in shown and f"\n{run_script()}" in shown
     assert f"\nnode.pyz is a zip file of {resources.node_package()}: read" in shown
+    (downloads,) = re.findall(r"\nDownloads come from these addresses.*:\n((?:  .*\n)+)uv and the node program", shown)
+    assert "  index pypi  " in downloads and "  source " in downloads
+    known = {"opt-175b": "https://github.com/NVIDIA/cutlass.git\n", "megatron-deepspeed-alcf": "Megatron-DeepSpeed\n"}
+    assert known[shown.partition("plan: ")[2].split()[0]] in downloads
     scripts = json.loads(ask("plan", *place, "--json").stdout)["jobs"]
     assert list(scripts) == ["envbuild-probe", "envbuild-provision"]
     for (name, script), verbs in zip(scripts.items(), (" probe\n", " install smoke activate\n"), strict=True):
@@ -483,7 +487,10 @@ def test_a_printed_job_asks_for_a_queue_that_takes_one_node(tmp_path: Path) -> N
     mine = write_file(tmp_path / "mine.yaml", site % "30m")
     place = ("--target", str(mine), "--facts", "polaris")
     cost = "12 nodes of prod for at most 0:30:00, 24 GPU-hours (4 GPUs a node), whole nodes, account lab"
-    made = f"\n  job: {cost}, submitted from this machine; all "
+    made = (
+        f"\n  job: {cost}, submitted from this machine; all taken to be like this one; one node builds and all test, "
+    )
+    made += "then together (`meet`); "
     assert made in ask("plan", *place).stdout
     assert "#PBS -q debug\n" in ask("provision", *place, "--print-script").stdout
     mine.write_text(f"{site}connection: {{kind: job, login: {{host: login1, user: me}}}}\n" % "2h")

@@ -3,6 +3,7 @@
 #SBATCH --job-name=envbuild-probe
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
+#SBATCH --no-requeue
 #SBATCH --output=%x-%j.log
 
 set -euo pipefail
