@@ -21,7 +21,7 @@ from envbuild.model.common import (
     text_of,
 )
 from envbuild.model.stack import BaseKind, EnvironmentValue
-from envbuild.text import as_time, nearest
+from envbuild.text import as_time, did_you_mean
 
 RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
 _PATH = re.compile(r"(?:/[A-Za-z0-9._+-]+)+")
@@ -547,17 +547,17 @@ class Target(StrictModel):
         if not name:
             return ""
         how = "`scheduler: {modules: {load: [NAME]}}`" if self.connection.kind == "job" else "the `PATH` of the node"
-        return f"`environment: {{{name}: …}}` does not choose the CUDA toolkit of builds; {how} does"
+        says = f"`environment: {{{name}: …}}` does not choose the CUDA toolkit of builds; {how} does"
+        return f"{says}: docs/troubleshooting.md"
 
     @property
     def _floors(self) -> Iterator[str]:
         """Floors of figures that envbuild itself does not measure."""
         for name in self.floors:
             if re.sub(r"_[0-9]+(_mib)?(?=_)", "", name) not in FIGURES:
-                near = nearest(name, FIGURES)
                 yield (
                     f"`floors: {{{name}: …}}`: the smoke test measures no such figure, except where the `step` of a "
-                    f"stack does" + (f"; did you mean `{near}`?" if near else "")
+                    f"stack does; {did_you_mean(name, FIGURES)}"
                 )
 
     @property
