@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from envbuild.model.lock import Lock, Variant
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_THERE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _index = click.option(
     "--index",
     "indexes",
@@ -349,8 +350,8 @@ def _check_one(
 
 
 @lock.command("diff")
-@click.argument("before", type=_FILE)
-@click.argument("after", type=_FILE)
+@click.argument("before", type=_THERE)
+@click.argument("after", type=_THERE)
 @common_options
 def diff(ui: Ui, before: Path, after: Path) -> None:
     """Show what changed from the lock file BEFORE to AFTER."""
