@@ -378,7 +378,7 @@ def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags:
     words = [word for option in given.items() for word in option]
     words += [word for name, value in flags["settings"].items() for word in ("--set", f"{name}={value}")]
     folder = shlex.quote(job.output)
-    lines = [unknown, f"Submit it with `mkdir -p {folder} && {site.scheduler.typed(secrets_of(job.variables))}`."]
+    lines = [unknown, site.scheduler.submission(secrets_of(job.variables), folder)]
     if stack.reference is not None and stack.reference.bench is not None:
         log = f"{folder}/{log_name(job, 'NUMBER')}"
         lines.append(f"For a report of it: `envbuild bench {_where(flags)} {shlex.join(words)} --log {log}`.")

@@ -281,15 +281,17 @@ def _addresses(made: Plan, prepared: Prepared, survey: Survey) -> list[tuple[str
 
 
 def _scripts(jobs: Jobs) -> list[tuple[str, str]]:
-    """The scripts of jobs and what they run, to be copied."""
+    """The scripts of jobs, the variables that they get, and what they run, to be copied."""
     from envbuild.provision.jobs.asked import run_script
+    from envbuild.schedule.cluster import KEPT
 
     lines: list[tuple[str, str]] = []
     scripts = {f"The job {name}": script for name, script in jobs.scripts.items()}
     of_run = "`run.sh`, which each node runs (findings.sh asks what the node has; node.pyz is envbuild's node program)"
     for name, script in {**scripts, of_run: run_script()}.items():
         lines += [(f"\n{name}:", ""), *((line, COPIED) for line in script.splitlines())]
-    lines.append(("\nRUN stands for the id of the run, which names the folder of its job.", ""))
+    lines.append((f"\nOf the shell that submits them, jobs get these variables alone: {', '.join(KEPT)}.", ""))
+    lines.append(("RUN stands for the id of the run, which names the folder of its job.", ""))
     lines.append((f"node.pyz is a zip file of {node_package()}: read it there. findings.sh only looks.", ""))
     return lines
 

@@ -27,11 +27,13 @@ from envbuild.text import WITHOUT_CONTACT
 LIMIT = 16 * 1024 * 1024
 # A busy server answers late; Slurm's own programs give up after MessageTimeout (10 s by default), and try again.
 TIMEOUT = 60.0
-# sbatch hands its own environment on to the job: what a fresh login has is enough, and no token of this shell goes
-# along. Slurm and PBS are configured by variables on some sites.
-_KEPT = re.compile(
-    r"\A(HOME|USER|LOGNAME|SHELL|PATH|LANG|TZ|KRB5CCNAME|MODULEPATH|MODULESHOME|LMOD_CMD|XDG_RUNTIME_DIR"
-    r"|SLURM_CONF|SLURM_CLUSTERS|PBS_CONF_FILE|PBS_SERVER|PBS_DEFAULT|(?i:(?:https?|no|all)_proxy))\Z"
+# sbatch hands its own environment on to the job: of this shell, or of that of a login node, what a fresh login has is
+# enough, and no token goes along. Slurm and PBS are configured by variables on some sites.
+KEPT = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "TZ", "KRB5CCNAME", "XDG_RUNTIME_DIR"),
+    *("MODULEPATH", "MODULESHOME", "LMOD_CMD"),
+    *("SLURM_CONF", "SLURM_CLUSTERS", "PBS_CONF_FILE", "PBS_SERVER", "PBS_DEFAULT"),
+    *("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
 )
 
 
@@ -54,7 +56,7 @@ class Here:
 
     def run(self, argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = TIMEOUT) -> Finished:
         """Run `argv` with the environment of a fresh login."""
-        env = {name: value for name, value in os.environ.items() if _KEPT.match(name)}
+        env = {name: os.environ[name] for name in KEPT if name in os.environ}
         env["LC_ALL"] = "C.UTF-8"
         return proc.run(list(argv), timeout=timeout, env=env, stdin=stdin, limit=LIMIT)
 
@@ -68,7 +70,7 @@ class Login:
         self.connection = connection
 
     def run(self, argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = TIMEOUT) -> Finished:
-        """Run `argv` under `/bin/sh -s`; stdin goes along as base64."""
+        """Run `argv` under `/bin/sh -s` as `Here` does; stdin goes along as base64."""
         from envbuild.transport import ssh
 
         nonce = secrets.token_hex(16)
@@ -77,15 +79,20 @@ class Login:
         )
 
 
+_SCRIPT = """\
+for name in {names}; do
+  eval 'value=${{'$name'-}}'
+  [ -z "$value" ] || set -- "$@" "$name=$value"
+done
+printf '\\nbegin %s\\n' {nonce}
+{stdin} env -i "$@" LC_ALL=C.UTF-8 {command}
+printf '\\nend %s %d\\n' {nonce} $?
+"""
+
+
 def _script(argv: Sequence[str], stdin: bytes | None, nonce: str) -> str:
-    command = shlex.join(argv)
-    if stdin is None:
-        run = f"{command} </dev/null"
-    else:
-        run = f"printf %s {base64.b64encode(stdin).decode()} | base64 -d | {command}"
-    return (
-        f"LC_ALL=C.UTF-8; export LC_ALL\nprintf '\\nbegin %s\\n' {nonce}\n{run}\nprintf '\\nend %s %d\\n' {nonce} $?\n"
-    )
+    given = "</dev/null" if stdin is None else f"printf %s {base64.b64encode(stdin).decode()} | base64 -d |"
+    return _SCRIPT.format(names=" ".join(KEPT), nonce=nonce, stdin=given, command=shlex.join(argv))
 
 
 def _finished(done: Finished, nonce: str) -> Finished:
@@ -184,18 +191,23 @@ class Scheduler(ABC):
         return "\n".join([*script.head(job, cls.directives(job, here=False), by_hand), *body, ""])
 
     @classmethod
-    def typed(cls, secrets: Sequence[str]) -> str:
-        """What submits a printed file: the job has the variables `secrets` from the shell that submits it."""
+    def submission(cls, secrets: Sequence[str], folder: str = "") -> str:
+        """How a printed file is submitted: the job has the variables `secrets` from the shell that submits it.
+
+        `folder`: made before.
+        """
         carried = [cls.carries, ",".join(secrets)] if secrets and cls.carries else []
-        return " ".join((cls.submits[0], *carried, "FILE"))
+        command = " ".join((*(["mkdir -p", folder, "&&"] if folder else ()), cls.submits[0], *carried, "FILE"))
+        others = "" if cls.carries else ": the job gets all variables of your shell, tokens too"
+        return f"Submit it with `{command}`{others}."
 
     @classmethod
     def render_body(cls, job: Job, text: str, secrets: Sequence[str] = ()) -> str:
         """The file that runs the bash script `text` on the first node of a job; it prints where it was submitted.
 
-        `secrets`: as of `typed`.
+        `secrets`: as of `submission`.
         """
-        begins = script.head(job, cls.directives(job, here=True), f" Submit it with `{cls.typed(secrets)}`.")
+        begins = script.head(job, cls.directives(job, here=True), f"\n{cls.submission(secrets)}")
         return "\n".join([*begins, *script.modules(job), text.removeprefix("#!/usr/bin/env bash\n")])
 
     def attempt(self, state: JobState) -> int:

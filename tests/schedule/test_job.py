@@ -104,14 +104,20 @@ def test_a_state_is_told_in_one_line() -> None:
     assert not JobState(Phase.LOST).good
 
 
-def test_what_a_shell_carries_does_not_reach_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["here", "login"])
+def test_what_a_shell_carries_does_not_reach_a_job(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     lost = ("SECRET_TOKEN", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME")
-    for name in (*lost, "SLURM_CONF", "https_proxy"):
+    for name in (*lost, "SLURM_CONF"):
         monkeypatch.setenv(name, "value")
+    monkeypatch.setenv("https_proxy", "http://it's:$(id)@proxy")
     monkeypatch.setenv("PATH", "/home/you/cuda-11.3/bin", prepend=":")
-    said = Here().run(["env"]).out
+    if where == "here":
+        said = Here().run(["env"]).out
+    else:
+        text = cluster._script(["env"], None, "0" * 32)
+        said = subprocess.run(["/bin/sh", "-s"], input=text, capture_output=True, text=True, check=True).stdout
     assert "SLURM_CONF=value" in said
-    assert "https_proxy=value" in said
+    assert "https_proxy=http://it's:$(id)@proxy\n" in said
     assert "\nPATH=/home/you/cuda-11.3/bin:" in f"\n{said}", "a toolkit of the user's own needs no module"
     for name in lost:
         assert name not in said

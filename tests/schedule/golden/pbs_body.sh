@@ -1,5 +1,6 @@
 #!/bin/bash -l
-# envbuild-probe: 1 node for as long as the site allows, account proj-1. Submit it with `qsub FILE`.
+# envbuild-probe: 1 node for as long as the site allows, account proj-1.
+# Submit it with `qsub FILE`.
 #PBS -N envbuild-probe
 #PBS -S /bin/bash
 #PBS -l select=1
