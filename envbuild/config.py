@@ -226,8 +226,8 @@ def _checked(key: str, value: Any, origin: str, folder: Path) -> Value:
         from envbuild.model.target import with_placeholders
 
         meant = with_placeholders(value)
-        hint = f"write {meant if meant.startswith('{') else folder / value}"
-        raise _invalid(key, origin, "must be absolute, or begin with {home} or {data}", hint)
+        whole = meant if meant.startswith(("{home}", "{data}")) else folder / meant
+        raise _invalid(key, origin, "must be absolute, or begin with {home} or {data}", f"write {whole}")
     if entry.kind == "path" or (entry.kind == "ref" and ("/" in value or value.endswith((".yaml", ".yml")))):
         return str(folder / _expanded(value, key, origin))
     return value

@@ -146,7 +146,14 @@ def test_outside_a_checkout_only_the_working_directory_counts(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("prefix", "hint"), [("~/x", "{home}/x"), ("$HOME/x", "{home}/x"), ("lab", "CWD/lab"), ("~you/x", "CWD/~you/x")]
+    ("prefix", "hint"),
+    [
+        ("~/x", "{home}/x"),
+        ("$HOME/x", "{home}/x"),
+        ("lab", "CWD/lab"),
+        ("~you/x", "CWD/~you/x"),
+        ("$USER/x", "CWD/{user}/x"),
+    ],
 )
 def test_a_prefix_of_a_shell_is_written_as_in_a_target(layers: Layers, prefix: str, hint: str) -> None:
     layers.project.write_text(f"prefix = '{prefix}'\n")
