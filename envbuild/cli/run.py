@@ -147,7 +147,7 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
         takes_target = error.ctx and any("--target" in param.opts for param in error.ctx.command.params)
         if takes_target and (files := [word for word in match[1].split() if word.endswith((".yaml", ".yml"))]):
             return EnvbuildError("usage", says, hint=f"a target file is given as `--target {files[0]}`")
-    if path == "envbuild lock diff":
+    if path == "envbuild lock diff" and not isinstance(error, click.NoSuchOption):
         hint = "give two lock files; `envbuild explain STACK --profile NAME` compares a profile with the document"
         return EnvbuildError("usage", says, hint=hint)
     lacks = error.param.name if isinstance(error, click.MissingParameter) and error.param else ""

@@ -624,6 +624,7 @@ def test_an_error_of_the_command_line_is_said_once_and_an_option_goes_behind_the
         ("plan opt-175b ./my.yaml", "a target file is given as `--target ./my.yaml`"),
         ("lock diff opt-175b exact ported-cu130", "two lock files; `envbuild explain STACK --profile NAME` compares"),
         ("lock diff exact ported-cu130", "two lock files; `envbuild explain STACK --profile NAME` compares"),
+        ("lock diff --jsn a b", "Did you mean '--json'?\nhint: see `envbuild lock diff --help`"),
         ("run opt-175b", "`envbuild launch opt-175b`"),
         ("lock export opt-175b ./my.yaml", "see `envbuild lock export --help`"),
     ],
