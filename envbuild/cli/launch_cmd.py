@@ -17,7 +17,7 @@ from envbuild.cli.output import Ui, comments_fitted, common_options
 from envbuild.cli.progress import RunProgress
 from envbuild.cli.provision_cmd import show_evidence
 from envbuild.errors import EnvbuildError, ExitCode, writing
-from envbuild.node.redact import redact_text
+from envbuild.node.redact import redact_text, secrets_of
 from envbuild.text import plural
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags:
     And how its log becomes a report. What nobody knows of its request is a warning too.
     """
     from envbuild.provision.jobs.site import cpus_unknown
-    from envbuild.schedule.script import log_name, secrets_of
+    from envbuild.schedule.script import log_name
 
     if unknown := cpus_unknown(site, job):
         ui.warn(unknown)

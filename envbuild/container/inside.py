@@ -17,7 +17,7 @@ from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, NvccFacts, OsF
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
-from envbuild.node.redact import holds_secret
+from envbuild.node.redact import secrets_of
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.source_builds import arch_codes
 from envbuild.resolve.arch import bound_arch_list
@@ -155,8 +155,7 @@ def _refuse_unfit(variant: Variant, place: Place) -> None:
 
 def _refuse_secrets(variables: Mapping[str, Any]) -> None:
     """Raises EnvbuildError `variable-refused` (exit 7): whoever has an image can read every variable in it."""
-    names = sorted(name for name, value in variables.items() if holds_secret(name, value))
-    if names:
+    if names := secrets_of(variables):
         raise EnvbuildError(
             "variable-refused",
             f"an image must not contain {', '.join(names)}",

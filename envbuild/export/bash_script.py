@@ -22,8 +22,9 @@ from envbuild.model.target import proxies
 from envbuild.node import read_text
 from envbuild.node.packages import installed
 from envbuild.node.paths import EPOCH
+from envbuild.node.redact import secrets_of
 from envbuild.resolve.variant_checks import record_command
-from envbuild.schedule.script import exports, secrets_of
+from envbuild.schedule.script import exports
 from envbuild.text import comment, few, grouped, plural, visible
 
 _REQUIRED = (

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
-from envbuild.node.redact import holds_secret, looks_secret
+from envbuild.node.redact import looks_secret, secrets_of
 from envbuild.node.variables import may_set
 from envbuild.text import unsafe
 
@@ -224,9 +224,8 @@ def settable(name: str, *, site: bool = False) -> str:
 
 def without_secrets(variables: Mapping[str, T]) -> Mapping[str, T]:
     """The variables that a stack sets; raises ValueError where a value holds a secret, as a URL may."""
-    for name, value in variables.items():
-        if holds_secret(name, value):
-            raise ValueError(f"the value of {name} holds a secret, and everybody reads it here: set it in your target")
+    if names := secrets_of(variables):
+        raise ValueError(f"the value of {names[0]} holds a secret, and everybody reads it here: set it in your target")
     return variables
 
 

@@ -193,9 +193,10 @@ def redact_data(data: "Any") -> "Any":
     return redactor().data(data)
 
 
-def holds_secret(name: str, value: "Any") -> bool:
-    """Whether a variable holds a secret: its name says so, or its value, as a URL with a password does."""
-    return isinstance(value, str) and (looks_secret(name) or Redactor({}).text(value) != value)
+def secrets_of(variables: "Mapping[str, Any]") -> "list[str]":
+    """The names of variables that hold a secret: the name says so, or the value, as a URL with a password does."""
+    given = sorted((name, value) for name, value in variables.items() if isinstance(value, str))
+    return [name for name, value in given if looks_secret(name) or Redactor({}).text(value) != value]
 
 
 def has_credentials(value: str) -> bool:

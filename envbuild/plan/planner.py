@@ -11,7 +11,7 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Resolution
 from envbuild.model.target import Target
 from envbuild.node.probe.inventory import generation
-from envbuild.node.redact import holds_secret
+from envbuild.node.redact import secrets_of
 from envbuild.plan.node_steps import Inputs, NodeSteps, environment_path
 from envbuild.resolve.estimate import Estimate, estimate
 from envbuild.resolve.health import odd_ones
@@ -156,8 +156,7 @@ def plan_warnings(
 
 def _in_clear(target: Target) -> str:
     """What to say of the target's variables that hold a secret, by name or value; empty when none does."""
-    given = target.environment.items()
-    names = sorted(name for name, value in given if isinstance(value, str) and holds_secret(name, value))
+    names = secrets_of(target.environment)
     if not names:
         return ""
     return (

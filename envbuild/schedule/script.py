@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 
-from envbuild.node.redact import holds_secret
+from envbuild.node.redact import secrets_of
 from envbuild.schedule.job import Job, JobStep, JobText, Step
 from envbuild.text import comment
 
@@ -104,20 +104,14 @@ def step_lines(step: Step, runs: Mapping[str, tuple[str, str]]) -> list[str]:
     ]
 
 
-def secrets_of(variables: Mapping[str, object]) -> list[str]:
-    """The names of those that hold a secret: who submits a printed script has them in the shell."""
-    return sorted(name for name, value in variables.items() if holds_secret(name, value))
-
-
-def from_shell(name: str) -> str:
-    """The shell's word for a variable that a printed script does not hold; the script ends where it is missing."""
-    return f'"${{{name}:?this script holds no secrets: export it first}}"'
-
-
 def exports(variables: Mapping[str, str], *, printed: bool) -> list[str]:
-    """The lines that set them. A script that is `printed` goes from hand to hand, so it holds no secret."""
-    taken = secrets_of(variables) if printed else ()
-    words = {name: from_shell(name) if name in taken else shlex.quote(value) for name, value in variables.items()}
+    """The lines that set them.
+
+    A script that is `printed` goes from hand to hand: it takes secrets from the shell, and ends where one is missing.
+    """
+    words = {name: shlex.quote(value) for name, value in variables.items()}
+    for name in secrets_of(variables) if printed else ():
+        words[name] = f'"${{{name}:?this script holds no secrets: export it first}}"'
     return [f"export {name}={word}" for name, word in sorted(words.items())]
 
 

@@ -10,6 +10,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
+from envbuild.node.redact import secrets_of
 from envbuild.plan.planner import limit_of
 from envbuild.plan.sharing import builder_of, other_steps
 from envbuild.plan.tools import NodeTools
@@ -27,7 +28,6 @@ from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import all_well, first_error, of_another_kind
 from envbuild.provision.survey.ask import current_of, decide
 from envbuild.schedule.job import JobStep
-from envbuild.schedule.script import secrets_of
 from envbuild.text import comment
 
 # Without envbuild, there is nothing to test on other nodes.
@@ -81,9 +81,9 @@ def job_script(plan: Plan, site: JobSite, text: str, facts: Iterable[NodeFacts])
     unknown = cpus_unknown(site, job)
     notes = UNASKED * (not site.asked) + (f"{comment(unknown)}\n" if unknown else "")
     notes += "".join({f"{comment(_OWN.format(node))}\n": None for node in facts})
-    secrets = secrets_of(target.environment)
     notes += _OTHER + ONE_NODE * (target.scheduler.nodes != 1)
-    return site.scheduler.render_body(job, text.replace("\n", f"\n{notes}", 1), secrets), unknown
+    whole = text.replace("\n", f"\n{notes}", 1)
+    return site.scheduler.render_body(job, whole, secrets_of(target.environment)), unknown
 
 
 def _outcome(plan: Plan, builder: NodePlan, answers: Answers, work: Work) -> tuple[Plan, Outcome]:
