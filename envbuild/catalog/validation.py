@@ -8,7 +8,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
+from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,6 @@ from envbuild.text import did_you_mean, nearest
 
 SHOWN = 20
 _LONGEST_VALUE = 60
-_MOST_HINTED = 500
 _YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _PROBLEM_FIELDS = ("field", "says", "file", "line_number", "column", "hint")
 # What people write for nothing, where YAML has `null`.
@@ -55,14 +54,15 @@ def manifest_error(
     command line. The first mistake with a hint, else the first, is the sentence; of it the cause has place and value.
     Of several mistakes each has its hint beside it.
     """
-    distinct = _distinct(error, data)
-    hinted = SHOWN if len(distinct) <= _MOST_HINTED else 0  # a hint validates all of the data again
-    problems = [_problem(item, model, data, documents, hinted=at < hinted) for at, item in enumerate(distinct)]
+    # A hint validates all of the data again: only what is shown gets one.
+    problems = [
+        _problem(item, model, data, documents, hinted=at < SHOWN) for at, item in enumerate(_distinct(error, data))
+    ]
     first = next((problem for problem in problems if problem["hint"]), problems[0])
     problems = [first, *(problem for problem in problems if problem is not first)]
     more = len(problems) - SHOWN
     alone = len(problems) == 1
-    lines = [first["at"] if alone else first["at"] + first["beside"], *(p["line"] for p in problems[1:SHOWN])]
+    lines = [first["at"] + first["beside"] * (not alone), *(problem["line"] for problem in problems[1:SHOWN])]
     lines += [f"and {more} more"] if more > 0 else []
     return EnvbuildError(
         "manifest-invalid",
@@ -224,15 +224,7 @@ def _passes(model: type[StrictModel], path: tuple[Step, ...], data: Any, value: 
     """Whether the model does not refuse `value` (`_MISSING`: no such key) in that place of plain `data`."""
     if not path:
         return False
-    changed = deepcopy(data)
-    above = changed
-    for step in path[:-1]:
-        if isinstance(above, dict) and not isinstance(above.get(step), dict | list):
-            above[step] = {}
-        above = above[step]
-    above[path[-1]] = value
-    if value is _MISSING:
-        del above[path[-1]]
+    changed = _with(data, path, value)
     try:
         model.from_plain(changed)
     except ValidationError as error:
@@ -241,6 +233,18 @@ def _passes(model: type[StrictModel], path: tuple[Step, ...], data: Any, value: 
             if place and place[: len(path)] == path[: len(place)]:
                 return False
     return True
+
+
+def _with(data: Any, path: tuple[Step, ...], value: Any) -> Any:
+    """A copy of plain data that has `value` (`_MISSING`: no such key) in that place."""
+    if not path:
+        return value
+    step, *rest = path
+    changed: Any = copy(data) if isinstance(data, list if isinstance(step, int) else dict) else {}
+    changed[step] = _with(_step(changed, step), tuple(rest), value)
+    if changed[step] is _MISSING:
+        del changed[step]
+    return changed
 
 
 def _lists(model: type[StrictModel], path: tuple[Step, ...], data: Any, value: Any) -> Iterator[Any]:
@@ -342,8 +346,7 @@ def _placed(model: type[StrictModel], path: tuple[Step, ...], data: Any, documen
     A part that has the key already, in the same file, does not lack it. Its value must fit there; a key at the top
     of the file can be misplaced and have a wrong value.
     """
-    key, value, rest = path[-1], _value_at(data, path), deepcopy(data)
-    del _value_at(rest, path[:-1])[key]
+    key, value, rest = path[-1], _value_at(data, path), _with(data, path, _MISSING)
     own = next((document.data for document in documents if document.holds(path)), data)
     shown = _flow(value)
     inside = f"{key}: {shown if len(shown) <= _LONGEST_VALUE else '…'}"
