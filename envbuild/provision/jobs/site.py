@@ -29,7 +29,7 @@ PROBE_LIMIT = 600
 _SCHEDULERS: dict[str, type[Scheduler]] = {"slurm": Slurm, "pbs": Pbs}
 
 # What is said of a job, and what its script says, where nobody was asked.
-NOT_ASKED = "the scheduler was not asked: partition, GPUs and paths are those of the target file"
+NOT_ASKED = "the scheduler was not asked: partition and paths are those of the target file"
 UNASKED = """\
 # Made from the target and recorded facts: the scheduler was not asked. Not known: whether partition or queue, account
 # and nodes are there, their limits, and the memory that nodes offer to jobs.
@@ -84,9 +84,9 @@ class JobSite:
         """What is said of a job where nobody was asked; the target may not say how many GPUs a node has."""
         if self.target.expects.gpus_per_node is not None:
             return NOT_ASKED
-        says = NOT_ASKED.replace("partition, GPUs and paths", "partition and paths")
-        known = f"the facts say {plural(self.pool.gpus_per_node, 'GPU')} a node" if self.pool.gpus_per_node else ""
-        return f"{says}, which names no `gpus_per_node`: {known or 'how many GPUs a node has is not known'}"
+        seen = self.pool.gpus_per_node
+        known = f"the facts say {plural(seen, 'GPU')} a node" if seen else "how many GPUs a node has is not known"
+        return f"{NOT_ASKED}, which names no `gpus_per_node`: {known}"
 
     @property
     def login(self) -> str:

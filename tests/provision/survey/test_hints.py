@@ -229,7 +229,7 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     assert "\n  export https_proxy=http://proxy:3128\n" in result.stdout.partition("uv venv ")[0], "before downloads"
     assert "this file asks for one node, which builds" in result.stdout
     made = ask("plan", "--target", str(mine), "--facts", target).stdout
-    assert f"\n  job: {job}; the scheduler was not asked: partition, GPUs and paths are those of the target" in made
+    assert f"\n  job: {job}; the scheduler was not asked: partition and paths are those of the target" in made
     assert re.search(r"\n  facts: .*1 node|2 nodes of \w+ for at most 0:10:00, .* days\n", made), made
     known = r"; how long .* compile there is not known \(`provision` of ported-cu130 took [0-9]+ s on one H100 .*\)\n"
     assert re.search(known, made), made
