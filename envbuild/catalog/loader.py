@@ -112,9 +112,10 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
     data: dict[str, Any] = {}
     for document in reversed(documents):
         before, data = data.get("stack"), _merged(data, document.data)
-        stack = document.data.get("stack", before)
-        if "profile" not in document.data and (stack != before or ("stack" in document.data and is_path(str(stack)))):
-            data.pop("profile", None)  # that of another stack
+        # A path is relative to its file: the same one is another stack in another folder.
+        other = "stack" in document.data and (data.get("stack") != before or is_path(str(before)))
+        if other and "profile" not in document.data:
+            data.pop("profile", None)
         if isinstance(document.data.get("hosts"), Mapping):
             # Who names the hosts is one choice: a partition does not add to another target's node file.
             data["hosts"] = dict(document.data["hosts"])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from envbuild.model.facts import NodeFacts
     from envbuild.model.target import Target
 
-_NO_NAME = re.compile("[0-9]+[smhd]?")  # a number or a time: the answer to another question
+_NO_NAME = re.compile(r"\A[0-9]+[smhd]?\Z")  # a number or a time: the answer to another question
 _HOSTS = {"ssh": "Hosts, as gpu[01-04]", "slurm": "Slurm partition", "pbs": "PBS queue"}
 
 
@@ -294,12 +294,13 @@ def _user(text: str) -> str:
     """An answer that is a login name, or empty. Raises click.BadParameter, and the question is asked again."""
     from envbuild.model.target import Login
 
+    user = text.strip()
     try:
-        if text.strip():
-            Login(host="host", user="" if _NO_NAME.fullmatch(text.strip()) else text.strip())
+        if user:
+            Login(host="host", user=_NO_NAME.sub("", user))
     except ValueError:
         raise click.BadParameter(f"{text!r} is no login name") from None
-    return text.strip()
+    return user
 
 
 def _model(text: str, usual: str) -> str:

@@ -299,5 +299,6 @@ def failures(errors: Mapping[str, EnvbuildError]) -> list[str]:
     lines = []
     for alike in grouped(errors, lambda where: errors[where].code).values():
         hint = errors[alike[0]].hint
-        lines += [*(f"{where}: {errors[where]}" for where in alike), *([f"hint: {hint}"] if hint else [])]
+        lines += [f"{where}: {errors[where]}" for where in alike]
+        lines += [f"hint: {hint}"] if hint else []
     return lines

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from envbuild.provision.run.run_dir import RunDir
 
 
-_UNLESS = "if the node does not reach these indexes and repositories: "
-
-
 @click.command("provision")
 @choose.build_options
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop; on a cluster, a short job may ask the nodes.")
@@ -455,9 +452,9 @@ def _total(node: NodePlan, unknown: bool) -> list[str]:
     # The choice has no reason where the target says that nodes fetch.
     if brought or (fetch and unknown and node.resolution.delivery.why):
         amount = f"{'at least ' if unsized else ''}{size(fetch)}"
-        runs = load_config().runs_root
-        kept = f"{amount} in {artifact_cache()}, which stay, and as much in {runs} until the job ends"
-        here = [f"    here       {'' if brought else _UNLESS}{kept}"]
+        unless = "" if brought else "if the node does not reach these indexes and repositories: "
+        kept = f"{amount} in {artifact_cache()}, which stay, and as much in {load_config().runs_root}"
+        here = [f"    here       {unless}{kept} until the job ends"]
     return [f"    in all     {cost}{when}{left}", *_elsewhere(node, place), *here]
 
 

@@ -64,11 +64,10 @@ def diff_locks(a: Lock, b: Lock) -> LockDiff:
     pairs = {name: name for name in old if name in new}
     if a.profile != b.profile:
         # The variants of another profile have other names: each is compared with the first of its kind.
-        for name in [name for name in old if name not in pairs]:
-            kind = _kind(old[name])
-            alike = (other for other in new if other not in pairs.values() and _kind(new[other]) == kind)
-            if other := next(alike, None):
-                pairs[name] = other
+        for name in old:
+            alike = [other for other in new if other not in pairs.values() and _kind(new[other]) == _kind(old[name])]
+            if name not in pairs and alike:
+                pairs[name] = alike[0]
     for name in [*old, *(name for name in new if name not in pairs.values())]:
         if name in pairs:
             changes += _variant(old[name], new[pairs[name]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -353,7 +353,7 @@ def disk_rules(cost: Estimate, beside: int, packages: int, facts: NodeFacts) -> 
             out += says("warn", f"{few(left_out)} may not fit, without a recorded size: {', '.join(says.compared)}")
         else:
             least = cost.certain_bytes if cost.rough else need
-            out += _room(says, free, need, least, f", without {few(left_out)}" if left_out else "")
+            out += _room(says, free, need, least, left_out)
     # A file system that reports no inodes at all (btrfs, some network ones) has no limit on them.
     if inodes is not None and prefix.total_inodes != 0:
         compared = (f"{inodes} inodes free in {prefix.path}", f"about {cost.inodes} needed")
@@ -362,10 +362,10 @@ def disk_rules(cost: Estimate, beside: int, packages: int, facts: NodeFacts) -> 
     return tuple(out)
 
 
-def _room(says: Ruling, free: int, need: int, certain: int, counted: str = "") -> Decisions:
-    """Whether it is enough; `counted`: what is not in `need`."""
+def _room(says: Ruling, free: int, need: int, certain: int, left_out: Sequence[str] = ()) -> Decisions:
+    """Whether it is enough; `left_out`: what is not in `need`."""
     if free >= need:
-        return says("allow", f"there is room{counted and f' for what was counted{counted}'}")
+        return says("allow", "there is room" + (f" for what was counted, without {few(left_out)}" if left_out else ""))
     if free >= certain:
         return says("warn", f"there may be too little room: {', '.join(says.compared)}, which is an estimate")
     instead = "another `--prefix`, or remove environments (`envbuild store clean`)"
