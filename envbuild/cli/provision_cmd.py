@@ -452,9 +452,9 @@ def _total(node: NodePlan, unknown: bool) -> list[str]:
     # The choice has no reason where the target says that nodes fetch.
     if brought or (fetch and unknown and node.resolution.delivery.why):
         amount = f"{'at least ' if unsized else ''}{size(fetch)}"
-        unless = "" if brought else "if the node does not reach these indexes and repositories: "
-        kept = f"{amount} in {artifact_cache()}, which stay, and as much in {load_config().runs_root}"
-        here = [f"    here       {unless}{kept} until the job ends"]
+        condition = "" if brought else "if the node does not reach these indexes and repositories: "
+        places = f"{amount} in {artifact_cache()}, which stay, and as much in {load_config().runs_root}"
+        here = [f"    here       {condition}{places} until the job ends"]
     return [f"    in all     {cost}{when}{left}", *_elsewhere(node, place), *here]
 
 
@@ -583,11 +583,9 @@ def _smoke_job(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
         )
     site = JobSite.unasked(prepared.target)
     job = smoke_job(prepared, site, choose.prefix_here(flags))
-    says = f"job: {job.cost()}{all_nodes(site, job)}; {site.not_asked}"
-    scripts = Jobs((says,), {job.name: site.scheduler.render(job)})
-    notes = choose.filled_here(flags).splitlines()
-    lines = [*scripts.lines, *filter(None, notes)]
-    ui.result({"cost": job.cost(), **scripts.as_dict()}, lambda: [*((line, "") for line in lines), *_scripts(scripts)])
+    text = f"job: {job.cost()}{all_nodes(site, job)}; {site.not_asked}{choose.filled_here(flags)}"
+    jobs = Jobs(tuple(text.splitlines()), {job.name: site.scheduler.render(job)})
+    ui.result({"cost": job.cost(), **jobs.as_dict()}, lambda: [*((line, "") for line in jobs.lines), *_scripts(jobs)])
     return 0
 
 

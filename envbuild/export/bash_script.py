@@ -25,7 +25,7 @@ from envbuild.node.paths import EPOCH
 from envbuild.node.redact import secrets_of
 from envbuild.resolve.variant_checks import record_command
 from envbuild.schedule.script import exports
-from envbuild.text import comment, few, grouped, plural, visible
+from envbuild.text import comment, grouped, plural, visible
 
 _REQUIRED = (
     *(read_text.names, read_text.opened, installed.normal_name, installed.required_name, installed.site_packages),
@@ -59,7 +59,7 @@ def render_script(
     pythons = sorted({str(node.python) for node in firsts})
     taken = sorted({name for nodes in groups for name in secrets_of(_variables(_first(nodes)))})
     needs = "".join(f", the interpreter {visible(path)}" for path in pythons) + needs
-    needs = (f", {few(taken)} exported" if taken else "") + needs
+    needs = (f", {', '.join(taken)} exported" if taken else "") + needs
     ways = dict.fromkeys(way for node in firsts for way in _brings(_variant(node), str(node.python)))
     named = {name: index["url"] for node in firsts for name, index in _indexes(node).items()}
     notes = [*ways, *(f"The index {name} is {url}" for name, url in sorted(named.items()))]

@@ -84,9 +84,9 @@ class JobSite:
         """What is said of a job where nobody was asked; the target may not say how many GPUs a node has."""
         if self.target.expects.gpus_per_node is not None:
             return NOT_ASKED
-        seen = self.pool.gpus_per_node
-        known = f"the facts say {plural(seen, 'GPU')} a node" if seen else "how many GPUs a node has is not known"
-        return f"{NOT_ASKED}, which names no `gpus_per_node`: {known}"
+        gpus = self.pool.gpus_per_node
+        number = f"the facts say {plural(gpus, 'GPU')} a node" if gpus else "how many GPUs a node has is not known"
+        return f"{NOT_ASKED}, which names no `gpus_per_node`: {number}"
 
     @property
     def login(self) -> str:

@@ -445,6 +445,7 @@ def test_no_printed_script_holds_a_secret_of_the_target_by_name_or_value(
         "https_proxy": f"http://me:{CANARY}@proxy:3128",
         "HF_TOKEN": f"x-{CANARY}",
         "HF_HUB_NOTE": f"Bearer {CANARY}",
+        "WANDB_API_KEY": CANARY,
     }
     site = "scheduler: {account: lab, time_limit: 1h, nodes: 2}\nconnection: {kind: job, login: null}\nprefix: /p\n"
     site += f"environment: {json.dumps({**held, 'http_proxy': 'http://proxy:3128'})}\n"
