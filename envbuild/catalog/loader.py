@@ -227,20 +227,21 @@ def _find(ref: str, noun: str, base: Path) -> Path:
             )
         return path
     names = _names(f"{noun}s")
-    beside = f"./{ref}.yaml"
     if not _NAME.fullmatch(ref) or ref not in names:
+        beside = f"./{ref}.yaml"
+        hint = f"did you mean {beside}?" if _is_there(Path(beside)) else did_you_mean(ref, names)
         if ref and _is_there(base / ref):
             raise EnvbuildError(
                 f"{noun}-unknown",
                 f"{show_value(ref)} is no {noun} file",
                 why=f"it is there, and a {noun} file ends in .yaml",
-                hint=f"name a {noun} file, or a shipped {noun}: {', '.join(names)}",
+                hint=hint,
             )
         raise EnvbuildError(
             f"{noun}-unknown",
             f"there is no {noun} named {show_value(ref)}",
             why=f"neither shipped nor a path (a path has a '/' or ends in .yaml): {show_value(ref)}",
-            hint=f"did you mean {beside}?" if _is_there(Path(beside)) else did_you_mean(ref, names),
+            hint=hint,
         )
     return resources.catalog() / f"{noun}s" / f"{ref}.yaml"
 

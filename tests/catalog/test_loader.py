@@ -387,6 +387,9 @@ def test_a_file_that_is_no_target_file_is_said_to_be_there(tmp_path: Path, monke
     for name in ("job.sh", "."):
         error = refused(load_target, name)
         assert (error.code, error.what) == ("target-unknown", f'"{name}" is no target file')
+    Path("lab").mkdir()
+    Path("lab.yaml").touch()
+    assert refused(load_target, "lab").hint == "did you mean ./lab.yaml?"
     assert refused(load_target, "azure-nd96.yaml").hint == "did you mean `azure-nd96`?"
     mine = stack_file(tmp_path, "name: mine\nextends: azure-nd96.yml\n")
     assert refused(load_target, mine).hint == "did you mean `azure-nd96`?"
