@@ -59,6 +59,8 @@ def visit(target: Target, stack: Wanted | None = None) -> list[Visit]:
         args = {"reach": index_addresses(lock), "repositories": sources_needed(lock)}
     if target.tmp:
         args["tmp"] = target.tmp
+    if loads := target.scheduler.modules:
+        args |= {"modules": [*loads.load], "modules_in": [*loads.use]}
     tried = trial(target)
     if tried is not None:
         args["submit"] = tried

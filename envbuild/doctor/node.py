@@ -349,10 +349,13 @@ def _runs(name: str, *, works: bool, docker: bool) -> bool:
     return docker if name == "docker" else works or name in ("apptainer", "singularity")
 
 
-def _modules(facts: NodeFacts, _site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+def _modules(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     if facts.modules is None:
         bad = target.base == "module"
         return [_line("modules", "missing" if bad else "ok", "none", "base: module cannot be used")]
+    if absent := ", ".join(site.get("modules_absent") or ()):
+        hint = f"correct `modules:` of the target, if nodes have no {absent} either: `module avail` lists the names"
+        return [_line("modules", "warning", f"{facts.modules}, without {absent}", "nodes may have it", hint)]
     return [_line("modules", "ok", facts.modules, "environments can be loaded with `module load`")]
 
 

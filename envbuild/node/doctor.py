@@ -26,21 +26,35 @@ _SLURM = {
     "partitions": ["scontrol", "show", "partition", "--oneliner"],
     "config": ["scontrol", "show", "config"],
 }
+# Old versions have no `is-avail`, and list on stderr. One module may lead to the next, so each is loaded in this shell.
+_ABSENT = """
+command -v module >/dev/null || exit 0
+while [ "$1" != -- ]; do module use "$1"; shift; done >/dev/null 2>&1
+shift
+for name; do
+    module is-avail "$name" >/dev/null 2>&1 || module -t avail "$name" 2>&1 | awk -v name="$name/" '
+        { sub(/[(].*/, ""); found += index($0 "/", name) == 1 } END { exit !found }' || echo "absent $name"
+    module load "$name" >/dev/null 2>&1
+done
+"""
 _PBS = {"queues": ["qstat", "-Q"], "nodes": ["pbsnodes", "-a", "-S"]}
 
 
 def run(request: Json) -> "tuple[bool, Json]":
-    """`args`: those of `probe`, and `submit` (arguments of sbatch for a job that is only tried, list; none: no try).
+    """`args`: those of `probe`, `submit` (arguments of sbatch for a job that is only tried, list; none: no try), and
+    `modules` (names that jobs load, list) with `modules_in` (folders of modulefiles, list).
 
     The result is `facts` (as `probe` gives them) and `site`. Raises NodeError for a bad request.
     """
     submit = protocol.argument(request["args"], "submit", "a list of text", None)
+    modules = [protocol.argument(request["args"], name, "a list of text", []) for name in ("modules", "modules_in")]
     folders = search_path()
     questions: list[Callable[[], Any]] = [
         partial(facts.run, request),
         partial(_scheduler, folders, submit),
         partial(_user_namespaces, folders),
         partial(_accounts, folders),
+        partial(_modules_absent, *modules),
     ]
     answers = proc.parallel(questions)
     if answers[0] is None:
@@ -55,6 +69,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         "programs": answers[1] or {},
         "user_namespaces": answers[2] or {"works": False, "why": "not found out"},
         "accounts": answers[3],
+        "modules_absent": answers[4] or [],
         "groups": _groups(),
         "proxies": _proxies(),
         "prefix_in": prefix_in(answers[0][1]["prefix"]["path"]),
@@ -113,6 +128,15 @@ def _accounts(folders: "list[str]") -> "list[dict[str, str]] | None":
         return None
     rows = [line.split("|") for line in done.out.splitlines() if line.count("|") == len(columns) - 1]
     return [dict(zip(columns, row)) for row in rows]  # noqa: B905 - of Python 3.10
+
+
+def _modules_absent(names: "list[str]", folders: "list[str]") -> "list[str]":
+    """Those of the modules that a login shell of this host does not have; empty where it has no `module` to ask."""
+    if not names:
+        return []
+    done = proc.run(["bash", "-l", "-c", _ABSENT, "modules", *folders, "--", *names], timeout=DEADLINE, limit=LIMIT)
+    absent = {line.partition(" ")[2] for line in done.out.splitlines() if line.startswith("absent ")}
+    return [name for name in names if name in absent]
 
 
 def _user_namespaces(folders: "list[str]") -> Json:

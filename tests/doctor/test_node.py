@@ -208,6 +208,12 @@ def test_outside_a_job_it_is_not_checked_that_nodes_see_a_shared_prefix() -> Non
         assert ("whether the nodes see this folder is not checked" in line.consequence) == unchecked
 
 
+def test_modules_that_this_host_lacks_are_a_warning() -> None:
+    line = lines(facts(modules="tcl"), site(modules_absent=["cuda/11.66"]), target(**JOBS))["modules"]
+    assert (line.level, line.found, line.consequence) == ("warning", "tcl, without cuda/11.66", "nodes may have it")
+    assert lines(facts(modules="tcl"), site(), target(**JOBS))["modules"].level == "ok"
+
+
 def test_a_noexec_temporary_folder_names_another_one() -> None:
     folders = [{"path": "/tmp", "writable": True, "noexec": True}, {"path": "/var/tmp", "writable": True}]
     line = lines(facts(), site(temporary=folders), target())["temporary folders"]

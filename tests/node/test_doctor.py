@@ -77,3 +77,30 @@ def test_conda_and_its_kin_are_found_with_their_owners(tmp_path: Path, monkeypat
         {"program": "conda", "path": f"{tmp_path}/home/miniforge3/bin/conda", "owner": me},
         {"program": "micromamba", "path": f"{tmp_path}/bin/micromamba", "owner": me},
     ]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_modules_are_asked_for_in_order_in_a_login_shell(
+    old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`old`: without `is-avail`, and with a list on stderr."""
+    answers = "return 1" if old else 'case "$2" in gcc | cuda/11.6) return 0 ;; esac; return 1'
+    profile = f"""
+module() {{
+    case "$*" in
+    is-avail*) {answers} ;;
+    "-t avail gcc") echo "gcc/9(default)" >&2 ;;
+    "-t avail cuda/11.6") [ ! -e {tmp_path}/gcc ] || echo cuda/11.6 >&2 ;;
+    "-t avail cuda"*) echo cuda/11.66 >&2 ;;
+    "load gcc") touch {tmp_path}/gcc ;;
+    "use /m") echo used ;;
+    esac
+}}
+"""
+    (tmp_path / ".bash_profile").write_text(profile)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = ["gcc", "cuda/11.6", "cuda/11.6; echo", "cuda/11.7"]
+    found = ask(tmp_path / "prefix", modules=names, modules_in=["/m"])["site"]["modules_absent"]
+    assert found == ["cuda/11.6; echo", "cuda/11.7"]
+    (tmp_path / ".bash_profile").write_text("unset -f module\n")
+    assert ask(tmp_path / "prefix", modules=names)["site"]["modules_absent"] == []
