@@ -22,7 +22,7 @@ from envbuild.model.common import first_mistake
 from envbuild.model.facts import DiskFacts, NodeFacts, SchedulerFacts
 from envbuild.model.target import Target
 from envbuild.regular_file import read_file
-from envbuild.text import did_you_mean, grouped, unsafe_at
+from envbuild.text import did_you_mean, few, grouped, nearest, unsafe_at
 
 _HINT = "`envbuild doctor --target TARGET --facts-out FILE` writes the facts of nodes"
 
@@ -115,10 +115,11 @@ def of_target(facts: Mapping[str, NodeFacts], target: Target) -> tuple[dict[str,
 def _unknown_places(facts: Mapping[str, NodeFacts]) -> list[str]:
     """What `reachable` says of places that no lock names: neither an index of ours nor an address."""
     known = load_indexes()
+    write = f"write an address as https://github.com/NVIDIA/apex; indexes are {few(sorted(known), 5)}"
     listed = {name: node for node, plain in facts.items() for name in plain.reachable}
     return [
         f"facts of {node}: `reachable` has {show_value(name)}, which is neither an index nor a whole address; "
-        f"{did_you_mean(name, known)}"
+        f"{did_you_mean(name, known) if nearest(name, known) else write}"
         for name, node in listed.items()
         if name not in known and not re.search("[/:]", name)
     ]

@@ -26,9 +26,13 @@ def toolkits(facts: NodeFacts, request: Request, compat: Compat) -> tuple[NvccFa
     return nvcc, minor(nvcc.version) if nvcc else (), cuda
 
 
-def _toolkit(facts: NodeFacts, major: int) -> str:
+def _toolkit(facts: NodeFacts, request: Request, major: int) -> str:
     """The cure of a toolkit that is missing or of another major version."""
     module = f"{_MODULE}; or" if facts.modules else "no `module` command was seen there;"
+    if request.modules:
+        loaded = ", ".join(request.modules)
+        record = "`envbuild doctor --target TARGET --facts-out FILE` records facts where they are loaded"
+        module = f"jobs load {loaded}, whose nvcc must stand in the facts: {record}; or another module, or"
     return f"a CUDA {major}.x toolkit on the node ({module} a folder of yours: docs/troubleshooting.md)"
 
 
@@ -42,7 +46,7 @@ def nvcc_absent(facts: NodeFacts, request: Request, compat: Compat) -> Decisions
     says = Ruling("nvcc-absent", compared, compat.cuda.check_note)
     if release:
         return says("allow", f"{nvcc.path if nvcc else ''} can compile {names}")
-    return says("refuse", f"{names} must be compiled and there is no nvcc", _toolkit(facts, cuda[0]))
+    return says("refuse", f"{names} must be compiled and there is no nvcc", _toolkit(facts, request, cuda[0]))
 
 
 def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -56,7 +60,7 @@ def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
         return says("allow", "nvcc and torch have the same CUDA major version")
     torch = other_flavour(facts, request, compat, lambda other: other[0] == release[0])
     what = f"nvcc {dotted(release)} cannot compile for a torch built with CUDA {dotted(cuda)}"
-    return says("refuse", what, _toolkit(facts, cuda[0]), torch)
+    return says("refuse", what, _toolkit(facts, request, cuda[0]), torch)
 
 
 def _minor_pair(facts: NodeFacts, request: Request, compat: Compat) -> tuple[Numbers, Numbers] | None:
