@@ -181,12 +181,12 @@ def seconds_of(text: str) -> float | None:
 def as_time(text: str) -> str:
     """A time that other programs write in another way (`1-00:00:00`, `2h30m`, `90 min`), as `24h`; empty if it is none.
 
-    A number alone is minutes, as for Slurm.
+    A number alone is minutes for Slurm, and may be meant as hours: `2m or 2h`.
     """
     if clock := _CLOCK.fullmatch(text):
         days, first, second, third = (int(part) if part else None for part in clock.groups())
         if days is None and second is None:
-            return f"{first}m"
+            return f"{first}m or {first}h"
         # Slurm: `D-H[:M[:S]]`, `H:M:S`, `M:S`.
         by_hours = days is not None or third is not None
         hours, least, seconds = (first, second, third) if by_hours else (0, first, second)

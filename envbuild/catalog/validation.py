@@ -366,7 +366,11 @@ def _placed(model: type[StrictModel], path: tuple[Step, ...], data: Any, documen
             if takes((*above, name)):
                 return f"`{name}: {{{inside}}}`"
     name = next((name for name in _keys_at(model, ()) if len(path) == 1 and lacks((name,))), "")
-    return f"`{name}: {{{key}: …}}`" if name else ""
+    if not name:
+        return ""
+    candidates = (*_lists(model, (name, key), rest, value), *_mappings(model, (name, key), rest, value))
+    meant = next((_flow(one) for one in candidates if _passes(model, (name, key), rest, one)), "")
+    return f"`{name}: {{{key}: {meant if 0 < len(meant) <= _LONGEST_VALUE else '…'}}}`"
 
 
 def _value_at(data: Any, path: tuple[Step, ...]) -> Any:

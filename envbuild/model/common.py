@@ -48,12 +48,16 @@ def refusal_of(item: Any) -> RefusedError:
 
 
 def text_of(pattern: str, says: str, instead: Callable[[str], str] = lambda _: "") -> BeforeValidator:
-    """For a text of `pattern`: refuses all else with a sentence, and what to write where `instead` knows it."""
+    """For a text of `pattern`: refuses all else with a sentence, and what to write where `instead` knows it.
+
+    `instead` may give several, parted by ` or `.
+    """
 
     def check(value: object) -> object:
         if not (isinstance(value, str) and re.fullmatch(pattern, value)):
             meant = instead(str(value))
-            raise RefusedError(says, instead=meant if re.fullmatch(pattern, meant) else "")
+            fits = all(re.fullmatch(pattern, part) for part in meant.split(" or "))
+            raise RefusedError(says, instead=meant if fits else "")
         return value
 
     return BeforeValidator(check)
