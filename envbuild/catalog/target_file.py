@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envbuild.model.facts import NodeFacts
+from envbuild.model.target import module_names
 
 _WHO = "who logs in; keys and jumps are those of ssh's own configuration"
 _HERE = "you type envbuild on the login node; from a laptop, `login: {host: login1}`"
@@ -23,7 +24,7 @@ class Answers:
 
     `hosts`: host lists (ssh), the partition (slurm) or the queue (pbs). `login`: where jobs are submitted, when not on
     this machine. `user`: None is as ssh says, though the shipped target names one. `nodes`, `time_limit`: of a job.
-    `filesystems`: of a PBS job, parted by commas. `why`: why this profile.
+    `filesystems`: of a PBS job, parted by commas. `modules`: what a job loads. `why`: why this profile.
     """
 
     kind: str
@@ -38,9 +39,16 @@ class Answers:
     nodes: int = 0
     time_limit: str = ""
     filesystems: str = ""
+    modules: str = ""
     prefix: str = ""
     gpu: str = ""
     gpus_per_node: int = 0
+
+    @property
+    def loads(self) -> dict[str, object]:
+        """What `scheduler` says of modules; empty without any."""
+        names = module_names(self.modules)
+        return {"modules": {"load": names}} if names else {}
 
 
 def of_facts(nodes: Mapping[str, NodeFacts]) -> Answers:
@@ -124,7 +132,8 @@ def _hosts(answers: Answers, inherited: Mapping[str, object]) -> list[tuple[str,
     if answers.kind == "ssh":
         hosts = re.findall(LISTED_HOST, answers.hosts)
         return [("host lists as clusters write them: gpu[01-04]", "hosts", hosts)]
-    job = {"account": answers.account, "nodes": answers.nodes, "time_limit": answers.time_limit}
+    job: dict[str, object] = {"account": answers.account, "nodes": answers.nodes, "time_limit": answers.time_limit}
+    job |= answers.loads
     how = "how a job is asked for; `modules: {load: [NAME]}` loads modules first"
     if not answers.time_limit and "scheduler.time_limit" not in inherited:
         how += "; without `time_limit: 2h`, a build's is estimated and `launch --submit` needs `--time-limit 2h`"

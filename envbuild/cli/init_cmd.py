@@ -75,7 +75,7 @@ def init(
 ) -> None:
     """Write a first file FILE, with comments. Never replaces a file.
 
-    Without --from, writes a target: from at most twelve answers, or from facts of its nodes. With --from, drafts a
+    Without --from, writes a target: from at most thirteen answers, or from facts of its nodes. With --from, drafts a
     stack by fixed rules, and runs nothing from the page or checkout. FILE is then NAME.yaml by default.
     """
     if not sources:

@@ -35,7 +35,7 @@ _HOSTS = {"ssh": "Hosts, as gpu[01-04]", "slurm": "Slurm partition", "pbs": "PBS
 
 
 def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, stack: str | None, *, yes: bool) -> None:
-    """Write a first target file with comments, from twelve answers at most, or from recorded facts of its nodes.
+    """Write a first target file with comments, from thirteen answers at most, or from recorded facts of its nodes.
 
     `extends`: the shipped target that is like it; `stack`: what is built there; `yes`: take defaults, ask nothing.
     """
@@ -213,6 +213,8 @@ def _asked_of_jobs(ask: Callable[..., Any], base: Target, required: Set[str], lo
         text = "File systems that a job names, as home,eagle (empty: none)"
         names_of_jobs = _each(Name, LISTED_NAME)
         answers["filesystems"] = ask("Scheduler.filesystems", text, ",".join(usual.filesystems), names_of_jobs)
+    if usual.modules is None:
+        answers["modules"] = ask("Modules.load", "Modules that a job loads, as cuda/11.6 (empty: none)", "", _modules)
     return answers
 
 
@@ -273,6 +275,15 @@ def _each(kind: Any, parts: str = ".+") -> Callable[[str], str]:
         return text.strip()
 
     return read
+
+
+def _modules(text: str) -> str:
+    """An answer that is names of modules, or empty. Raises click.BadParameter, and the question is asked again."""
+    from envbuild.model.target import ModuleName, module_names
+
+    for name in module_names(text):
+        _of_type(ModuleName, name)
+    return text.strip()
 
 
 def _login(text: str) -> str:
@@ -403,8 +414,8 @@ def _with_profile(ui: Ui, answers: Answers, file: Path, nodes: Mapping[str, Node
     from envbuild.lock.agreement import choose_profile
     from envbuild.provision.survey.ask import rules
 
-    expects = {"gpu": answers.gpu or None}
-    base = load_target(answers.extends or answers.kind, {"expects": expects}, template=True).target
+    known = {"expects": {"gpu": answers.gpu or None}, **({"scheduler": answers.loads} if answers.loads else {})}
+    base = load_target(answers.extends or answers.kind, known, template=True).target
     stack = answers.stack or base.stack or "torch-smoke"
     loaded = _stack_beside(file, stack)
     answers = replace(answers, stack=stack)

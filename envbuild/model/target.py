@@ -21,6 +21,7 @@ from envbuild.model.common import (
     text_of,
 )
 from envbuild.model.stack import BaseKind, EnvironmentValue
+from envbuild.node.protocol import user_name
 from envbuild.text import as_time, did_you_mean
 
 RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
@@ -31,7 +32,7 @@ NODE_FILE = "nodefile"  # `hosts: {pbs: nodefile}`: the nodes that the job gets
 _UNFILLED = re.compile(r"\$\{?[A-Za-z_]|<[\w-]+>")  # what a shell or a reader would fill in
 # What they would fill in -> our placeholder for it.
 _MEANT = {r"^~(?=/|$)|\$(?:HOME\b|\{HOME\})": "{home}", r"\$(?:USER\b|\{USER\})|<(?:your-)?user(?:name)?>": "{user}"}
-_LOADS = re.compile(r"^(?:module (?:load|add)|ml)\s+")  # what a shell has before the names of modules
+_LOADS = re.compile(r"^(?:module\s+(?:load|add)|ml)\s+")  # what a shell has before the names of modules
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
 
 _PROXY = re.compile(r"(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
@@ -56,8 +57,13 @@ def without_tag(name: str) -> str:
     return f"{above}{slash}{last.partition(':')[0]}"
 
 
+def module_names(text: str) -> list[str]:
+    """The modules that a text names, parted by blanks or commas, also behind `module load`."""
+    return _LOADS.sub("", text.strip()).replace(",", " ").split()
+
+
 def _module(value: str) -> str:
-    words = re.sub(_LOADS, "", not_option(value)).split()
+    words = module_names(not_option(value))
     if words != [value]:
         listed = ", ".join(words)
         raise RefusedError("a module has no blank in its name", instead=f"[{listed}]" if words[1:] else listed)
@@ -178,6 +184,7 @@ PathTemplate = Annotated[Text, _template(_path_problem)]
 PrefixTemplate = Annotated[Text, _template(_prefix_problem)]
 Requested = Annotated[Text, AfterValidator(_requested)]
 Partition = Annotated[Requested, AfterValidator(_partition)]
+ModuleName = Annotated[Text, AfterValidator(_module)]
 FileText = Annotated[Text, AfterValidator(not_option)]
 Host = Annotated[Text, AfterValidator(_host)]
 _DURATION = r"^[1-9][0-9]{0,5}[smh]$"
@@ -327,11 +334,12 @@ class QueueLimits(StrictModel):
 class Modules(StrictModel):
     """Environment modules that a job's script loads first.
 
-    `use`: folders of modulefiles, for `module use`. `load`: names for `module load`, in order.
+    `use`: folders of modulefiles, for `module use`. `load`: names for `module load`, in order (`module avail` lists
+    those of a site).
     """
 
     use: tuple[AbsPath, ...] = ()
-    load: tuple[Annotated[Text, AfterValidator(_module)], ...] = ()
+    load: tuple[ModuleName, ...] = ()
 
 
 class Scheduler(StrictModel):
@@ -404,6 +412,7 @@ _CHOSEN = "nothing for it: Slurm chooses the nodes; `constraints: FEATURE` narro
 _GPUS = "`expects: {gpus_per_node: 8}`, also for jobs"
 _TIME = "`scheduler: {time_limit: 2h}`"
 _PARTITION = "`hosts: {slurm: NAME}`"
+_MODULE = "`scheduler: {modules: {load: [NAME]}}`"
 _BY_JOB = "`connection: {kind: job}`"
 _JOB = "`connection: {kind: job, login: {host: …}}`"
 # What the smoke test measures, without sizes.
@@ -459,6 +468,7 @@ class Target(StrictModel):
         "time": _TIME,
         "walltime": _TIME,
         "python": "`interpreter: PATH`, or `python:` in the profile of the stack",
+        "module": _MODULE,
         "partition": _PARTITION,
         "queue": f"{_PARTITION} for Slurm, `scheduler: {{queue: NAME}}` for PBS",
         "conda": "`engine: conda`",
@@ -512,7 +522,7 @@ class Target(StrictModel):
             kind = next((kind for kind in ("slurm", "pbs") if kind in named), named if named == "local" else "ssh")
             return f"`extends: {kind}`, which has the other keys, or `prefix: FOLDER`"
         if key in ("load", "modules"):
-            listed = f"[{', '.join(re.sub(_LOADS, '', value).replace(',', ' ').split())}]"
+            listed = f"[{', '.join(module_names(value))}]"
             return listed if key == "load" else f"{{load: {listed}}}"
         by = _kind(data.get("scheduler")) if key == "hosts" and _kind(data.get("connection")) == "job" else ""
         partition = "PARTITION" if re.search(r"[\[\]\s]", value) else value
@@ -546,7 +556,7 @@ class Target(StrictModel):
         name = next((name for name in ("CUDA_HOME", "CUDA_PATH") if name in self.environment), "")
         if not name:
             return ""
-        how = "`scheduler: {modules: {load: [NAME]}}`" if self.connection.kind == "job" else "the `PATH` of the node"
+        how = _MODULE if self.connection.kind == "job" else "the `PATH` of the node"
         says = f"`environment: {{{name}: …}}` does not choose the CUDA toolkit of builds; {how} does"
         return f"{says}: docs/troubleshooting.md"
 
@@ -562,11 +572,16 @@ class Target(StrictModel):
 
     @property
     def _at_home(self) -> str:
-        """That the prefix looks like a home folder, which nodes refuse; empty where it does not."""
-        if not re.search(r"/(home|users)/[^/]+/?$", self.prefix):
-            return ""
+        """That the prefix looks like a folder for all that a user has; nodes refuse a home. Empty where it does not."""
         own = posixpath.join(self.prefix, "envbuild")
-        return f"`prefix: {self.prefix}` looks like a home folder, which nodes refuse: write {own}"
+        if re.search(r"/(home|users)/[^/]+/?$", self.prefix):
+            return f"`prefix: {self.prefix}` looks like a home folder, which nodes refuse: write {own}"
+        above, _, last = self.prefix.rstrip("/").rpartition("/")
+        login = self.connection.login
+        users = ("{user}", user_name(), self.connection.user, login and login.user)
+        if last in users and "envbuild" not in above:
+            return f"`prefix: {self.prefix}` may be a folder for all that is yours, not for envbuild alone: write {own}"
+        return ""
 
     @property
     def _without_job(self) -> str:

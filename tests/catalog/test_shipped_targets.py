@@ -16,6 +16,7 @@ from envbuild.hostlist import expand_hosts
 from envbuild.model.stack import EnvPath
 from envbuild.model.target import FIGURES, ContainerSettings, HostSource, Target
 from envbuild.node import facts as probe
+from envbuild.node.protocol import user_name
 from envbuild.node.smoke import machine
 from envbuild.node.smoke.multi_node import METRIC
 from envbuild.provision.run.context import Choice
@@ -228,6 +229,10 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nprefix: {home}/envs", 'put what begins with a bracket in quotes: "{home}/envs"'),
         ("extends: slurm\nengine: [venv\nprefix: '{home}/envs'", "check the indentation, brackets and quotes of line"),
         ("extends: slurm\nlogin: null", "write `connection: {login: null}`"),
+        ("extends: slurm\nmodules: [cuda/11.6, a]", "write `scheduler: {modules: {load: [cuda/11.6, a]}}`"),
+        ("extends: slurm\nmodules: module load cuda", "write `scheduler: {modules: {load: [cuda]}}`"),
+        ("extends: slurm\nmodule: cuda", "write `scheduler: {modules: {load: [NAME]}}`"),
+        ("extends: slurm\ntime_limit: 2", "write `scheduler: {time_limit: …}`"),
         ("extends: slurm\nscheduler: {modules: cuda}", "write modules: {load: [cuda]}"),
         ("extends: slurm\nscheduler: {modules: [cuda/11.6, a]}", "write modules: {load: [cuda/11.6, a]}"),
         ("extends: slurm\nscheduler: {modules: {load: cuda/11.6 a}}", "write load: [cuda/11.6, a]"),
@@ -243,7 +248,7 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nscheduler: {options: --mem=0}", "known: account, constraints"),
         ("extends: azure-nd96\nnodes: 4", "write `scheduler: {nodes: 4}`"),
         ("extends: slurm\nmodules: {load: [a]}", "write `scheduler: {modules: {load: [a]}}`"),
-        ("extends: slurm\nlogin: login1", "write `connection: {login: …}`"),
+        ("extends: slurm\nlogin: login1", "write `connection: {login: {host: login1}}`"),
         ("extends: slurm\ncontainer: [a]", "write container: {KEY: VALUE}, KEY being runtime or image or"),
         ("extends: slurm\nscheduler: {modules: {load: ['ml a: b}']}}", "write [a:, b}]"),
         ("extends: slurm\nqueue: hpc", "write `hosts: {slurm: NAME}` for Slurm"),
@@ -288,7 +293,7 @@ def test_no_path_is_proposed_that_would_be_refused_too(prefix: str, tmp_path: Pa
     ("typed", "meant"),
     [
         ("02:00:00", "2h"), ("1-00:00:00", "24h"), ("1-12", "36h"), ("0-00:30", "30m"), ("90:00", "90m"),
-        ("120", "120m"), ("2h30m", "150m"), ("2 h", "2h"), ("2d", "48h"), ("90 min", "90m"), ("1.5h", "90m"),
+        ("120", "120m or 120h"), ("2h30m", "150m"), ("2 h", "2h"), ("2d", "48h"), ("90 min", "90m"), ("1.5h", "90m"),
         ("1 hour 5 seconds", "3605s"), ("0", ""), ("0:00", ""), ("99999-00", ""), ("soon", ""), ("2x", ""),
         ("", ""),
     ],
@@ -318,10 +323,19 @@ def test_a_shared_prefix_on_a_disk_of_the_node_is_doubted(text: str, folder: str
     assert (f"own disk if {folder} is, and `placement: shared`" in doubt) if folder else "own disk" not in doubt
 
 
-@pytest.mark.parametrize("prefix", ["/shared/home/{user}", "/home/me", "/users/{user}/"])
-def test_a_prefix_that_looks_like_a_home_folder_is_doubted(prefix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("prefix", "says"),
+    [
+        ("/shared/home/{user}", "looks like a home folder"),
+        ("/home/me", "looks like a home folder"),
+        ("/users/{user}/", "looks like a home folder"),
+        (f"/scratch/{user_name()}/", "may be a folder for all that is yours"),
+        ("/scratch/{user}", "may be a folder for all that is yours"),
+    ],
+)
+def test_a_prefix_that_looks_like_a_folder_for_all_of_a_user_is_doubted(prefix: str, says: str, tmp_path: Path) -> None:
     (doubt,) = own(tmp_path, f"extends: azure-nd96\nprefix: {prefix}\n").doubts
-    assert doubt.startswith(f"`prefix: {prefix}` looks like a home folder")
+    assert doubt.startswith(f"`prefix: {prefix}` {says}")
     assert doubt.endswith(f": write {prefix.rstrip('/')}/envbuild")
     assert own(tmp_path, f"extends: azure-nd96\nprefix: {prefix.rstrip('/')}/envbuild\n").doubts == ()
 

@@ -40,18 +40,20 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
              "prefix": "/p/{user}", "expects": {"gpu": "H200", "gpus_per_node": 8}},
         ),
         (
-            ("slurm", "", "gpu", "1", "login1", "me@login1", "4h", "", "proj", "", "", "", "", ""),
+            ("slurm", "", "gpu", "1", "login1", "me@login1", "4h", "", "proj", "", "", "-f",
+             "module load gcc, cuda/11.6", "", "", ""),
             {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job", "login": {"host": "login1"}},
-             "scheduler": {"kind": "slurm", "account": "proj", "exclusive": True}, "prefix": "{home}/envbuild"},
+             "scheduler": {"kind": "slurm", "account": "proj", "exclusive": True,
+                           "modules": {"load": ["gcc", "cuda/11.6"]}}, "prefix": "{home}/envbuild"},
         ),
         (
-            ("pbs", "", "", "debug", "", "proj", "0", "4", "soon", "90m", "home, eagle", "", "", ""),
+            ("pbs", "", "", "debug", "", "proj", "0", "4", "soon", "90m", "home, eagle", "", "", "", ""),
             {"hosts": {"pbs": "nodefile"}, "connection": {"kind": "job"},
              "scheduler": {"kind": "pbs", "queue": "debug", "account": "proj", "exclusive": True, "nodes": 4,
                            "time_limit": "90m", "filesystems": ["home", "eagle"]}},
         ),
         (
-            ("azure-nd96", "", "hpc-[1-4]", "", "", "", "", "", "", "", ""),
+            ("azure-nd96", "", "hpc-[1-4]", "", "", "", "", "", "", "", "", ""),
             {"stack": "opt-175b", "profile": None, "hosts": {"slurm": "hpc"},
              "connection": {"kind": "job"}, "expects": {"gpu": "A100-SXM4-80GB", "gpus_per_node": 8}},
         ),
@@ -62,16 +64,16 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
              "prefix": "/eagle/envs"},
         ),
         (
-            ("slurm", "opt-175b", "gpu", "", "", "", "", "", "64", "H100 PCIe", ""),
+            ("slurm", "opt-175b", "gpu", "", "", "", "", "", "", "64", "H100 PCIe", ""),
             {"stack": "opt-175b", "profile": "ported-cu130", "expects": {"gpu": "H100 PCIe"}},
         ),
         # Its `exact` stands on a module that jobs of this target do not load.
         (
-            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", "", "A100-SXM4-40GB", "4"),
+            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", "", "", "A100-SXM4-40GB", "4"),
             {"stack": "megatron-deepspeed-alcf", "profile": "ported"},
         ),
         (
-            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", "", "", "4"),
+            ("pbs", "megatron-deepspeed-alcf", "workq", "", "proj", "", "", "", "", "", "", "4"),
             {"stack": "megatron-deepspeed-alcf", "profile": "ported", "expects": {"gpus_per_node": 4}},
         ),
     ],
@@ -142,7 +144,7 @@ def test_what_slurm_says_of_partitions_stands_in_brackets(tmp_path: Path, monkey
     monkeypatch.setenv("PATH", f"{sinfo.parent}:/usr/bin:/bin")
     assert init_target.partitions() == {"gpu": ("H100", 8), "debug": ("", 0), "odd": ("", 4)}
     monkeypatch.setattr(begin, "scheduler_here", lambda: "Slurm")
-    assert init(tmp_path, answers=("",) * 10).exit_code == 0
+    assert init(tmp_path, answers=("",) * 11).exit_code == 0
     made = load_target(str(tmp_path / "lab.yaml")).target
     assert (made.partition, made.expects.gpu, made.expects.gpus_per_node) == ("gpu", "H100", 8)
     assert made.scheduler.nodes == 1
@@ -157,14 +159,14 @@ def test_the_queues_of_pbs_that_take_jobs_are_offered(tmp_path: Path, monkeypatc
     qstat.chmod(0o755)
     monkeypatch.setenv("PATH", f"{qstat.parent}:/usr/bin:/bin")
     monkeypatch.setattr(begin, "scheduler_here", lambda: "PBS")
-    done = init(tmp_path, answers=("", "opt-175b", "", "", "lab", "", "", "", "", "", ""))
+    done = init(tmp_path, answers=("", "opt-175b", "", "", "lab", "", "", "", "", "", "", ""))
     assert done.exit_code == 0 and "PBS queue (gpu, debug) [gpu]" in done.output, done.output
     assert load_target(str(tmp_path / "lab.yaml")).target.partition == "gpu"
 
 
 def test_a_gpu_model_that_is_none_is_asked_again_with_the_nearest(tmp_path: Path) -> None:
     result = init(
-        tmp_path, answers=("slurm", "opt-175b", "gpu", "", "", "eight", "", "", "", "A100-SMX4-40GB", "64", "", "")
+        tmp_path, answers=("slurm", "opt-175b", "gpu", "", "", "eight", "", "", "", "", "A100-SMX4-40GB", "64", "", "")
     )
     assert result.exit_code == 0, result.output
     assert "'A100-SMX4-40GB' is no GPU model that envbuild knows; did you mean `A100-SXM4-40GB`?" in result.output
@@ -175,7 +177,7 @@ def test_a_gpu_model_that_is_none_is_asked_again_with_the_nearest(tmp_path: Path
 def test_a_gpu_s_name_that_fits_several_is_asked_again_with_all_of_them_the_closest_target_s_first(
     tmp_path: Path,
 ) -> None:
-    result = init(tmp_path, "--extends", "azure-nd96", answers=(*[""] * 7, "A100 80 GB", "A100-SXM4-80G", "", ""))
+    result = init(tmp_path, "--extends", "azure-nd96", answers=(*[""] * 8, "A100 80 GB", "A100-SXM4-80G", "", ""))
     assert result.exit_code == 0, result.output
     assert "Error: A100 80 GB fits A100-SXM4-80GB, A100 80GB PCIe; name the one" in result.output
     assert result.output.count("; an empty answer takes A100-SXM4-80GB\n") == 2
@@ -201,13 +203,13 @@ def test_a_target_file_with_a_number_for_a_gpu_and_a_time_in_other_units_is_told
 
 
 def test_a_question_mark_explains_the_key_and_asks_again(tmp_path: Path) -> None:
-    answers = ("?", "slurm", "?", "", "?", "hpc", "?", "", "?", "", "?", "2", "?", "", "?", "", "?", "", "?", "8")
+    answers = ("?", "slurm", "?", "", "?", "hpc", "?", "", "?", "", "?", "2", *("?", "") * 4, "?", "8")
     done = init(tmp_path, answers=answers)
     assert done.exit_code == 0, (done.output, done.exception)
     assert done.output.startswith("an empty answer takes what stands in brackets; `?` explains a question\n")
     assert "`slurm`: all nodes of a partition (`sinfo` lists the names).\n" in done.output
     assert "(without it all that `hosts` names, so `init` writes 1)" in done.output
-    assert done.output.count("\n`") == 10 and "Error" not in done.output
+    assert done.output.count("\n`") == 11 and "Error" not in done.output
     assert "which all nodes share ({home}: your home there) [{home}/envbuild]: " in done.output
     assert "{home} (your home there)" in " ".join((tmp_path / "lab.yaml").read_text().replace("\n# ", " ").split())
     assert load_target(str(tmp_path / "lab.yaml")).target.scheduler.nodes == 2
@@ -251,7 +253,7 @@ def test_what_a_site_s_target_says_unasked_stands_in_the_file(
 
 
 def test_the_question_for_nodes_says_what_the_published_figure_is_of(tmp_path: Path) -> None:
-    result = init(tmp_path, "--extends", "slurm", "--stack", "opt-175b", answers=("gpu", *[""] * 9))
+    result = init(tmp_path, "--extends", "slurm", "--stack", "opt-175b", answers=("gpu", *[""] * 10))
     assert (
         "Nodes of a job (one is enough to build; the published figure is of one Standard_ND96amsr_A100_v4 "
         "(8 x A100 80 GB)) [1]: \n" in result.output
@@ -288,10 +290,11 @@ def test_facts_by_hand_with_a_key_too_few_name_a_file_to_copy(tmp_path: Path) ->
 
 
 def test_a_place_that_no_lock_names_is_warned_of_in_facts() -> None:
-    reached = {"pipy": False, "pypi": False, "https://github.com/NVIDIA/apex": True}
+    reached = {"pipy": False, "pypi": False, "https://github.com/NVIDIA/apex": True, "github.com": True}
     facts = {"gpu01": next(iter(load_facts("azure-nd96").values())).model_copy(update={"reachable": reached})}
     _, warnings = of_target(facts, load_target("azure-nd96").target)
-    (warning,) = (text for text in warnings if "reachable" in text)
+    warning, other = (text for text in warnings if "reachable" in text)
+    assert "; write an address as https://github.com/NVIDIA/apex; indexes are " in other and " more" in other
     assert warning == (
         'facts of gpu01: `reachable` has "pipy", which is neither an index nor a whole address; did you mean `pypi`?'
     )
@@ -328,7 +331,7 @@ def test_facts_name_the_prefix_for_every_user() -> None:
 
 def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_changed(tmp_path: Path) -> None:
     relative = init(
-        tmp_path, answers=("slurm", "", "a", "", "", "", "2:00:00", "2h", "relative/prefix", "~/envs", "$HOME")
+        tmp_path, answers=("slurm", "", "a", "", "", "", "2:00:00", "2h", "", "relative/prefix", "~/envs", "$HOME")
     )
     assert relative.exit_code == 2 and "Error: must be absolute" in relative.output
     for says in (
@@ -345,7 +348,7 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     for says in ("Error: must have letters", "Error: write hpc: with the *"):
         assert says in bad.output
     logins = ("me@", "None", "a@b@login1", "me@login1")
-    asked = init(tmp_path, answers=("slurm", "", "hpc", *logins, "", "1", "1h", "/p", "", ""))
+    asked = init(tmp_path, answers=("slurm", "", "hpc", *logins, "", "1", "1h", "", "/p", "", ""))
     assert asked.exit_code == 0 and asked.output.count("is no host, as login1 or me@login1") == 2
     assert "'None' is no host: type its name, or nothing for this machine" in asked.output
     login = load_target(str(tmp_path / "lab.yaml")).target.connection.login
@@ -354,7 +357,7 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     named = init(tmp_path, answers=("ssh", "", "a", "me@a", "me", "/p", "", ""))
     assert named.exit_code == 0 and "'me@a' is no login name" in named.output
     (tmp_path / "lab.yaml").unlink()
-    answers = ("", "hpc", "login1", "", "", "1", "", "", "", "")
+    answers = ("", "hpc", "login1", "", "", "1", "", "", "", "", "")
     assert init(tmp_path, "--extends", "azure-nd96", answers=answers).exit_code == 0
     login = load_target(str(tmp_path / "lab.yaml")).target.connection.login
     assert login is not None and (login.user, login.host) == (None, "login1"), "not the name of the shipped target"
