@@ -33,8 +33,9 @@ from envbuild.node.smoke import training_log
 # A stack without numpy has none on purpose, and the last words of a program that fails are to be its own.
 _QUIET = "ignore:Failed to initialize NumPy:UserWarning"
 FLAGS = ["-I", "-u", "-X", "faulthandler", "-W", _QUIET]
-# The kernel ends a program with the process that started it, also where that is killed: alone it would write on into a
-# folder that another run removes. A rank of torchrun has a session of its own.
+# The kernel ends a program with the thread that started it, also where its process is killed: alone it would write on
+# into a folder that another run removes. So a thread that starts one has to live as long as the folder. A rank of
+# torchrun has a session of its own.
 # What every program needs of the standard library is read from the byte code that this has: compiling it takes longer
 # than a check. What the environment has is compiled beside it, once for all programs.
 _START = (
