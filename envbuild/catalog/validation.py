@@ -304,9 +304,8 @@ def _says(item: Any, kind: str) -> str:
 
 def show_value(value: Any) -> str:
     """A value for a message: redacted, escaped to one line of ASCII, short."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    shown = json.dumps(redact_text(text))
-    return shown if len(shown) <= _LONGEST_VALUE else shown[: _LONGEST_VALUE - 4] + '..."'
+    text = json.dumps(redact_text(value)) if isinstance(value, str) else redact_text(json.dumps(value, default=str))
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 4]}...{text[-1]}"
 
 
 def _bare(value: Any) -> str:

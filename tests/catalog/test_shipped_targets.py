@@ -188,6 +188,7 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nconnection: slurm", "write `connection: {kind: job}`, and the partition as `hosts: "),
         ("extends: pbs\nconnection: {kind: pbs}", "write `connection: {kind: job}` and `hosts: {pbs: nodefile}`"),
         ("extends: local\nengine: uv", "write `engine: venv`"),
+        ("extends: local\nexpects: {driver: 470}", ":3:11: 470\nhint: put expects.driver in quotes"),
         ("extends: local\ncontainer: {runtime: Docker}", "did you mean `docker`?"),
         ("extends: ssh\nhosts: [a]\nfloors: {Busbw Gbps: 2}", "hint: write busbw-gbps\n"),
         ("extends: pbs\nscheduler: {filesystems: [Home]}", "hint: write filesystems: [home]\n"),
