@@ -37,6 +37,9 @@ def explanation(code: str) -> str:
     # The second finding of one rule in a draft; what is below a key that has no keys.
     if not parts and (match := re.search(r"-\d+$|\.[^.]*$", code)):
         return explanation(code[: match.start()])
+    hyphenated = "-".join(code.lower().split())
+    if not parts and " " in code and hyphenated in codes():
+        return explanation(hyphenated)
     return "\n\n".join(parts or _with_word(code) or _under_heading(code))
 
 

@@ -100,11 +100,15 @@ _SBATCH = {"-A": "--account", "-C": "--constraints", "-G": "--gpus", "-J": "--jo
            "-p": "--partition"}  # fmt: skip
 
 
-def _of_targets(option: str) -> str:
-    """What to write in a target file for an option that a command lacks; empty where targets do not say it either."""
+def _of_targets(option: str, likeness: float) -> str:
+    """What to write in a target file for an option that a command lacks; empty where targets do not say it either.
+
+    `likeness`: of its name and the key, 1 for the same.
+    """
     from envbuild.model.target import Scheduler, Target
 
     key = option.lstrip("-").replace("-", "_")
+    (key,) = get_close_matches(key, [*Target.hints, *Scheduler.model_fields], 1, cutoff=likeness) or [""]
     return Target.hints.get(key) or (f"`scheduler: {{{key}: …}}`" if key in Scheduler.model_fields else "")
 
 
@@ -136,12 +140,12 @@ def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
         # click also guesses what resembles the option only a little.
         known = [option for param in params for option in param.opts]
         holding = [option for option in known if name.lstrip("-") in option.split("-")]
-        if not holding and (line := _of_targets(name)):
+        near = get_close_matches(name, known, 1, cutoff=0.75) or holding
+        if not holding and (line := _of_targets(name, 1.0 if near else 0.8)):
             there = f"in the target file, write {line}; `envbuild init FILE` writes such a file"
             new = f"leave {name} out, and write {line} into the new file; without `--yes`, most keys are asked"
             what = f"{name} is a matter of the target"
             return EnvbuildError("usage", what, hint=there if path != "envbuild init" else new)
-        near = get_close_matches(name, known, 1, cutoff=0.75) or holding
         says = f"{error.message} Did you mean '{near[0]}'?" if near else error.message
     if match := re.fullmatch(r"Got unexpected extra arguments? \((.+)\)", says):
         takes_target = error.ctx and any("--target" in param.opts for param in error.ctx.command.params)

@@ -172,6 +172,10 @@ def test_help_says_of_a_rule_whether_it_can_refuse() -> None:
         ("uninstall", "docs/install.md, under `Uninstall` (on this machine /"),
         ("cancel", "cancel: ends envbuild and not its job"),
         ("GPU-hours", "gpu-hours: GPUs of a job times"),
+        ("GPU hours", "gpu-hours: GPUs of a job times"),
+        ("not comparable", "not-comparable: "),
+        ("tokens", "token: a password"),
+        ("/dev/shm", "/dev/shm: the part of a node's memory"),
         ("hcoll", "hcoll: NVIDIA's library"),
         ("node.pyz", "node.pyz: the Python files of envbuild/node"),
         ("findings.sh", "findings.sh: a shell script of a job"),
@@ -590,6 +594,7 @@ def test_strategy_says_why_a_gpu_is_no_model(
         (["verify", "--python", "3.11"], "`interpreter: PATH`, or `python:` in the profile of the stack"),
         (["plan", "-p", "gpu"], "`hosts: {slurm: NAME}`"),
         (["provision", "-N", "2"], "`scheduler: {nodes: …}`"),
+        (["plan", "--node", "2"], "`scheduler: {nodes: …}`"),
     ],
 )
 def test_an_option_that_a_target_stands_for_names_the_line_of_its_file(
@@ -670,6 +675,7 @@ def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(
     )
     assert "stack: opt-175b, from the target azure-nd96" in err
     bench = "  bench: `envbuild bench opt-175b --target azure-nd96 --nodes 1`, once it is built"
+    bench += ", as a job for at most 2:00:00, 16 GPU-hours"
     where = "on one Standard_ND96amsr_A100_v4 (8 x A100 80 GB), says the document"
     assert out.splitlines()[-1] == f"{bench} (at least 200000 words/s, 2.5 minutes {where})"
     assert main(["plan", "opt-175b", "-t", "azure-nd96", "--facts", "azure-nd96"]) == 0
