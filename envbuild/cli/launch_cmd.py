@@ -382,7 +382,10 @@ def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags:
     if stack.reference is not None and stack.reference.bench is not None:
         log = f"{folder}/{log_name(job, 'NUMBER')}"
         lines.append(f"For a report of it: `envbuild bench {_where(flags)} {shlex.join(words)} --log {log}`.")
-        lines.append("Its verdict is *not comparable*: nobody saw the GPUs. `bench` without --log compares.")
+        lines.append(
+            "The report of a job that you submit by hand (`bench --log`) says *not comparable*: nobody saw its GPUs. "
+            "`bench` without --log compares."
+        )
     return "\n" + "\n".join(filter(None, lines))
 
 

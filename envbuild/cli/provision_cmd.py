@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from envbuild.provision.jobs.site import JobSite
     from envbuild.provision.run.context import Prepared, Selection, Settings, Survey
     from envbuild.provision.run.run_dir import RunDir
+    from envbuild.schedule.job import Job
 
 
 @click.command("provision")
@@ -144,7 +145,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
         unnamed = prepared.choice.unnamed if facts else ""
         plain = plan_text(made, survey, prepared.selection).splitlines()
         known = {} if example else survey.facts  # nobody benches facts of other machines here
-        after = [] if unnamed else _after(made, prepared, known)
+        after = [] if unnamed else _after(made, prepared, known, jobs.building)
         lines = [(line, "") for line in (*filter(None, (example, unnamed)), *plain, *jobs.lines, *after)]
         return [*lines, *_details(made, prepared, survey, jobs)] if ui.verbose else lines
 
@@ -216,6 +217,7 @@ class Jobs(NamedTuple):
 
     lines: tuple[str, ...] = ()
     scripts: Mapping[str, str] = {}
+    building: Job | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -239,7 +241,7 @@ def _jobs(made: Plan, prepared: Prepared, survey: Survey, site: JobSite) -> Jobs
         *job_lines(made, prepared, site, jobs),
         "`--verbose` prints the scripts of both, and what each rule compared",
     ]
-    return Jobs(tuple(f"  {line}" for line in lines), scripts)
+    return Jobs(tuple(f"  {line}" for line in lines), scripts, jobs[-1])
 
 
 def _details(made: Plan, prepared: Prepared, survey: Survey, jobs: Jobs) -> list[tuple[str, str]]:
@@ -293,8 +295,11 @@ def _scripts(jobs: Jobs) -> list[tuple[str, str]]:
     return lines
 
 
-def _after(made: Plan, prepared: Prepared, facts: Mapping[str, NodeFacts]) -> list[str]:
-    """A line on how the document's own run is measured, and how long it took there; `facts`: those of its nodes."""
+def _after(made: Plan, prepared: Prepared, facts: Mapping[str, NodeFacts], building: Job | None) -> list[str]:
+    """A line on how the document's own run is measured, what its job takes, and how long it took there.
+
+    `facts`: those of its nodes; `building`: the job of `provision`, which has the same GPUs and time limit.
+    """
     lines: list[str] = []
     reference, choice = prepared.stack.reference, prepared.choice
     words = f"{prepared.reference or made.stack} --target {choice.target}"
@@ -304,6 +309,7 @@ def _after(made: Plan, prepared: Prepared, facts: Mapping[str, NodeFacts]) -> li
         from envbuild.launch.request import Place
         from envbuild.provision.survey.ask import rules
         from envbuild.resolve.compat import rows_like
+        from envbuild.schedule.job import clock_text
 
         claims = [claim for claim in reference.figures if claim.model or claim.unit == "minutes"]
         says = ", ".join(f"{'at least ' if claim.least else ''}{claim.value:g} {claim.unit}" for claim in claims)
@@ -329,7 +335,11 @@ def _after(made: Plan, prepared: Prepared, facts: Mapping[str, NodeFacts]) -> li
         )
         for name, value in document_values(prepared.stack, prepared.profile, place).items():
             words += f" --set {name}={value}"
-        lines.append(f"  bench: `envbuild bench {words}`{number}, once it is built{where}")
+        cost = ""
+        if building and prepared.target.scheduler.time_limit and not number:
+            hours = building.model_copy(update={"nodes": place.nodes}).gpu_hours()
+            cost = f", as a job for at most {clock_text(building.time_limit or 0)}, {hours}" if hours else ""
+        lines.append(f"  bench: `envbuild bench {words}`{number}, once it is built{cost}{where}")
     return lines
 
 
@@ -583,7 +593,7 @@ def _smoke_job(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
         )
     site = JobSite.unasked(prepared.target)
     job = smoke_job(prepared, site, choose.prefix_here(flags))
-    text = f"job: {job.cost()}{all_nodes(site, job)}; {site.not_asked}{choose.filled_here(flags)}"
+    text = f"job: {site.cost(job)}{all_nodes(site, job)}; {site.not_asked}{choose.filled_here(flags)}"
     jobs = Jobs(tuple(text.splitlines()), {job.name: site.scheduler.render(job)})
     ui.result({"cost": job.cost(), **jobs.as_dict()}, lambda: [*((line, "") for line in jobs.lines), *_scripts(jobs)])
     return 0

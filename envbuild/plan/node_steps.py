@@ -152,11 +152,13 @@ class NodeSteps(NamedTuple):
         missing = [tool for tool in self.tools.tools if tool.folder not in present]
         if not missing:
             return ()
+        absent = any(tool.kind == "tree" for tool in missing if tool in self.inputs.undownloaded)
+        fetched = ", and downloads python" if absent else ""
         amount = sum(self.inputs.tool_bytes.get(tool.folder, 0) for tool in missing)
         step = Step(
             kind="toolchain",
             what=toolchain_words(missing, self.facts.stage_prefix),
-            why="the node lacks them, or has other versions; this machine downloads and brings them",
+            why=f"the node lacks them, or has other versions; this machine brings them{fetched}",
             unsized=tuple(f"{TOOL}{tool.name}" for tool in missing if tool in self.inputs.undownloaded),
             disk_bytes=amount,
             inodes=2 * len(missing),

@@ -297,9 +297,9 @@ def doubts(
     hours = (
         f"{number(asked / 3600)} h (`--run-timeout`), and its job {number(job / 3600)} h (`time_limit` of the target)"
     )
-    # An hour is the default, for which nobody asked.
-    tight = 0 < job < asked + _AFTER_RUN and asked > 3600
-    ends = f"a run may take {hours}: a job that ends first has no figure, so give it ten minutes more" if tight else ""
+    tight = 0 < job < asked + _AFTER_RUN and not late  # which names the times that are needed
+    rule = "a job that ends first has no figure, so let the run end ten minutes before its job"
+    ends = f"a run may take {hours}: {rule}" if tight else ""
     return [text for text in (late, ends, other) if text]
 
 

@@ -225,7 +225,7 @@ def test_a_job_is_printed_where_slurm_does_not_answer(
     assert launch.main(args=words, standalone_mode=False) == 0
     out, err = capsys.readouterr()
     assert "#SBATCH --partition=hpc" in out and "the scheduler was not asked: " in err
-    assert "Its verdict is *not comparable*" in out
+    assert "(`bench --log`) says *not comparable*: nobody saw its GPUs" in out
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,7 @@ def test_d08_tools_that_are_not_downloaded_yet_and_the_cache_of_this_machine_are
         known = facts.model_copy(update={"reachable": reachable})
         plan = planned(known, lock, tools=NodeTools((python,), "p", "n", "u", None), undownloaded=[python])
         assert plan.nodes[0].steps[0].unsized == ("tool python",)
+        assert plan.nodes[0].steps[0].why.endswith("; this machine brings them, and downloads python")
         variants = {facts.node: lock.variants[0]}
         text = plan_text(plan, Survey(facts={facts.node: known}, variants=variants))
         assert "in all     at least 5 MB to fetch, about " in text and "; counted on disk only: tool python\n" in text

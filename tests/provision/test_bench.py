@@ -313,11 +313,13 @@ def test_a_run_on_other_gpus_or_nodes_than_the_claim_names_those_of_the_claim(
     says = "the claim is for A100-SXM4-80GB: on other GPUs the verdict is *not comparable*"
     says = says if options == "not comparable" else f"`{options}` can"
     assert [text.rpartition("; ")[2] for text in against] == ([says] if options else [])
-    (longer,) = (text for text in bench.doubts(where, *asked, 18000.0) if text not in against)
-    assert (
-        longer == "a run may take 5 h (`--run-timeout`), and its job 2 h (`time_limit` of the target): "
-        "a job that ends first has no figure, so give it ten minutes more"
-    )
+    short = where.model_copy(update={"scheduler": where.scheduler.model_copy(update={"time_limit": "30m"})})
+    for at, deadline, run, job in ((where, 18000.0, 5, 2), (where, 7200.0, 2, 2), (short, 3600.0, 1, 0.5)):
+        (longer,) = (text for text in bench.doubts(at, *asked, deadline) if text not in against)
+        assert (
+            longer == f"a run may take {run} h (`--run-timeout`), and its job {job} h (`time_limit` of the target): "
+            "a job that ends first has no figure, so let the run end ten minutes before its job"
+        )
 
 
 def test_the_claim_of_a_run_is_that_for_the_gpus_which_the_target_expects() -> None:

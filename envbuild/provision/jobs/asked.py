@@ -186,7 +186,7 @@ def job_lines(plan: Plan, prepared: Prepared, site: JobSite, jobs: tuple[Job, Jo
     like = f"; all taken to be like {'this one' if len(plan.nodes) == 1 else 'these'}"
     login = target.connection.login
     at = "@".join(filter(None, (login.user or target.connection.user, login.host))) if login else "this machine"
-    text = f"{building.cost()}, submitted from {at}{count}{like if len(plan.nodes) < building.nodes else ''}"
+    text = f"{site.cost(building)}, submitted from {at}{count}{like if len(plan.nodes) < building.nodes else ''}"
     if building.nodes > 1 and target.engine != "container":
         together = any(isinstance(step, JobStep) and step.argv[-1] == MEET for step in building.steps)
         text += f"; one node builds and all test{', then together (`meet`)' if together else ''}"
@@ -200,4 +200,4 @@ def job_lines(plan: Plan, prepared: Prepared, site: JobSite, jobs: tuple[Job, Jo
         took = "; ".join(prepared.built_in)
         text += f"; how long {few(built)} compile there is not known{took and f' ({took})'}{cure}"
     first = f"comes first, unless a job has asked the nodes in the last {MAX_AGE / 86400:.0f} days"
-    return [f"facts: {asking.cost()}{count}; {first}", f"job: {text}"]
+    return [f"facts: {site.cost(asking)}{count}; {first}", f"job: {text}"]

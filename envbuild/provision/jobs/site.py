@@ -109,6 +109,11 @@ class JobSite:
         text = self.target.scheduler.time_limit
         return seconds_of(text) if text else otherwise
 
+    def cost(self, job: Job) -> str:
+        """What a job takes, in words; at each start, where Slurm may start it again."""
+        again = ", at each start (`requeue`)" if job.requeue and self.scheduler.reruns else ""
+        return f"{job.cost()}{again}"
+
     def job(self, name: str, steps: Sequence[Step], output: str, time_limit: int) -> Job:
         """A job on the target's nodes that runs at most `time_limit` seconds and prints into the folder `output`.
 
@@ -181,7 +186,7 @@ def submit(work: Run, site: JobSite, job: Job) -> str:
     script.write_text(redact_text(site.scheduler.render(job, "")))
     for warning in job.warnings():
         work.journal.stage(f"warning: {warning}")
-    work.journal.stage(f"submitting {job.name}: {job.cost()}")
+    work.journal.stage(f"submitting {job.name}: {site.cost(job)}")
     number = site.scheduler.submit(job)
     work.journal.append(EventKind.JOB_SUBMITTED, job=number, name=job.name, nodes=job.nodes, output=job.output)
     return number

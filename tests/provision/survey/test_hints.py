@@ -212,7 +212,7 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
             "azure-nd96",
             "--gres=gpu:8",
             "1 node of hpc for at most 2:00:00, 16 GPU-hours (8 GPUs a node), whole nodes, account lab, "
-            "submitted from this machine; "
+            "at each start (`requeue`), submitted from this machine; "
             "`nodes` is not set, so it takes all nodes in service of hpc, and this is of one",
         ),
     ],
@@ -231,6 +231,7 @@ def test_a_job_is_printed_from_facts_and_target_alone_away_from_its_cluster(
     made = ask("plan", "--target", str(mine), "--facts", target).stdout
     assert f"\n  job: {job}; the scheduler was not asked: partition and paths are those of the target" in made
     assert re.search(r"\n  facts: .*1 node|2 nodes of \w+ for at most 0:10:00, .* days\n", made), made
+    assert re.search(r"`, once it is built, as a job for at most ([12]:00:00), (8|16) GPU-hours", made), made
     known = r"; how long .* compile there is not known \(`provision` of ported-cu130 took [0-9]+ s on one H100 .*\)\n"
     assert re.search(known, made), made
     the_jobs_of_provision_are_printed(("--target", str(mine), "--facts", target), made, submit[-10:])
@@ -279,12 +280,20 @@ def test_smoke_prints_the_job_that_it_submits_and_what_that_costs(tmp_path: Path
     mine = write_file(tmp_path / "mine.yaml", f"name: mine\nextends: azure-nd96\n{site % '3h'}")
     done = ask("smoke", "--target", str(mine), "--dry-run")
     cost = "24 nodes of hpc for at most 3:00:00, 576 GPU-hours (8 GPUs a node), whole nodes, account lab"
+    cost += ", at each start (`requeue`)"
     assert done.exit_code == 0 and done.stdout.startswith(f"job: {cost}; the scheduler was not asked"), done.stderr
     assert "run.sh /p/jobs/RUN smoke\n" in done.stdout and "run.sh /p/jobs/RUN meet\n" in done.stdout
     assert f"\n{run_script()}" in done.stdout and not (tmp_path / "runs").exists()
-    write_file(mine, mine.read_text().replace("time_limit: 3h", "time_limit: null").replace("nodes: 24", "nodes: 1"))
+    write_file(
+        mine,
+        mine.read_text().replace("time_limit: 3h", "time_limit: null").replace("nodes: 24", "nodes: 1, requeue: false"),
+    )
     done = ask("smoke", "--target", str(mine), "--dry-run")
-    assert "1 node of hpc for at most 1:00:00" in done.stdout and " meet\n" not in done.stdout
+    assert (
+        "1 node of hpc for at most 1:00:00" in done.stdout
+        and "at each start" not in done.stdout
+        and " meet\n" not in done.stdout
+    )
     assert ask("smoke", "--target", "local", "--dry-run").exit_code == 2
 
 
