@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.node import redact
-from envbuild.node.redact import MASK, Redactor, looks_secret, redact_data, redact_text
+from envbuild.node.redact import MASK, Redactor, looks_secret, redact_data, redact_text, secrets_of
 from tests.support.canary import SECRET_NAMES
 
 PLAIN = Redactor({})
@@ -112,6 +112,12 @@ def test_d68_fields_and_packages_that_are_named_by_ordinary_words_are_told() -> 
 
 ORDINARY = """I_MPI_PIN KMP_SPIN OLDPWD NVLINK_BYPASS AUTHOR COMPASS GIT_AUTHOR_NAME PATH PWD TOKENIZERS_PARALLELISM
     TIKTOKEN_CACHE_DIR MODEL_SIZE_KEY tokens_per_second HOME KEYBOARD"""
+
+
+def test_a_variable_holds_a_secret_by_name_or_value_and_not_if_it_is_empty_or_a_folder() -> None:
+    held = {"https_proxy": "http://me:word@proxy:3128", "HF_TOKEN": "x"}
+    free = {"http_proxy": "http://proxy:3128", "WANDB_API_KEY": "", "PASSWORDS": {"path": "/p", "if": "exists"}}
+    assert secrets_of({**held, **free}) == ["HF_TOKEN", "https_proxy"]
 
 
 def test_names_that_are_not_secret() -> None:

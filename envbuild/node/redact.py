@@ -195,7 +195,7 @@ def redact_data(data: "Any") -> "Any":
 
 def secrets_of(variables: "Mapping[str, Any]") -> "list[str]":
     """The names of variables that hold a secret: the name says so, or the value, as a URL with a password does."""
-    given = sorted((name, value) for name, value in variables.items() if isinstance(value, str))
+    given = sorted((name, value) for name, value in variables.items() if value and isinstance(value, str))
     return [name for name, value in given if looks_secret(name) or Redactor({}).text(value) != value]
 
 
