@@ -396,10 +396,10 @@ def prefix_here(flags: dict[str, Any]) -> str:
 
 def filled_here(flags: dict[str, Any]) -> str:
     """What stands in a prefix where no node was asked for its user and home."""
-    target = described_target(flags)
-    prefix = configured(flags).prefix or target.prefix
     from envbuild.model.target import login_connection
 
+    target = described_target(flags)
+    prefix = configured(flags).prefix or target.prefix
     other = "of this machine: if nodes have another, set an absolute `prefix:`."
     user = submitter(target)
     words = {"{user}": f"{user}, {other}", "{home}": f"{Path.home()}, {other}"}

@@ -310,7 +310,6 @@ def submit(ui: Ui, stack: Stack, profile: str, flags: dict[str, Any]) -> int:
     """Submit the launch as a job, or print its file; waits for it unless told not to."""
     from envbuild.launch.shell import summary
     from envbuild.provision.jobs.launch import make_job, run_job
-    from envbuild.provision.jobs.site import NOT_ASKED
     from envbuild.provision.jobs.site import submit as submit_job
     from envbuild.provision.run.context import one_run
 
@@ -324,7 +323,7 @@ def submit(ui: Ui, stack: Stack, profile: str, flags: dict[str, Any]) -> int:
                 raise
             site, job, made = make_job(target, stack, profile, asked, prefix=choose.prefix_here(flags))
             home = choose.filled_here(flags)
-            ui.warn(f"{error.what}; {NOT_ASKED}")
+            ui.warn(f"{error.what}; {site.not_asked}")
         if late := _late(target, stack, made, asked):
             ui.warn(late)
         for line in summary(made):
@@ -466,7 +465,6 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
     from envbuild.launch.shell import render, summary
     from envbuild.provision.bench import claim_expected, doubts
     from envbuild.provision.jobs.launch import make_job
-    from envbuild.provision.jobs.site import NOT_ASKED
     from envbuild.provision.own_run import measured_by
 
     reference, measured = measured_by(prepared.stack)
@@ -475,7 +473,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
         site, job, made = make_job(
             prepared.target, prepared.stack, prepared.profile, asked, prefix=choose.prefix_here(flags)
         )
-        ui.note(NOT_ASKED)
+        ui.note(site.not_asked)
         for line in summary(made):
             ui.note(line)
         hours = job.gpu_hours(trials)

@@ -28,8 +28,7 @@ from envbuild.text import plural
 PROBE_LIMIT = 600
 _SCHEDULERS: dict[str, type[Scheduler]] = {"slurm": Slurm, "pbs": Pbs}
 
-# What is said of a job, and what its script says, where nobody was asked.
-NOT_ASKED = "the scheduler was not asked: partition and paths are those of the target file"
+# What a script says of its job, where nobody was asked.
 UNASKED = """\
 # Made from the target and recorded facts: the scheduler was not asked. Not known: whether partition or queue, account
 # and nodes are there, their limits, and the memory that nodes offer to jobs.
@@ -82,11 +81,12 @@ class JobSite:
     @property
     def not_asked(self) -> str:
         """What is said of a job where nobody was asked; the target may not say how many GPUs a node has."""
+        says = "the scheduler was not asked: partition and paths are those of the target file"
         if self.target.expects.gpus_per_node is not None:
-            return NOT_ASKED
+            return says
         gpus = self.pool.gpus_per_node
         number = f"the facts say {plural(gpus, 'GPU')} a node" if gpus else "how many GPUs a node has is not known"
-        return f"{NOT_ASKED}, which names no `gpus_per_node`: {number}"
+        return f"{says}, which names no `gpus_per_node`: {number}"
 
     @property
     def login(self) -> str:
