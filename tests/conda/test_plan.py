@@ -69,6 +69,8 @@ def test_the_install_request_says_what_conda_installs_and_from_where(
     assert set(args["tools"]) == {"uv", "uv_sha256", "rattler", "rattler_python"}
     assert args["artifacts"]["conda"] == {"channels": {"forge": [(tmp_path / "forge").as_uri()]}}
     assert "2 conda packages from forge" in step["what"]
+    tools = data["plan"]["nodes"][0]["steps"][0]
+    assert "py-rattler" in tools["what"] and not tools.get("unsized"), "it is packed here, not downloaded"
     assert not [text for text in data["plan"]["warnings"] if "not-yet-supported" in text]
 
 

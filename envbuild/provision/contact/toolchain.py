@@ -194,11 +194,6 @@ def disk_bytes(tool: Tool) -> int:
     return Unpacked.of({f"{tool.folder}/{tool.file_name}": size}).bytes
 
 
-def is_here(tool: Tool) -> bool:
-    """Whether nothing of it has to be downloaded."""
-    return tool.name == NODE_PROGRAM or tool.source.is_file()
-
-
 @cache
 def _unpacked_bytes(archive: Path) -> int:
     import tarfile

@@ -18,7 +18,7 @@ from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
 from envbuild.plan.sharing import Sharing, over_ssh, share
 from envbuild.plan.tools import NodeTools
-from envbuild.provision.contact.toolchain import disk_bytes, is_here, node_tools
+from envbuild.provision.contact.toolchain import disk_bytes, node_tools
 from envbuild.provision.run.context import Prepared, Survey, Work
 from envbuild.provision.survey.ask import decide, note_refusals
 from envbuild.provision.survey.hosts import narrow, unsupported
@@ -117,7 +117,7 @@ def _planned(
         channels=prepared.channels,
         indexes=index_addresses(),
         tool_bytes={tool.folder: disk_bytes(tool) for tool in missing},
-        undownloaded=[tool for tool in missing if not is_here(tool)],
+        undownloaded=[tool for tool in missing if tool.kind == "tree" and not tool.source.is_file()],
         patches=patches_of(prepared.lock),
         asked=prepared.asked,
         **given,
