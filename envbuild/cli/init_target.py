@@ -50,7 +50,9 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
         _stack_beside(file, stack)  # a wrong name is refused before any question
     nodes = load_facts(facts) if facts else {}
     if file.exists():
-        raise _unwritable(file, "a file of that name is there", "name another file: envbuild replaces none")
+        raise _unwritable(
+            file, "a file of that name is there", "edit it, remove it, or name another: envbuild replaces none"
+        )
     if not nodes and not yes:
         ui.note("an empty answer takes what stands in brackets; `?` explains a question")
     answers = _of_facts(nodes, base, stack) if nodes else _asked(file, base, stack, yes=yes)

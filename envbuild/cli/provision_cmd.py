@@ -291,7 +291,8 @@ def _scripts(jobs: Jobs) -> list[tuple[str, str]]:
         lines += [(f"\n{name}:", ""), *((line, COPIED) for line in script.splitlines())]
     lines.append((f"\nOf the shell that submits them, jobs get these variables alone: {', '.join(KEPT)}.", ""))
     lines.append(("RUN stands for the id of the run, which names the folder of its job.", ""))
-    lines.append((f"node.pyz is a zip file of {node_package()}: read it there. findings.sh only looks.", ""))
+    lines.append((f"node.pyz is a zip file of {node_package()}: read it there.", ""))
+    lines.append(("findings.sh only looks; `envbuild help findings.sh` says where it can be read.", ""))
     return lines
 
 

@@ -67,6 +67,11 @@ def _module(value: str) -> str:
     if words != [value]:
         listed = ", ".join(words)
         raise RefusedError("a module has no blank in its name", instead=f"[{listed}]" if words[1:] else listed)
+    if value.startswith(("/", "~", "{", "$")):
+        raise ValueError(
+            "must be a module's name, as cuda/11.6: `use` is for folders of modulefiles, and a CUDA toolkit in "
+            "/usr/local/cuda* is found without a module"
+        )
     return value
 
 
@@ -335,7 +340,7 @@ class Modules(StrictModel):
     """Environment modules that a job's script loads first.
 
     `use`: folders of modulefiles, for `module use`. `load`: names for `module load`, in order (`module avail` lists
-    those of a site).
+    those of a site; a CUDA toolkit in /usr/local/cuda* needs none).
     """
 
     use: tuple[AbsPath, ...] = ()

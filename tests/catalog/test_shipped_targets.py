@@ -239,6 +239,10 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: slurm\nscheduler: {modules: {load: cuda/11.6 a}}", "write load: [cuda/11.6, a]"),
         ("extends: slurm\nscheduler: {modules: {load: module load cuda a}}", "write load: [cuda, a]"),
         ("extends: slurm\nscheduler: {modules: {load: [gcc, ml cuda a]}}", "write load: [gcc, cuda, a]"),
+        (
+            "extends: slurm\nscheduler: {modules: {load: [/usr/local/cuda-11.6]}}",
+            "in /usr/local/cuda* is found without",
+        ),
         ("extends: slurm\nconnection: {login: none}", "write login: null"),
         ("extends: slurm\nconnection: {login: 'null'}", "write login: null"),
         ("extends: slurm\nconnection: {login: {host: none}}", "must be a name: `none` and `null` name nothing"),

@@ -41,7 +41,7 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
         ),
         (
             ("slurm", "", "gpu", "1", "login1", "me@login1", "4h", "", "proj", "", "", "-f",
-             "module load gcc, cuda/11.6", "", "", ""),
+             "/usr/local/cuda", "module load gcc, cuda/11.6", "", "", ""),
             {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job", "login": {"host": "login1"}},
              "scheduler": {"kind": "slurm", "account": "proj", "exclusive": True,
                            "modules": {"load": ["gcc", "cuda/11.6"]}}, "prefix": "{home}/envbuild"},
