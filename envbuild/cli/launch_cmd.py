@@ -474,10 +474,10 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
             prepared.target, prepared.stack, prepared.profile, asked, prefix=choose.prefix_here(flags)
         )
         ui.note(site.not_asked)
-        for line in summary(made):
-            ui.note(line)
         hours = job.gpu_hours(trials)
         many = f" {trials} trials, a job each: at most {hours}." if trials > 1 and hours else ""
+        for line in (f"job: {site.cost(job)}.{many}", *summary(made)):
+            ui.note(line)
         text = site.scheduler.render(
             job, f"{many}{_by_hand(ui, site, job, prepared.stack, prepared.profile, flags)}{choose.filled_here(flags)}"
         )

@@ -27,8 +27,10 @@ def run(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="replace")  # a locale of few characters: `?` for the others, and no failure
     _end.clear()
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):  # `nohup` has the second ignored
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, _terminate)
     try:
         code = _run(arguments)
         return ExitCode.TERMINATED if code == ExitCode.INTERRUPTED and _end.is_set() else code
@@ -190,7 +192,7 @@ def interrupted() -> bool:
 
 
 def _terminate(_number: int, frame: FrameType | None) -> None:
-    """A SIGTERM is an interrupt with an exit code of its own: whoever takes care of those takes care of it."""
+    """SIGTERM, or SIGHUP of a lost terminal: an interrupt with an exit code of its own, for who takes care of those."""
     _end.set()
     handler = signal.getsignal(signal.SIGINT)
     (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)

@@ -51,6 +51,7 @@ from envbuild.regular_file import read_text
 from envbuild.report.claimed import Claim, Gpus, claim_for, compare, gpus_of, in_words, metric, named
 from envbuild.resolve.compat import rows_like
 from envbuild.schedule.job import Job
+from envbuild.schedule.script import AGAIN
 from envbuild.strategy.search import estimated
 from envbuild.text import last_lines, number, plural, seconds_of
 
@@ -376,7 +377,7 @@ def _check(reference: Reference, measure: Bench, made: Way, folder: Path) -> Che
     left_out, failures, last, facts, gpus, ran = 0, [], "", made.facts, UNKNOWN, made.trials[0].launch
     for count, trial in enumerate(made.trials, 1):
         ran, log = trial.launch, trial.run(f"{CHECK} {count}")
-        text = read_text(log.path)
+        text = read_text(log.path).rpartition(f"{AGAIN}\n")[-1]
         facts = log.facts or facts
         gpus = _gpus(log, facts, ran)
         figures = samples(measure, text, gpus)

@@ -115,6 +115,10 @@ def exports(variables: Mapping[str, str], *, printed: bool) -> list[str]:
     return [f"export {name}={word}" for name, word in sorted(words.items())]
 
 
+# A line of the log, which has what each start of a job printed: of a measured run only the last counts.
+AGAIN = "envbuild: the scheduler has started this job again"
+
+
 def preamble(job: Job, number: str, again: str, by_hand: str) -> list[str]:
     """Modules, strict mode, the status file, variables.
 
@@ -128,6 +132,7 @@ def preamble(job: Job, number: str, again: str, by_hand: str) -> list[str]:
         f"unset {' '.join(FOREIGN)}",
         f"JOB_ID={number}",
         f'RUN_ID="$JOB_ID{again}"',
+        *([f'[ "$RUN_ID" = "$JOB_ID" ] || echo {shlex.quote(AGAIN)}'] if again else []),
         f"output={shlex.quote(job.output)}",
         *(['mkdir -p -- "$output"'] if by_hand else []),
         "",

@@ -306,7 +306,10 @@ def test_files_of_our_own_that_a_killed_run_left_torn_are_no_mistake_of_envbuild
 @pytest.mark.parametrize("scenario", ["first"], indirect=True)
 @pytest.mark.parametrize(
     ("number", "at"),
-    [(number, at) for number in (signal.SIGINT, signal.SIGTERM) for at in ("contacting", "localhost: toolchain")],
+    [
+        *((number, at) for number in (signal.SIGINT, signal.SIGTERM) for at in ("contacting", "localhost: toolchain")),
+        (signal.SIGHUP, "localhost: toolchain"),
+    ],
 )
 def test_d105_an_interrupted_run_says_so_and_a_rerun_converges(
     shared: Shared, scenario: str, number: signal.Signals, at: str
@@ -319,7 +322,7 @@ def test_d105_an_interrupted_run_says_so_and_a_rerun_converges(
             break
     os.kill(process.pid, number)
     out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 128 + number, err
+    assert process.returncode == (130 if number == signal.SIGINT else 143), err
     assert "the same command continues" in err
     assert out == ""
     run = world.good("run", "list", "--json").json["runs"][0]

@@ -25,7 +25,7 @@ from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.report.pictures import pictures
 from envbuild.schedule.job import Job, JobState, JobStep, Phase
-from envbuild.schedule.script import log_name
+from envbuild.schedule.script import AGAIN, log_name
 from envbuild.text import last_lines
 from tests.launch.support import place, stack, started
 from tests.provision.jobs.test_parts import site
@@ -56,6 +56,13 @@ def test_a_job_s_log_that_is_not_all_here_is_not_measured(
     check = checked(Log(tmp_path / log_name(job, "7")))
     assert check.status == status
     assert check.says.startswith(f"run 1: {jobs_site.CUT}") == (status == "failed")
+
+
+def test_of_a_requeued_job_s_log_the_last_start_is_measured(tmp_path: Path) -> None:
+    write_file(tmp_path / "log", f"{LINE.replace('56', '9') * 2}0: ValueError: no\n{AGAIN}\n{LINE * 3}")
+    check = checked(Log(tmp_path / "log"))
+    assert check.status == "passed"
+    assert {metric.median for metric in check.metrics} == {56.0}
 
 
 def test_what_a_run_took_of_the_gpus_stands_beside_the_estimate(tmp_path: Path) -> None:

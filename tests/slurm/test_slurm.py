@@ -13,6 +13,7 @@ import pytest
 
 from envbuild.errors import ExitCode
 from envbuild.schedule.job import Failure, Gres, Job, JobState, JobStep, JobText, Phase, SchedulerUnavailableError
+from envbuild.schedule.script import AGAIN
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.wait import Clock, wait_for
 from tests.slurm.cluster import GPUS, NODES, Cluster
@@ -223,7 +224,8 @@ def test_a_requeued_job_begins_again_and_only_its_last_end_counts(cluster: Clust
     cluster.run("scontrol", "update", f"jobid={number}", "starttime=now")
     state = ended(slurm, job, number)
     assert (state.good, state.restarts) == (True, 1), (state, slurm.logs(job, number))
-    assert re.findall("run .+", slurm.logs(job, number)) == [f"run {number}.", f"run {number}-1."], "names of its own"
+    first, second = slurm.logs(job, number).split(f"{AGAIN}\n")
+    assert [re.findall("run .+", part) for part in (first, second)] == [[f"run {number}."], [f"run {number}-1."]]
 
 
 def test_a_node_that_fails_under_a_job_fails_it_by_name(cluster: Cluster, slurm: Slurm) -> None:

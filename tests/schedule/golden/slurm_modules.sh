@@ -18,6 +18,7 @@ set -euo pipefail
 unset PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX LD_PRELOAD BASH_ENV
 JOB_ID="$SLURM_JOB_ID"
 RUN_ID="$JOB_ID${SLURM_RESTART_COUNT:+-$SLURM_RESTART_COUNT}"
+[ "$RUN_ID" = "$JOB_ID" ] || echo 'envbuild: the scheduler has started this job again'
 output=/shared/envbuild/jobs
 
 # Whoever asks later, when the scheduler has forgotten the job, finds here how it ended.
