@@ -6,12 +6,14 @@ Every command takes `common_options` and gets a `Ui` as its first argument.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
 import re
 import shutil
 import sys
+import termios
 import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -149,6 +151,16 @@ def drop_broken_streams() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def drop_lost_terminal() -> None:
+    """Let what goes to a terminal that is gone go nowhere: what an interrupt has to do would fail at its first line."""
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def print_error(error: EnvbuildError) -> None:

@@ -14,7 +14,7 @@ from types import FrameType
 
 import click
 
-from envbuild.cli.output import drop_broken_streams, print_error, print_error_json, print_traceback
+from envbuild.cli.output import drop_broken_streams, drop_lost_terminal, print_error, print_error_json, print_traceback
 from envbuild.cli.verbs import cli
 from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
 
@@ -191,9 +191,11 @@ def interrupted() -> bool:
     return _interrupt.is_set()
 
 
-def _terminate(_number: int, frame: FrameType | None) -> None:
+def _terminate(number: int, frame: FrameType | None) -> None:
     """SIGTERM, or SIGHUP of a lost terminal: an interrupt with an exit code of its own, for who takes care of those."""
     _end.set()
+    if number == signal.SIGHUP:
+        drop_lost_terminal()
     handler = signal.getsignal(signal.SIGINT)
     (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 

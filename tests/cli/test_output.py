@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import sys
 from pathlib import Path
 
@@ -140,3 +142,17 @@ def test_d71_what_a_terminal_or_a_page_shows_has_no_hidden_characters(capsys: py
     shown = "".join(capsys.readouterr())
     assert set(HOSTILE) & set(shown) <= set("a31m0;pwn[2Jb")
     assert shown.count("pwn") == 9
+
+
+def test_who_loses_its_terminal_goes_on_and_writes_nowhere() -> None:
+    code = (
+        "import signal, sys; from envbuild.cli.output import drop_lost_terminal; "
+        "signal.signal(signal.SIGHUP, lambda *_: drop_lost_terminal()); print('ready', flush=True); "
+        "signal.pause(); print('on', flush=True); sys.exit(3)"
+    )
+    number, terminal = pty.fork()
+    if number == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    assert os.read(terminal, 5) == b"ready"
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 3
