@@ -50,7 +50,7 @@ from envbuild.provision.survey.ask import rules
 from envbuild.regular_file import read_text
 from envbuild.report.claimed import Claim, Gpus, claim_for, compare, gpus_of, in_words, metric, named
 from envbuild.resolve.compat import rows_like
-from envbuild.schedule.job import Job
+from envbuild.schedule.job import Job, clock_text
 from envbuild.schedule.script import AGAIN
 from envbuild.strategy.search import estimated
 from envbuild.text import last_lines, number, plural, seconds_of
@@ -295,12 +295,10 @@ def doubts(
                 f"the claim, which is for {claim.gpus} GPUs{on}; `{options}` can"
             )
     job, asked = seconds_of(target.scheduler.time_limit or "") or 0, deadline or 0
-    hours = (
-        f"{number(asked / 3600)} h (`--run-timeout`), and its job {number(job / 3600)} h (`time_limit` of the target)"
-    )
+    times = f"{clock_text(round(asked))} (`--run-timeout`), and its job {clock_text(round(job))} (`time_limit` of the"
     tight = 0 < job < asked + _AFTER_RUN and not late  # which names the times that are needed
     rule = "a job that ends first has no figure, so let the run end ten minutes before its job"
-    ends = f"a run may take {hours}: {rule}" if tight else ""
+    ends = f"a run may take {times} target): {rule}" if tight else ""
     return [text for text in (late, ends, other) if text]
 
 

@@ -65,8 +65,9 @@ class Done:
 
 
 def _take_interrupts() -> None:
-    """A background job of a shell without job control ignores SIGINT, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """A background job of a shell without job control ignores SIGINT, one of `nohup` SIGHUP; so would its children."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 class World:

@@ -321,10 +321,11 @@ def test_a_run_on_other_gpus_or_nodes_than_the_claim_names_those_of_the_claim(
     says = says if options == "not comparable" else f"`{options}` can"
     assert [text.rpartition("; ")[2] for text in against] == ([says] if options else [])
     short = where.model_copy(update={"scheduler": where.scheduler.model_copy(update={"time_limit": "30m"})})
-    for at, deadline, run, job in ((where, 18000.0, 5, 2), (where, 7200.0, 2, 2), (short, 3600.0, 1, 0.5)):
+    for at, deadline, run, job in ((where, 18000.0, 5, "2:00"), (where, 7200.0, 2, "2:00"), (short, 3600.0, 1, "0:30")):
         (longer,) = (text for text in bench.doubts(at, *asked, deadline) if text not in against)
         assert (
-            longer == f"a run may take {run} h (`--run-timeout`), and its job {job} h (`time_limit` of the target): "
+            longer
+            == f"a run may take {run}:00:00 (`--run-timeout`), and its job {job}:00 (`time_limit` of the target): "
             "a job that ends first has no figure, so let the run end ten minutes before its job"
         )
 

@@ -257,4 +257,6 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
     )
     assert not list(Path(folders[1]).glob(".gpus"))
     said = "GPU 0 is in use by other processes: pid 7 (vi, 9 MiB); figures may be lower than what it can do"
-    assert done.json["warnings"] == [f"x3001: {said}"]
+    late, in_use = done.json["warnings"]
+    assert late.startswith("a run may take 1:00:00 (`--run-timeout`), and its job 0:10:00 (`time_limit` of the target)")
+    assert in_use == f"x3001: {said}"
