@@ -431,8 +431,8 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     """Run STACK's own command, and compare its figure with the document's.
 
     Runs here, over SSH, or each run as a job. Exit 1 if a run fails or prints no figure, 6 if it is below the claim on
-    the GPUs of the claim. Ctrl-C ends the job too. Without STACK, it is the one that the target names. Which size
-    runs on how many nodes: docs/measure.md.
+    the GPUs of the claim. Ctrl-C or a lost connection ends the job too. Without STACK, it is the one that the target
+    names. Which size runs on how many nodes: docs/measure.md.
     """
     from envbuild.catalog.loader import load_stack
     from envbuild.provision.bench import Asked, bench

@@ -198,7 +198,7 @@ class Scheduler(ABC):
         """
         carried = [cls.carries, ",".join(secrets)] if secrets and cls.carries else []
         command = " ".join((*(["mkdir -p", folder, "&&"] if folder else ()), cls.submits[0], *carried, "FILE"))
-        others = "" if cls.carries else ": the job gets all variables of your shell, tokens too"
+        others = "" if cls.carries else ": it then has all variables of your shell, tokens too; envbuild passes few"
         return f"Submit it with `{command}`{others}."
 
     @classmethod
