@@ -189,11 +189,12 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
     A shipped template may leave values open; your own file must give them all.
     """
     from envbuild.catalog.loader import is_path, is_template, load_target, pick_profile
+    from envbuild.model.doubts import doubts
     from envbuild.provision.survey.hosts import unsupported
 
     def load(reference: str) -> dict[str, Any]:
         target, stack = valid_target(reference, whole=True)
-        warnings = list(target.doubts)
+        warnings = list(doubts(target))
         if stack is not None:
             if is_path(reference) and (lender := load_target(reference, template=True).lender):
                 ui.note(f"{reference}: stack: {target.stack}, from the target {lender}")

@@ -90,6 +90,7 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
 def _comment(ui: Ui, file: Path, made: Target, base: str, kept: Sequence[str]) -> None:
     """What to know of a target file that was just written; `kept`: keys that it has from `base`, not asked."""
     from envbuild.catalog.loader import is_template, placeholders
+    from envbuild.model.doubts import doubts
     from envbuild.model.target import proxies
 
     if kept:
@@ -97,7 +98,7 @@ def _comment(ui: Ui, file: Path, made: Target, base: str, kept: Sequence[str]) -
         names = [key if key.startswith("expects.") else key.partition(".")[0] for key in kept]
         keys = few([f"`{key}`" for key in dict.fromkeys(names)], 8)
         ui.note(f"not asked, and as in {base}: {keys}; the end of {file} shows the values")
-    for doubt in made.doubts:
+    for doubt in doubts(made):
         ui.warn(doubt)
     if made.connection.kind == "job" and not proxies(made.environment):
         ui.note("if nodes reach the internet only through a proxy, add `environment: {https_proxy: URL}` to the file")

@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -21,8 +21,7 @@ from envbuild.model.common import (
     text_of,
 )
 from envbuild.model.stack import BaseKind, EnvironmentValue
-from envbuild.node.protocol import user_name
-from envbuild.text import as_time, did_you_mean
+from envbuild.text import as_time
 
 RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
 _PATH = re.compile(r"(?:/[A-Za-z0-9._+-]+)+")
@@ -417,17 +416,9 @@ _CHOSEN = "nothing for it: Slurm chooses the nodes; `constraints: FEATURE` narro
 _GPUS = "`expects: {gpus_per_node: 8}`, also for jobs"
 _TIME = "`scheduler: {time_limit: 2h}`"
 _PARTITION = "`hosts: {slurm: NAME}`"
-_MODULE = "`scheduler: {modules: {load: [NAME]}}`"
+MODULE = "`scheduler: {modules: {load: [NAME]}}`"
 _BY_JOB = "`connection: {kind: job}`"
-_JOB = "`connection: {kind: job, login: {host: …}}`"
-# What the smoke test measures, without sizes.
-FIGURES = (
-    "training_tokens_per_second", "gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops", "gemm_cuda_float32_tflops",
-    "gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops", "copy_host_to_device_gbps", "copy_device_to_host_gbps",
-    "copy_device_gbps", "copy_peer_gbps", "copy_cpu_gbps", "all_reduce_busbw_gbps", "multi_node_busbw_gbps",
-)  # fmt: skip
-# Folders that every Linux has for itself.
-_OWN_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - compared with, not written to
+JOB = "`connection: {kind: job, login: {host: …}}`"
 
 
 def _kind(part: object) -> str:
@@ -468,12 +459,12 @@ class Target(StrictModel):
         ),
         **dict.fromkeys(("connection: pbs", "connection.kind: pbs"), f"{_BY_JOB} and `hosts: {{pbs: {NODE_FILE}}}`"),
         "engine: uv": "`engine: venv`",
-        "connection.host": f"`hosts: [NAME]` for nodes that take SSH; jobs of Slurm or PBS need {_JOB}",
+        "connection.host": f"`hosts: [NAME]` for nodes that take SSH; jobs of Slurm or PBS need {JOB}",
         "scheduler": "`extends: slurm` or `extends: pbs`",
         "time": _TIME,
         "walltime": _TIME,
         "python": "`interpreter: PATH`, or `python:` in the profile of the stack",
-        "module": _MODULE,
+        "module": MODULE,
         "partition": _PARTITION,
         "queue": f"{_PARTITION} for Slurm, `scheduler: {{queue: NAME}}` for PBS",
         "conda": "`engine: conda`",
@@ -550,81 +541,6 @@ class Target(StrictModel):
         return named or self.scheduler.queue
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """What of it may not be what its author means."""
-        places = (self._without_job, self._without_login, self._not_shared, self._at_home)
-        return tuple(filter(None, (*places, self._cuda, *self._floors)))
-
-    @property
-    def _cuda(self) -> str:
-        """That a variable does not choose the CUDA toolkit of builds; empty without it."""
-        name = next((name for name in ("CUDA_HOME", "CUDA_PATH") if name in self.environment), "")
-        if not name:
-            return ""
-        how = _MODULE if self.connection.kind == "job" else "the `PATH` of the node"
-        says = f"`environment: {{{name}: …}}` does not choose the CUDA toolkit of builds; {how} does"
-        return f"{says}: docs/troubleshooting.md"
-
-    @property
-    def _floors(self) -> Iterator[str]:
-        """Floors of figures that envbuild itself does not measure."""
-        for name in self.floors:
-            if re.sub(r"_[0-9]+(_mib)?(?=_)", "", name) not in FIGURES:
-                yield (
-                    f"`floors: {{{name}: …}}`: the smoke test measures no such figure, except where the `step` of a "
-                    f"stack does; {did_you_mean(name, FIGURES)}"
-                )
-
-    @property
-    def _at_home(self) -> str:
-        """That the prefix looks like a folder for all that a user has; nodes refuse a home. Empty where it does not."""
-        own = posixpath.join(self.prefix, "envbuild")
-        if re.search(r"/(home|users)/[^/]+/?$", self.prefix):
-            return f"`prefix: {self.prefix}` looks like a home folder, which nodes refuse: write {own}"
-        above, _, last = self.prefix.rstrip("/").rpartition("/")
-        login = self.connection.login
-        users = ("{user}", user_name(), self.connection.user, login and login.user)
-        if last in users and "envbuild" not in above:
-            return f"`prefix: {self.prefix}` may be a folder for all that is yours, not for envbuild alone: write {own}"
-        return ""
-
-    @property
-    def _without_job(self) -> str:
-        """That a scheduler gets no job; empty where it does, or where the hosts are a partition (`unsupported`)."""
-        kind, reached = self.scheduler.kind, self.connection.kind
-        if kind == "none" or reached == "job" or isinstance(self.hosts, HostSource):
-            return ""
-        return (
-            f"`scheduler: {{kind: {kind}}}` gets no job from `provision`: with `connection: {{kind: {reached}}}` it "
-            f"works on the hosts themselves; for jobs write `extends: {kind}`, or {_JOB}"
-        )
-
-    @property
-    def _without_login(self) -> str:
-        """That a user for a login node is named and no login node; empty where that is not so."""
-        reached = self.connection
-        if reached.kind != "job" or reached.login or not reached.user:
-            return ""
-        return f"`connection: {{user: {reached.user}}}` has no effect without `login: {{host: …}}`"
-
-    @property
-    def _not_shared(self) -> str:
-        """Why nodes may not see the prefix that they are said to share; empty where nothing speaks against it."""
-        if self.placement != "shared" or self.connection.kind == "local":
-            return ""
-        above = (self.tmp or "").rpartition("/")[0]
-        # A folder of the user's own says nothing of the disk that it is on.
-        disk = self.tmp if not above or "{" in above else above
-        folder = next((f for f in (*_OWN_FOLDERS, disk) if f and f"{self.prefix}/".startswith(f"{f}/")), None)
-        if folder is None:
-            return ""
-        holds = " (`tmp:` is there)" if folder == disk else ""
-        return (
-            f"`prefix: {self.prefix}` is on each node's own disk if {folder}{holds} is, and `placement: shared` needs "
-            "a folder that all nodes see; for a prefix on each node write `placement: node-local` and `shared: FOLDER`"
-        )
-
-    @property
     def joint_floors(self) -> dict[str, float]:
         """The floors of the joint smoke test."""
         return {name: least for name, least in self.floors.items() if name.startswith("multi_node_")}
@@ -654,7 +570,7 @@ class Target(StrictModel):
             says = f"a target with `connection: local` has one host, localhost; for these write `extends: {kind}`"
             raise RefusedError(says, "hosts", "connection")
         if self.connection.login and self.connection.kind != "job":
-            says = f"`login` has no effect with `connection: {{kind: {self.connection.kind}}}`; jobs need {_JOB}"
+            says = f"`login` has no effect with `connection: {{kind: {self.connection.kind}}}`; jobs need {JOB}"
             raise RefusedError(says, "connection", "hosts")
         if not self.hosts:
             raise RefusedError("`hosts` is empty", "hosts")

@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
+from envbuild.model.doubts import doubts
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Resolution
@@ -133,7 +134,7 @@ def plan_warnings(
     """What a user should read before the work begins; gigabytes for a missing GPU come first."""
     heavy: dict[str, list[str]] = {}
     by_text: dict[str, list[str]] = {}
-    of_target = [*target.doubts, *filter(None, [_in_clear(target)])]
+    of_target = [*doubts(target), *filter(None, [_in_clear(target)])]
     for node in nodes:
         if node.nothing_to_do:
             continue

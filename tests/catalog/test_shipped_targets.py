@@ -13,8 +13,9 @@ from envbuild.catalog.loader import is_template, list_stacks, list_targets, load
 from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
+from envbuild.model.doubts import FIGURES, doubts
 from envbuild.model.stack import EnvPath
-from envbuild.model.target import FIGURES, ContainerSettings, HostSource, Target
+from envbuild.model.target import ContainerSettings, HostSource, Target
 from envbuild.node import facts as probe
 from envbuild.node.protocol import user_name
 from envbuild.node.smoke import machine
@@ -324,7 +325,7 @@ def test_a_time_in_another_form_is_refused_with_the_one_to_write(typed: str, mea
     ],
 )
 def test_a_shared_prefix_on_a_disk_of_the_node_is_doubted(text: str, folder: str, tmp_path: Path) -> None:
-    doubt = "".join(own(tmp_path, f"extends: azure-nd96\n{text}\n").doubts)
+    doubt = "".join(doubts(own(tmp_path, f"extends: azure-nd96\n{text}\n")))
     assert (f"own disk if {folder} is, and `placement: shared`" in doubt) if folder else "own disk" not in doubt
 
 
@@ -339,10 +340,10 @@ def test_a_shared_prefix_on_a_disk_of_the_node_is_doubted(text: str, folder: str
     ],
 )
 def test_a_prefix_that_looks_like_a_folder_for_all_of_a_user_is_doubted(prefix: str, says: str, tmp_path: Path) -> None:
-    (doubt,) = own(tmp_path, f"extends: azure-nd96\nprefix: {prefix}\n").doubts
+    (doubt,) = doubts(own(tmp_path, f"extends: azure-nd96\nprefix: {prefix}\n"))
     assert doubt.startswith(f"`prefix: {prefix}` {says}")
     assert doubt.endswith(f": write {prefix.rstrip('/')}/envbuild")
-    assert own(tmp_path, f"extends: azure-nd96\nprefix: {prefix.rstrip('/')}/envbuild\n").doubts == ()
+    assert doubts(own(tmp_path, f"extends: azure-nd96\nprefix: {prefix.rstrip('/')}/envbuild\n")) == ()
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,7 @@ def test_a_prefix_that_looks_like_a_folder_for_all_of_a_user_is_doubted(prefix: 
     ],
 )
 def test_what_has_no_effect_is_doubted(text: str, says: str, tmp_path: Path) -> None:
-    (doubt,) = own(tmp_path, f"extends: azure-nd96\n{text}\n").doubts
+    (doubt,) = doubts(own(tmp_path, f"extends: azure-nd96\n{text}\n"))
     assert says in doubt
 
 
@@ -365,4 +366,4 @@ def test_floors_of_all_that_the_smoke_test_measures_are_known() -> None:
     measured = [*machine._CPU_GEMM, machine.CUDA_GEMM[0], *machine.CUDA_GEMM[1], *machine._CUDA_COPIES, METRIC]
     assert set(measured) <= set(FIGURES)
     sized = dict.fromkeys(("all_reduce_8192_mib_busbw_gbps", "gemm_cuda_bf16_4096_tflops"), 1.0)
-    assert shipped("azure-nd96").model_copy(update={"floors": sized}).doubts == ()
+    assert doubts(shipped("azure-nd96").model_copy(update={"floors": sized})) == ()
