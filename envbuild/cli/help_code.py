@@ -184,7 +184,7 @@ def _under_heading(text: str) -> list[str]:
         f"{name}, under `{heading}` (on this machine {path})"
         for name, path in resources.pages().items()
         for heading, bold in _headings(path).items()
-        if any(asked & set(re.findall(word, f"{heading} {bold}".lower())) for word in (r"[\w-]+", r"\w+"))
+        if any(asked & set(re.findall(pattern, f"{heading} {bold}".lower())) for pattern in (r"[\w-]+", r"\w+"))
     ]
 
 

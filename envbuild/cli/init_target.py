@@ -311,9 +311,11 @@ def _user(text: str) -> str:
     user = text.strip()
     try:
         if user:
-            Login(host="host", user=_NO_NAME.sub("", user))
+            Login(host="host", user=user)
     except ValueError:
         raise click.BadParameter(f"{text!r} is no login name") from None
+    if _NO_NAME.fullmatch(user):
+        raise click.BadParameter(f"{text!r} is no login name")
     return user
 
 

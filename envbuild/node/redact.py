@@ -194,7 +194,7 @@ def redact_data(data: "Any") -> "Any":
 
 
 def secrets_of(variables: "Mapping[str, Any]") -> "list[str]":
-    """The names of variables that hold a secret: the name says so, or the value, as a URL with a password does."""
+    """Names of the variables that hold a secret, by their name or by their value (a URL with a password)."""
     given = sorted((name, value) for name, value in variables.items() if value and isinstance(value, str))
     return [name for name, value in given if looks_secret(name) or Redactor({}).text(value) != value]
 

@@ -41,7 +41,7 @@ class Inputs(NamedTuple):
 
     `run`: the run id; `controller`: who changes the prefix (`node/identity.py`); `tools`: per node; `repair`: nodes
     that are built again although they have a stamp; `indexes`: address and kind by index name; `artifacts`: per node,
-    instead of the planner's own; `tool_bytes`: size by tool folder; `undownloaded`: tools that are not here yet;
+    instead of the planner's own; `tool_bytes`: size by tool folder; `undownloaded`: Pythons that are not here yet;
     `wait`: seconds for a busy prefix; `patches`: of the catalog, by the names that sources use; `jobs`: instead of
     the target's `build_jobs`; `check_rebuild`: build twice and compare; `asked`: packages that the lock has for
     themselves (None: unknown, not checked); `bundle`: given by the user; `channels`: base addresses by the name of
@@ -152,8 +152,7 @@ class NodeSteps(NamedTuple):
         missing = [tool for tool in self.tools.tools if tool.folder not in present]
         if not missing:
             return ()
-        absent = any(tool.kind == "tree" for tool in missing if tool in self.inputs.undownloaded)
-        fetched = ", and downloads python" if absent else ""
+        fetched = ", and downloads python" if any(tool in self.inputs.undownloaded for tool in missing) else ""
         amount = sum(self.inputs.tool_bytes.get(tool.folder, 0) for tool in missing)
         step = Step(
             kind="toolchain",

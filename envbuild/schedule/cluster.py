@@ -198,8 +198,8 @@ class Scheduler(ABC):
         """
         carried = [cls.carries, ",".join(secrets)] if secrets and cls.carries else []
         command = " ".join((*(["mkdir -p", folder, "&&"] if folder else ()), cls.submits[0], *carried, "FILE"))
-        others = "" if cls.carries else ": it then has all variables of your shell, tokens too; envbuild passes few"
-        return f"Submit it with `{command}`{others}."
+        everything = "The job then has all variables of your shell, tokens too; jobs that envbuild submits get few."
+        return f"Submit it with `{command}`.{'' if cls.carries else f' {everything}'}"
 
     @classmethod
     def render_body(cls, job: Job, text: str, secrets: Sequence[str] = ()) -> str:

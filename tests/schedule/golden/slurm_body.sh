@@ -1,6 +1,6 @@
 #!/bin/bash
 # envbuild-probe: 1 node for as long as the site allows.
-# Submit it with `sbatch FILE`: it then has all variables of your shell, tokens too; envbuild passes few.
+# Submit it with `sbatch FILE`. The job then has all variables of your shell, tokens too; jobs that envbuild submits get few.
 #SBATCH --job-name=envbuild-probe
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
