@@ -178,15 +178,15 @@ def seconds_of(text: str) -> float | None:
     return float(match[1]) * _UNITS[match[2]] if match else None
 
 
-def as_time(text: str) -> str:
-    """A time that other programs write in another way (`1-00:00:00`, `2h30m`, `90 min`), as `24h`; empty if it is none.
+def as_times(text: str) -> tuple[str, ...]:
+    """What a time that other programs write in another way (`1-00:00:00`, `2h30m`, `90 min`) may be, as `24h`.
 
-    A number alone is minutes for Slurm, and may be meant as hours: `2m or 2h`.
+    Empty if it is none. A number alone is minutes for Slurm, and may be meant as hours.
     """
     if clock := _CLOCK.fullmatch(text):
         days, first, second, third = (int(part) if part else None for part in clock.groups())
         if days is None and second is None:
-            return f"{first}m or {first}h"
+            return f"{first}m", f"{first}h"
         # Slurm: `D-H[:M[:S]]`, `H:M:S`, `M:S`.
         by_hours = days is not None or third is not None
         hours, least, seconds = (first, second, third) if by_hours else (0, first, second)
@@ -194,9 +194,9 @@ def as_time(text: str) -> str:
     elif _IN_UNITS.fullmatch(text.lower()):
         total = sum(float(count) * _UNITS[unit] for count, unit in _COUNT.findall(text.lower()))
     else:
-        return ""
+        return ()
     unit = next(unit for unit in "hms" if total % _UNITS[unit] == 0 or unit == "s")
-    return f"{total / _UNITS[unit]:.0f}{unit}"
+    return (f"{total / _UNITS[unit]:.0f}{unit}",)
 
 
 def minutes(seconds: float) -> str:

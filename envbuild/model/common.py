@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -47,17 +47,14 @@ def refusal_of(item: Any) -> RefusedError:
     return error if isinstance(error, RefusedError) else RefusedError("")
 
 
-def text_of(pattern: str, says: str, instead: Callable[[str], str] = lambda _: "") -> BeforeValidator:
-    """For a text of `pattern`: refuses all else with a sentence, and what to write where `instead` knows it.
-
-    `instead` may give several, parted by ` or `.
-    """
+def text_of(pattern: str, says: str, instead: Callable[[str], Sequence[str]] = lambda _: ()) -> BeforeValidator:
+    """For a text of `pattern`: refuses all else with a sentence, and what may be written where `instead` knows it."""
 
     def check(value: object) -> object:
         if not (isinstance(value, str) and re.fullmatch(pattern, value)):
-            meant = instead(str(value))
-            fits = all(re.fullmatch(pattern, part) for part in meant.split(" or "))
-            raise RefusedError(says, instead=meant if fits else "")
+            raise RefusedError(
+                says, instead=" or ".join(one for one in instead(str(value)) if re.fullmatch(pattern, one))
+            )
         return value
 
     return BeforeValidator(check)

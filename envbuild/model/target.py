@@ -21,7 +21,7 @@ from envbuild.model.common import (
     text_of,
 )
 from envbuild.model.stack import BaseKind, EnvironmentValue
-from envbuild.text import as_time
+from envbuild.text import as_times
 
 RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
 _PATH = re.compile(r"(?:/[A-Za-z0-9._+-]+)+")
@@ -192,7 +192,7 @@ ModuleName = Annotated[Text, AfterValidator(_module)]
 FileText = Annotated[Text, AfterValidator(not_option)]
 Host = Annotated[Text, AfterValidator(_host)]
 _DURATION = r"^[1-9][0-9]{0,5}[smh]$"
-Duration = Annotated[str, Field(pattern=_DURATION), text_of(_DURATION, "must be a time: 90s, 40m or 2h", as_time)]
+Duration = Annotated[str, Field(pattern=_DURATION), text_of(_DURATION, "must be a time: 90s, 40m or 2h", as_times)]
 
 
 class ContainerSettings(StrictModel):
