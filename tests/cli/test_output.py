@@ -145,10 +145,12 @@ def test_d71_what_a_terminal_or_a_page_shows_has_no_hidden_characters(capsys: py
 
 
 def test_who_loses_its_terminal_goes_on_and_writes_nowhere() -> None:
+    # Not `signal.pause`: the signal may come before it.
     code = (
-        "import signal, sys; from envbuild.cli.output import drop_lost_terminal; "
-        "signal.signal(signal.SIGHUP, lambda *_: drop_lost_terminal()); print('ready', flush=True); "
-        "signal.pause(); print('on', flush=True); sys.exit(3)"
+        "import signal, sys, time; from envbuild.cli.output import drop_lost_terminal; lost = []; "
+        "signal.signal(signal.SIGHUP, lambda *_: lost.append(drop_lost_terminal())); print('ready', flush=True)\n"
+        "while not lost: time.sleep(0.01)\n"
+        "print('on', flush=True); sys.exit(3)"
     )
     number, terminal = pty.fork()
     if number == 0:
