@@ -36,7 +36,7 @@ def node_pyz() -> bytes:
 
 @functools.cache
 def _node_pyz() -> bytes:
-    return zipped(str(resources.node_package()))
+    return zipped()
 
 
 @functools.cache

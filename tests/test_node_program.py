@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
@@ -18,17 +19,24 @@ from envbuild import node_program, resources
 from envbuild.node import program_files
 from tests.support.programs import completed
 
+_ZIPPED = "from envbuild.node import program_files; sys.stdout.buffer.write(program_files.zipped())"
+
+
+def _zipped(place: Path) -> bytes:
+    """What the program says that lies in a folder or zip file."""
+    code = f"import sys; sys.path.insert(0, {str(place)!r}); {_ZIPPED}"
+    return subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True).stdout
+
 
 def test_bytes_do_not_depend_on_times_modes_place_or_order(tmp_path: Path) -> None:
-    copy = tmp_path / "elsewhere"
+    copy = tmp_path / "elsewhere" / "envbuild" / "node"
     shutil.copytree(resources.node_package(), copy)
     for index, path in enumerate(sorted(copy.rglob("*.py"), reverse=True)):
         os.utime(path, (1_000_000_000 + index, 1_000_000_000 + index))
         path.chmod(0o600)
     (copy / "__pycache__").mkdir(exist_ok=True)
     (copy / "__pycache__/junk.cpython-311.pyc").write_bytes(b"junk")
-    assert program_files.zipped(str(copy)) == node_program.node_pyz()
-    assert program_files.archive() == node_program.node_pyz()
+    assert _zipped(copy.parent) == node_program.node_pyz()
 
 
 def test_holds_the_node_package_and_nothing_else() -> None:
@@ -47,17 +55,22 @@ def test_digest_is_of_these_bytes() -> None:
     assert node_program.node_pyz() is node_program.node_pyz()
 
 
-def test_it_goes_into_a_container_by_standard_input_and_leaves_nothing(tmp_path: Path) -> None:
-    program = node_program.node_pyz()
-    words = program_files.carried(sys.executable, len(program), "nothing")
+def test_it_runs_from_memory_and_leaves_nothing(tmp_path: Path) -> None:
+    words = program_files.carried(sys.executable, "nothing")
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(words, input=program + b"{}", capture_output=True, check=False, env=env)
+    done = subprocess.run(words, input=program_files.sent({}), capture_output=True, check=False, env=env)
     assert b"request-invalid" in done.stdout and done.returncode == 2
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "p").write_bytes(program)
-    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'p')!r}); from envbuild.node.program_files import archive; "
-    code += "sys.stdout.buffer.write(archive())"
-    assert subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True).stdout == program
+
+
+def test_it_is_the_same_program_read_from_a_folder_a_zip_file_and_memory(tmp_path: Path) -> None:
+    (tmp_path / "p").write_bytes(node_program.node_pyz())
+    assert _zipped(tmp_path / "p") == node_program.node_pyz()
+    loader, *rest = program_files.sent({}).split(b"\n")
+    text = base64.b64decode(loader).replace(b'exec(files["__main__.py"])', _ZIPPED.encode())
+    words = [sys.executable, "-I", "-S", "-c", program_files.START]
+    done = subprocess.run(words, input=b"\n".join([base64.b64encode(text), *rest]), capture_output=True, check=True)
+    assert done.stdout == node_program.node_pyz()
 
 
 def test_on_this_machine_the_package_itself_runs_and_nothing_that_lies_beside_it(

@@ -16,11 +16,10 @@ from envbuild.container.builders import Builder
 from envbuild.container.select import locked_stack
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock, Variant
-from envbuild.node.program_files import carried
+from envbuild.node.program_files import carried, sent
 from envbuild.node.protocol import PROTOCOL
 from envbuild.node.redact import redact_data
 from envbuild.node.variables import same_gpus
-from envbuild.node_program import node_pyz
 from envbuild.text import how_it_ended
 
 LABEL = "dev.envbuild."
@@ -129,11 +128,11 @@ def _about(image: str, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _ask(builder: Builder, image: Inspected, verb: str, args: dict[str, Any], *, gpus: bool = False) -> dict[str, Any]:
-    prefix, program = image.environment.rpartition("/envs/")[0], node_pyz()
+    prefix = image.environment.rpartition("/envs/")[0]
     request = {"protocol": PROTOCOL, "verb": verb, "run": "image-check", "prefix": prefix, "args": args}
-    python = carried(f"{image.environment}/bin/python", len(program), verb)
+    python = carried(f"{image.environment}/bin/python", verb)
     command = [*(same_gpus(os.environ) if gpus else ()), *python]
-    done = builder.run(image.image, command, program + json.dumps(request).encode(), gpus=gpus)
+    done = builder.run(image.image, command, sent(request), gpus=gpus)
     for line in reversed(done.out.splitlines()):
         if line.startswith('{"protocol":'):
             answer = json.loads(line)

@@ -1,75 +1,110 @@
-"""This program as files: modules for what runs inside an environment, and all of it for a container."""
+"""This program as files: modules for what runs inside an environment, and all of it as one zip file or one line."""
 
-from __future__ import annotations
-
-import importlib
+import base64
+import functools
 import io
+import json
 import os
-import pkgutil
 import sys
 import zipfile
+import zlib
 
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip entry can have
 _MAIN = "import sys\nfrom envbuild.node.__main__ import main\n\nsys.exit(main())\n"
 _PACKAGE = '"""The part of envbuild that runs on nodes."""\n'
-# Reads the program from its standard input, as many bytes as its argument says, and leaves the rest.
-_CARRIED = (
-    "import os, runpy, sys, tempfile; top = tempfile.TemporaryDirectory(prefix='envbuild-'); "
-    "sys.argv[0] = os.path.join(top.name, 'envbuild-node.pyz'); size = int(sys.argv.pop(1)); "
-    "open(sys.argv[0], 'wb').write(sys.stdin.buffer.read(size)); runpy.run_path(sys.argv[0], run_name='__main__')"
-)
+# What `python -c` runs: the first line of `sent()`.
+START = "import base64, sys; exec(base64.b64decode(sys.stdin.buffer.readline()))"
+# Runs the program from memory, because disks can be full; a zip file would also be compiled twice, as zipimport does.
+_LOADER = """
+import importlib.util, io, json, zlib
+
+class Loader:
+    def __init__(self, files):
+        self.files = files
+
+    def find_spec(self, name, path=None, target=None):
+        stem = name.replace(".", "/")
+        for file, package in ((stem + "/__init__.py", True), (stem + ".py", False)):
+            if file in self.files:
+                return importlib.util.spec_from_loader(name, self, origin=file, is_package=package)
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        file = module.__spec__.origin
+        exec(compile(self.files[file], file, "exec"), vars(module))
+
+program, request = (base64.b64decode(line) for line in sys.stdin.buffer)
+files = json.loads(zlib.decompress(program).decode())
+sys.meta_path.insert(0, Loader(files))
+sys.stdin = io.TextIOWrapper(io.BytesIO(request), encoding="utf-8")
+exec(files["__main__.py"])
+"""
 
 
-def zipped(folder: str) -> bytes:
-    """Zipapp of the node package in `folder`, importable as `envbuild.node`; only its `.py` files.
-
-    Not compressed: the same bytes whatever zlib is there, and made in an instant; what sends it compresses it.
-    """
-    contents = {"__main__.py": _MAIN.encode("utf-8"), "envbuild/__init__.py": _PACKAGE.encode("utf-8")}
+def files() -> "dict[str, str]":
+    """Path in the program (`envbuild/node/...`) -> text of every module, wherever this one was loaded from."""
+    loader: object = getattr(sys.modules[__name__], "__loader__", None)
+    if hasattr(loader, "files"):
+        return dict(loader.files)
+    if hasattr(loader, "archive"):
+        with zipfile.ZipFile(loader.archive) as archive:
+            return {name: archive.read(name).decode("utf-8") for name in archive.namelist()}
+    contents = {"__main__.py": _MAIN, "envbuild/__init__.py": _PACKAGE}
+    folder = os.path.dirname(os.path.abspath(__file__))
     for top, _folders, names in os.walk(folder):
         for name in names:
             if name.endswith(".py"):
                 path = os.path.join(top, name)
-                with open(path, "rb") as stream:
-                    below = os.path.relpath(path, folder).replace(os.sep, "/")
-                    contents["envbuild/node/" + below] = stream.read()
+                with open(path, encoding="utf-8", newline="") as stream:
+                    contents["envbuild/node/" + os.path.relpath(path, folder).replace(os.sep, "/")] = stream.read()
+    return contents
+
+
+def zipped() -> bytes:
+    """This program as a zipapp, whose bytes depend on its text alone.
+
+    Not compressed: the same bytes whatever zlib is there, and made in an instant; what sends it compresses it.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name in sorted(contents):
+        for name, content in sorted(files().items()):
             entry = zipfile.ZipInfo(name, _TIME)
             entry.create_system = 3
             entry.external_attr = 0o100644 << 16
-            archive.writestr(entry, contents[name])
+            archive.writestr(entry, content.encode("utf-8"))
     return buffer.getvalue()
 
 
-def archive() -> bytes:
-    """This program as one zip file, wherever it runs from."""
-    place = getattr(getattr(sys.modules[__name__], "__loader__", None), "archive", None)
-    if place is None:
-        return zipped(os.path.dirname(os.path.abspath(__file__)))
-    with open(place, "rb") as stream:
-        return stream.read()
+@functools.lru_cache(maxsize=None)
+def packed() -> bytes:
+    """What loads this program, and the program: two lines of base64."""
+    program = zlib.compress(json.dumps(files(), sort_keys=True).encode("utf-8"), 3)
+    return b"%s\n%s\n" % (base64.b64encode(_LOADER.encode("utf-8")), base64.b64encode(program))
 
 
-def carried(python: str, size: int, verb: str) -> list[str]:
-    """The command that runs a verb in a container, whose standard input has the program (`size` bytes), then a request.
+def sent(request: "object") -> bytes:
+    """This program and a request as lines of base64: what goes to the standard input of `python -c START VERB`."""
+    return packed() + base64.b64encode(json.dumps(request, allow_nan=False).encode("utf-8")) + b"\n"
+
+
+def carried(python: str, verb: str) -> "list[str]":
+    """The command that runs a verb of the program and request in its standard input (`sent`), in a container say.
 
     Nothing of envbuild is in an image, and no folder of the machine has to be one of the container's.
     """
-    return [python, "-I", "-S", "-c", _CARRIED, str(size), verb]
+    return [python, "-I", "-S", "-c", START, verb]
 
 
 def write(package: str, folder: str) -> None:
     """Write the modules of `package` into `folder`, as NAME.py."""
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        with open(os.path.join(folder, module.name + ".py"), "w", encoding="utf-8") as file:
-            file.write(text(package, module.name))
+    for path, content in files().items():
+        if os.path.dirname(path) == package.replace(".", "/") and os.path.basename(path) != "__init__.py":
+            with open(os.path.join(folder, os.path.basename(path)), "w", encoding="utf-8") as file:
+                file.write(content)
 
 
 def text(package: str, name: str) -> str:
-    """The text of one module; raises OSError where the node program has none of that name."""
-    data = pkgutil.get_data(package, name + ".py")
-    if data is None:
-        raise OSError(f"the node program has no module {package}.{name}")
-    return data.decode("utf-8")
+    """The text of one module; raises KeyError where the node program has none of that name."""
+    return files()["%s/%s.py" % (package.replace(".", "/"), name)]

@@ -244,18 +244,15 @@ def _end(command: list[str]) -> None:
 
 def _ask(command: list[str], args: Json, verb: str, asked: Json) -> Json:
     """The result of a verb of the node program inside the image. Raises NodeError `image-does-not-run` (exit 1)."""
-    inside, program = args["inside"], program_files.archive()
+    inside = args["inside"]
     request = {"protocol": protocol.PROTOCOL, "verb": verb, "run": "container", "prefix": inside, "args": asked}
-    words = program_files.carried(f"{args['environment']}/bin/python", len(program), verb)
+    words = program_files.carried(f"{args['environment']}/bin/python", verb)
     if "{node}" not in command:  # what a step of Slurm has, Slurm says
         words = variables.same_gpus(os.environ) + words
     env = proc.clean_env({"SLURM_LABELIO": None})  # labels of an srun around this would be in the answer
     command, end = _endable(_here(command))
     try:
-        done = proc.run(
-            command + words, timeout=TIMEOUT, env=env, stdin=program + json.dumps(request).encode("utf-8"),
-            grace=_GRACE
-        )  # fmt: skip
+        done = proc.run(command + words, timeout=TIMEOUT, env=env, stdin=program_files.sent(request), grace=_GRACE)
     except BaseException:
         if end:
             _end(end)

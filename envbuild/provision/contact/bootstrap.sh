@@ -107,8 +107,10 @@ search 8 "$@"
 say python "$python"
 if [ -n "$python" ]; then
   # printf is part of the shell and writes to a pipe: a here-document of bash would need room in /tmp
-  printf '%s\n%s\n' '@PYZ@' '@REQUEST@' | @FOLLOW@ "$python" -I -S -c '@LOADER@' '@VERB@'
+  printf 'response='
+  printf '%s' '@SENT@' | @FOLLOW@ "$python" -I -S -c '@START@' '@VERB@'
   code=$?
+  printf '\n'
   say exit $code
 fi
 printf '%s\n' "@END@"

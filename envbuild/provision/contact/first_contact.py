@@ -6,7 +6,6 @@ The login shell never parses anything of ours, and what start-up files print is 
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -14,18 +13,17 @@ import secrets
 import shlex
 import sys
 import threading
-import zlib
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.target import Connection, Target
-from envbuild.node import proc
+from envbuild.node import proc, program_files
 from envbuild.node.protocol import CONNECTION, PROTOCOL
-from envbuild.node_program import call_here, node_pyz
+from envbuild.node_program import call_here
 from envbuild.provision.contact.payload import refuse_constant
 
 # A probe's answer is some 10 KB; more than this is a node that prints without end.
@@ -38,36 +36,6 @@ DEADLINE = 120.0
 _LONG = ("smoke", "meet", "container")
 
 _PLACEHOLDER = re.compile(r"@([A-Z]+)@")
-# Runs on Python 3.6 without site packages. zipimport needs a file; memory is tried first, because disks can be full.
-_LOADER = """
-import io, os, sys, binascii, zipimport, zlib
-pyz, request = sys.stdin.buffer.read().split()
-path = None
-for folder in ("/dev/shm", os.environ.get("TMPDIR", "/tmp"), "/tmp", "/var/tmp", os.path.expanduser("~")):
-    try:
-        name = os.path.join(folder, "envbuild-%s.pyz" % binascii.hexlify(os.urandom(12)).decode())
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        path = name
-        with open(handle, "wb") as file:
-            file.write(zlib.decompress(binascii.a2b_base64(pyz)))
-        break
-    except OSError as error:
-        sys.stderr.write("%s: %s\\n" % (folder, error))
-        if path:
-            os.unlink(path)
-            path = None
-if path is None:
-    sys.exit("no folder has room for the node program")
-try:
-    sys.path.insert(0, path)
-    sys.stdin = io.TextIOWrapper(io.BytesIO(binascii.a2b_base64(request)), encoding="utf-8")
-    sys.argv = [path, sys.argv[1]]
-    os.write(1, b"response=")
-    # As `python` runs a zip file, so that its first lines run too.
-    exec(zipimport.zipimporter(path).get_code("__main__"), {"__name__": "__main__"})
-finally:
-    os.unlink(path)
-"""
 
 
 class RunFolder(Protocol):
@@ -138,12 +106,7 @@ def node_request(verb: str, prefix: str, args: Mapping[str, Any], run: str = "-"
     return {"protocol": PROTOCOL, "verb": verb, "run": run, "prefix": prefix, "args": dict(args)}
 
 
-@cache
-def _packed(pyz: bytes) -> str:
-    return base64.b64encode(zlib.compress(pyz, 3)).decode()
-
-
-def build_script(request: dict[str, Any], pyz: bytes, nonce: str, *, follow: bool = False) -> str:
+def build_script(request: dict[str, Any], nonce: str, *, follow: bool = False) -> str:
     """The sh text for one node. `nonce` is hexadecimal; `request` as in the node protocol.
 
     `follow`: the node program ends with the ssh session that runs the text.
@@ -158,9 +121,8 @@ def build_script(request: dict[str, Any], pyz: bytes, nonce: str, *, follow: boo
         "END": _marker("end", nonce),
         "PREFIX": shlex.quote(str(request["prefix"])),
         "SHARED": "''",
-        "PYZ": _packed(pyz),
-        "REQUEST": base64.b64encode(json.dumps(request, allow_nan=False).encode()).decode(),
-        "LOADER": _LOADER,
+        "SENT": program_files.sent(request).decode(),
+        "START": program_files.START,
         "VERB": verb,
         "FOLLOW": f"{CONNECTION}=ansible.builtin.ssh" if follow else "",
     }
@@ -256,7 +218,7 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
     else:
         from envbuild.transport import ssh
 
-        script = build_script(request, node_pyz(), nonce, follow=request["verb"] in _LONG)
+        script = build_script(request, nonce, follow=request["verb"] in _LONG)
         done = ssh.exchange(node, script.encode(), connection, deadline, OUTPUT_LIMIT)
     log = done.err[-LOG_LIMIT:]
     if done.truncated:
@@ -296,7 +258,7 @@ def contact(
 
     if len(requests) == 1:
         return {node: one(node) for node in requests}
-    _packed(node_pyz())
+    program_files.packed()
     # Daemon threads: an interrupt ends the run at once and does not wait for every node's deadline.
     answers = proc.parallel([partial(one, node) for node in requests])
     return {node: answer for node, answer in zip(requests, answers, strict=True) if answer is not None}

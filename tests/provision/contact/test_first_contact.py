@@ -19,7 +19,6 @@ from envbuild import node_program, provision
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection
-from envbuild.node_program import node_pyz
 from envbuild.provision.contact import first_contact
 from envbuild.provision.run.run_dir import RunDir
 from tests.node.pythons import require_python
@@ -50,7 +49,7 @@ SHELLS = {
 def test_every_shell_gives_the_same_findings_and_facts(shell: str, tmp_path: Path) -> None:
     argv = SHELLS[shell]
     need(argv[0])
-    script = first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE)
+    script = first_contact.build_script(request(str(tmp_path / "p")), NONCE)
     done = subprocess.run([*argv, "-s"], input=script.encode(), capture_output=True)
     assert done.stderr == b""
     found = first_contact.parse_output(done.stdout, NONCE)
@@ -76,7 +75,7 @@ def test_local_contact_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest
 
 
 def test_prefix_is_data_and_never_code(tmp_path: Path) -> None:
-    prefix = f'{tmp_path}/it\'s $(touch {tmp_path}/ran) `id` "x" @PYZ@ *'
+    prefix = f'{tmp_path}/it\'s $(touch {tmp_path}/ran) `id` "x" @SENT@ *'
     found = asked(request(prefix))
     assert found.findings["prefix"] == prefix
     assert found.result()["prefix"]["path"] == prefix
@@ -106,7 +105,7 @@ def bare(tmp_path: Path) -> dict[str, str]:
 
 def asked(asks: dict[str, Any], *, bare: dict[str, str] | None = None, **more: Any) -> first_contact.ContactResult:
     """What /bin/sh answers. `bare`: its environment on a node that has no Python in the usual places."""
-    script = first_contact.build_script(asks, node_pyz(), NONCE)
+    script = first_contact.build_script(asks, NONCE)
     if bare is not None:
         more["env"], script = bare, without_python(script)
     done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, **more)
@@ -311,9 +310,9 @@ def test_no_output_crashes_the_reader(data: bytes) -> None:
 
 def test_script_refuses_what_it_would_paste_unquoted() -> None:
     with pytest.raises(ValueError, match="nonce"):
-        first_contact.build_script(request(), b"", "x'; rm")
+        first_contact.build_script(request(), "x'; rm")
     with pytest.raises(ValueError, match="verb"):
-        first_contact.build_script({**request(), "verb": "a'b"}, b"", NONCE)
+        first_contact.build_script({**request(), "verb": "a'b"}, NONCE)
 
 
 @pytest.mark.parametrize(
