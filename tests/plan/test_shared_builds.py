@@ -10,7 +10,7 @@ import pytest
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
-from envbuild.model.plan import Batches, BuildClass, NodePlan, Plan, Share, parse_share
+from envbuild.model.plan import Batches, BuildClass, Plan, Share, parse_share
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import ChosenVariants
 from envbuild.plan.sharing import Sharing, compiled_wheels, keys_of, share_builds, spread
@@ -56,17 +56,11 @@ def test_equal_nodes_are_one_class_and_the_widest_builds() -> None:
     assert told["gpu1"] == told["gpu3"] == told["gpu4"] == "take over ext, built on gpu2 first"
     seconds = {node.node: sum(step.seconds for step in node.steps) for node in plan.nodes}
     assert seconds["gpu1"] < seconds["gpu2"], "who takes over compiles nothing"
-
-
-def test_many_are_counted() -> None:
-    plan = shared(*(machine(f"gpu{number}") for number in range(1, 9)))
-    assert said(plan)["gpu1"].endswith("built on gpu1, taken over by gpu2, gpu3, gpu4 and 4 more")
-
-
-def test_a_single_node_is_left_to_itself() -> None:
-    plan = shared(machine("gpu1"))
-    assert plan.builds == ()
-    assert said(plan)["gpu1"] == "compile ext, where the wheel store has no wheel of it"
+    eight = shared(*(machine(f"gpu{number}") for number in range(1, 9)))
+    assert said(eight)["gpu1"].endswith("built on gpu1, taken over by gpu2, gpu3, gpu4 and 4 more")
+    alone = shared(machine("gpu1"))
+    assert alone.builds == ()
+    assert said(alone)["gpu1"] == "compile ext, where the wheel store has no wheel of it"
 
 
 def test_nodes_that_would_make_other_wheels_are_other_classes() -> None:
@@ -78,11 +72,8 @@ def test_nodes_that_would_make_other_wheels_are_other_classes() -> None:
     plan = shared(machine("one"), *others, machine("two"))
     assert classes(plan) == [("one", ("two",))]
     assert "taken over" not in said(plan)["gcc13"]
-
-
-def test_other_compilers_beside_the_usual_one_change_nothing() -> None:
-    more = {"/usr/bin/gcc": "12.2.0", "/usr/bin/g++": "12.2.0", "/usr/bin/gcc-9": "9.4.0"}
-    assert classes(shared(machine("a"), machine("b", compilers=more))) == [("a", ("b",))]
+    beside = {"/usr/bin/gcc": "12.2.0", "/usr/bin/g++": "12.2.0", "/usr/bin/gcc-9": "9.4.0"}
+    assert classes(shared(machine("a"), machine("b", compilers=beside))) == [("a", ("b",))]
 
 
 def test_a_node_without_a_compiler_takes_from_the_largest_class_and_never_builds() -> None:
@@ -95,26 +86,21 @@ def test_a_node_without_a_compiler_takes_from_the_largest_class_and_never_builds
     assert classes(without) == [("p", ("q",))], "a source may need no compiler"
 
 
-def test_nothing_is_shared_where_no_wheel_is_compiled() -> None:
+def test_only_compiled_wheels_are_shared() -> None:
     two = [machine("a"), machine("b")]
-    assert shared(*two, lock=lock_with(SOURCE)).builds == ()
-    in_tree = {**SOURCE, "install": "path", "build": {"kind": "inplace"}}
-    assert shared(*two, lock=lock_with(in_tree)).builds == ()
-
-
-def test_what_is_built_in_its_tree_is_still_compiled_everywhere() -> None:
     in_tree = {**SOURCE, "name": "tree", "install": "path", "build": {"kind": "inplace"}}
-    lock = lock_with(COMPILED, in_tree)
-    assert compiled_wheels(lock.variants[0]) == ("ext",)
-    plan = shared(machine("a"), machine("b"), lock=lock)
-    assert said(plan)["b"] == "take over ext, built on a first; compile tree in its tree"
+    for source in (SOURCE, in_tree):
+        assert shared(*two, lock=lock_with(source)).builds == ()
+    both = lock_with(COMPILED, in_tree)
+    assert compiled_wheels(both.variants[0]) == ("ext",)
+    assert said(shared(*two, lock=both))["b"] == "take over ext, built on a first; compile tree in its tree"
 
 
-def finished(name: str, lock: Lock, told: list[dict[str, Any]]) -> NodeFacts:
+def finished(name: str, lock: Lock, sources: list[dict[str, Any]], **more: Any) -> NodeFacts:
     """A node that has the environment, with what its stamp says of sources."""
     digest = lock.variants[0].digest
     path = environment_path("/data/envbuild", lock.stack, lock.profile, digest)
-    found = stamped(machine(name), lock, digest, sources=told)
+    found = stamped(machine(name), lock, digest, sources=sources, **more)
     return found.model_copy(update={"environments": (found.environments[0].model_copy(update={"path": path}),)})
 
 
@@ -135,6 +121,7 @@ def test_a_finished_node_gives_what_it_was_made_with() -> None:
 
 
 NODES = tuple(f"n{number}" for number in range(8))
+WHOLE = ["toolchain", "install", "smoke", "activate"]
 
 
 @pytest.mark.parametrize(
@@ -145,14 +132,10 @@ def test_a_share_is_a_number_of_nodes_rounded_down(text: str, total: int, nodes:
     assert parse_share(text, "--batch", least=1).of(total) == nodes
 
 
-@pytest.mark.parametrize("text", ["", "0", "0%", "-1", "101%", "1.5", "a", "4 %", "9999999", "4\n5"])
+@pytest.mark.parametrize("text", ["", "0", "0%", "101%", "1.5", "4 %", "9999999", "4\n5"])
 def test_what_is_no_share_is_refused_by_its_option(text: str) -> None:
     with fails("share-invalid", 2, match="--batch"):
         parse_share(text, "--batch", least=1)
-
-
-def test_no_failure_at_all_can_be_asked_for() -> None:
-    assert parse_share("0", "--max-fail", least=0) == Share(0)
 
 
 def test_waves_keep_the_order_and_have_one_node_at_least() -> None:
@@ -163,19 +146,19 @@ def test_waves_keep_the_order_and_have_one_node_at_least() -> None:
     assert Batches(Share(4)).waves(()) == []
 
 
-def test_the_budget_is_spent_when_more_fail_than_it_allows() -> None:
-    assert not Batches().spent(8, 8)
-    assert not Batches(most=Share(1)).spent(1, 8)
-    assert Batches(most=Share(1)).spent(2, 8)
-    assert Batches(most=Share(0)).spent(1, 8)
-    assert not Batches(most=Share(25, percent=True)).spent(2, 8)
-    assert Batches(most=Share(25, percent=True)).spent(3, 8)
-
-
-PROGRAM = FakeTool("envbuild-node", "envbuild-node-1")
-
-
-PREFIX = "/data/envbuild"
+@pytest.mark.parametrize(
+    ("most", "failed", "spent"),
+    [
+        (None, 8, False),
+        (Share(1), 1, False),
+        (Share(1), 2, True),
+        (parse_share("0", "--max-fail", least=0), 1, True),
+        (Share(25, percent=True), 2, False),
+        (Share(25, percent=True), 3, True),
+    ],
+)
+def test_the_budget_is_spent_when_more_fail_than_it_allows(most: Share | None, failed: int, spent: bool) -> None:
+    assert Batches(most=most).spent(failed, 8) is spent
 
 
 def spread_over(*facts: NodeFacts, lock: Lock | None = None, where: dict[str, Any] | None = None, **more: Any) -> Plan:
@@ -186,16 +169,15 @@ def spread_over(*facts: NodeFacts, lock: Lock | None = None, where: dict[str, An
     plan = planned(fleet, lock, where=place, **options)
     found = resolve_fleet(fleet, lock, place, compat(), None)
     variants = {name: ChosenVariants(lock).of(resolution, fleet[name]) for name, resolution in found.items()}
-    return spread(plan, Sharing(place, fleet, variants, dict.fromkeys(fleet, (PROGRAM,)), **more))
+    return spread(
+        plan,
+        Sharing(place, fleet, variants, dict.fromkeys(fleet, (FakeTool("envbuild-node", "envbuild-node-1"),)), **more),
+    )
 
 
 def in_use(name: str, *, current: bool = True) -> NodeFacts:
     """A node that has the environment of the usual lock."""
-    lock = lock_with()
-    digest = lock.variants[0].digest
-    path = environment_path(PREFIX, lock.stack, lock.profile, digest)
-    found = stamped(machine(name), lock, digest, current=current, interpreter=machine(name).pythons[0].path)
-    return found.model_copy(update={"environments": (found.environments[0].model_copy(update={"path": path}),)})
+    return finished(name, lock_with(), [], current=current, interpreter=machine(name).pythons[0].path)
 
 
 def classes(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
@@ -206,47 +188,30 @@ def kinds(plan: Plan) -> dict[str, list[str]]:
     return {node.node: [step.kind for step in node.steps] for node in plan.nodes}
 
 
-def of(plan: Plan, name: str) -> NodePlan:
-    return next(node for node in plan.nodes if node.node == name)
-
-
-def test_one_node_alone_installs_for_itself() -> None:
-    plan = spread_over(machine("a"))
-    assert plan.builds == ()
-    assert kinds(plan) == {"a": ["toolchain", "install", "smoke", "activate"]}
-
-
 def test_on_one_prefix_one_node_builds_and_the_others_test() -> None:
-    plan = spread_over(machine("a"), machine("b"), machine("c"), where={"placement": "shared"})
+    def over(*facts: NodeFacts, **more: Any) -> Plan:
+        return spread_over(*facts, where={"placement": "shared"}, **more)
+
+    plan = over(machine("a"), machine("b"), machine("c"))
     (made,) = plan.builds
     assert (made.builder, made.nodes, made.finished) == ("a", ("b", "c"), False)
-    assert kinds(plan) == {
-        "a": ["toolchain", "install", "smoke", "activate"],
-        "b": ["toolchain", "smoke"],
-        "c": ["toolchain", "smoke"],
-    }
-    assert of(plan, "b").steps[1].why == "the prefix is shared: a builds"
-    over = spread_over(in_use("a"), machine("b"), where={"placement": "shared"})
-    assert kinds(over) == {"a": [], "b": ["toolchain", "smoke"]}
-    assert of(over, "b").steps[1].why == "the prefix is shared: a has built"
-
-
-def test_on_one_prefix_a_link_is_switched_once() -> None:
-    plan = spread_over(in_use("a", current=False), in_use("b", current=False), where={"placement": "shared"})
-    assert kinds(plan) == {"a": ["toolchain", "activate"], "b": []}
+    tests = ["toolchain", "smoke"]
+    assert kinds(plan) == {"a": WHOLE, "b": tests, "c": tests}
+    assert plan.nodes[1].steps[1].why == "the prefix is shared: a builds"
+    plan = over(in_use("a"), machine("b"))
+    assert kinds(plan) == {"a": [], "b": tests}
+    assert plan.nodes[1].steps[1].why == "the prefix is shared: a has built"
+    plan = over(in_use("a", current=False), in_use("b", current=False))
+    assert kinds(plan) == {"a": ["toolchain", "activate"], "b": []}, "a link is switched once"
+    plan = over(machine("a"), machine("b"), machine("c"), tried={"a"})
+    assert classes(plan) == [("b", ("c",))], "who could not build is asked no more"
+    assert "install" in kinds(plan)["a"]
 
 
 def test_nodes_with_a_disk_each_install_each_for_themselves() -> None:
-    plan = spread_over(machine("a"), machine("b"))
-    assert plan.builds == ()
-    whole = ["toolchain", "install", "smoke", "activate"]
-    assert kinds(plan) == {"a": whole, "b": whole}
-
-
-def test_who_could_not_build_is_asked_no_more_and_the_next_one_builds() -> None:
-    plan = spread_over(machine("a"), machine("b"), machine("c"), where={"placement": "shared"}, tried={"a"})
-    assert classes(plan) == [("b", ("c",))]
-    assert "install" in kinds(plan)["a"]
+    for names in ("a", "ab"):
+        plan = spread_over(*map(machine, names))
+        assert (plan.builds, kinds(plan)) == ((), dict.fromkeys(names, WHOLE))
 
 
 def test_d101_all_nodes_that_build_again_do_so_under_one_path_and_new_ones_join_those_in_use() -> None:
@@ -256,4 +221,4 @@ def test_d101_all_nodes_that_build_again_do_so_under_one_path_and_new_ones_join_
     plan = spread_over(in_use("a"), newer, repair={"a", "b"})
     assert {each.environment for each in plan.nodes} == {second.path[:-1] + "3"}
     plan = spread_over(newer, machine("c"))
-    assert of(plan, "c").environment == second.path
+    assert plan.nodes[1].environment == second.path
