@@ -37,46 +37,37 @@ class Runs:
         return log
 
 
-def tried(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, runs: list[tuple[float, str]], budget: float = 1000.0
-) -> tuple[Runs, list[str]]:
-    """What the search did, and its answers."""
-    told = Bench.model_validate({"log": "alpa", "metric": "tflops", "unit": "TFLOP/s per GPU", "warmup": 0})
-    fake = Runs(folder, runs)
+@pytest.mark.parametrize(
+    ("runs", "answers", "deadlines"),
+    [
+        ([(20.0, "CUDA out of memory"), (90.0, SPEED % 250.0)], ["out-of-memory", "measured"], [1000.0, 980.0]),
+        ([(20.0, SPEED % 200.0), (90.0, SPEED % 250.0)], ["measured", "out-of-time"], [1000.0, 60.0]),
+        ([(20.0, SPEED % 1.5e9), (20.0, SPEED % 250.0)], ["failed", "measured"], [1000.0, 980.0]),
+        ([(20.0, SPEED % 200.0), (90.0, "CUDA out of memory")], ["measured", "out-of-memory"], [1000.0, 60.0]),
+    ],
+    ids=[
+        "a short one that failed sets no limit", "three times as long as a measured one", "no GPU has such a figure",
+        "waiting for a rank that is out of memory",
+    ],
+)  # fmt: skip
+def test_a_trial_has_a_name_and_leaves_a_limit_for_the_next(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    runs: list[tuple[float, str]],
+    answers: list[str],
+    deadlines: list[float],
+) -> None:
+    bench = Bench.model_validate({"log": "alpa", "metric": "tflops", "unit": "TFLOP/s per GPU", "warmup": 0})
+    fake = Runs(tmp_path, runs)
     monkeypatch.setattr(strategy, "carry_out", fake.carry_out)
     monkeypatch.setattr(strategy, "time", SimpleNamespace(monotonic=lambda: fake.now))
     four = searched(H200, 4, per_node=4)
     work: Any = SimpleNamespace(
-        run=SimpleNamespace(path=folder, id="now"), journal=SimpleNamespace(stage=lambda _: None),
+        run=SimpleNamespace(path=tmp_path, id="now"), journal=SimpleNamespace(stage=lambda _: None),
         prepared=SimpleNamespace(stack=SimpleNamespace(name="timed")),
     )  # fmt: skip
     gpus = Gpus("NVIDIA H200", 4, H200, four.machine.tflops)
-    asked: Any = SimpleNamespace(make=lambda *_: None, place=place(), activate="", budget=budget)
-    trials = strategy._Trials(work, told, asked, four, gpus, Search(four.machine, four.ranked()[: len(runs)]), [])
+    asked: Any = SimpleNamespace(make=lambda *_: None, place=place(), activate="", budget=1000.0)
+    trials = strategy._Trials(work, bench, asked, four, gpus, Search(four.machine, four.ranked()[: len(runs)]), [])
     trials.run()
-    return fake, [trial.answer for trial in trials.search.trials]
-
-
-def test_a_short_trial_that_failed_sets_no_limit_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [(20.0, "CUDA out of memory"), (90.0, SPEED % 250.0)]
-    fake, answers = tried(monkeypatch, tmp_path, runs)
-    assert (answers, fake.deadlines) == (["out-of-memory", "measured"], [1000.0, 980.0])
-
-
-def test_a_trial_that_takes_three_times_as_long_as_a_measured_one_is_out_of_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake, answers = tried(monkeypatch, tmp_path, [(20.0, SPEED % 200.0), (90.0, SPEED % 250.0)])
-    assert (answers, fake.deadlines) == (["measured", "out-of-time"], [1000.0, 60.0])
-
-
-def test_a_figure_that_no_gpu_can_have_is_never_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, answers = tried(monkeypatch, tmp_path, [(20.0, SPEED % 1.5e9), (20.0, SPEED % 250.0)])
-    assert answers == ["failed", "measured"]
-
-
-def test_a_rank_that_waits_for_one_out_of_memory_is_out_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, answers = tried(monkeypatch, tmp_path, [(20.0, SPEED % 200.0), (90.0, "CUDA out of memory")])
-    assert answers == ["measured", "out-of-memory"]
+    assert ([trial.answer for trial in trials.search.trials], fake.deadlines) == (answers, deadlines)

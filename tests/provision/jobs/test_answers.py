@@ -21,7 +21,6 @@ from envbuild.node.proc import Finished
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.gpu_use import Taken
 from envbuild.provision.jobs import answers, launch
-from envbuild.provision.jobs import answers as job_answers
 from envbuild.provision.jobs.answers import _answers, answer_of, collect, first_death
 from envbuild.provision.jobs.asked import Asked
 from envbuild.provision.jobs.launch import _bounded, _Follow, make_jobs
@@ -31,6 +30,7 @@ from envbuild.schedule.job import Job, JobState, JobStep, Phase, job_error
 from envbuild.schedule.script import log_name
 from tests.launch.support import stack
 from tests.provision.jobs.test_parts import site
+from tests.support.fails import fails
 from tests.support.files import write_file
 
 RUN = Path(__file__).parents[3] / "envbuild" / "provision" / "jobs" / "job_run.sh"
@@ -38,7 +38,7 @@ MEMORY = Path("/sys/fs/cgroup/memory")
 FAILED = job_error("7", JobState(Phase.DONE, exit=137, word="FAILED"))
 
 
-def test_small_files_arrive_for_this_user_alone_and_come_back_by_node(tmp_path: Path) -> None:
+def test_small_files_arrive_for_this_user_alone_and_come_back_by_node_of_the_last_run(tmp_path: Path) -> None:
     folder = tmp_path / "it's a folder"
     place(Here(), str(folder), {"run.sh": b"\x00\xff", "answers-0/n 1/probe.json": b"\x00answer\n"})
     assert (folder / "run.sh").read_bytes() == b"\x00\xff"
@@ -48,16 +48,12 @@ def test_small_files_arrive_for_this_user_alone_and_come_back_by_node(tmp_path: 
         write_file(folder / strange, "not of a job")
     assert collect(Here(), str(folder)) == {"n 1": {"probe.json": b"\x00answer\n"}, "n2": {"smoke.new": b""}}
     assert collect(Here(), str(tmp_path / "nowhere")) == {}
-
-
-@pytest.mark.parametrize(("told", "last"), [(0, "answers-10"), (11, None)])
-def test_a_requeued_job_that_slurm_has_forgotten_is_read_from_its_last_run(
-    tmp_path: Path, told: int, last: str | None
-) -> None:
+    with fails("not-writable"):
+        place(Here(), str(folder / "run.sh" / "folder"), {"a": b""})
     for name in ("answers-2", "answers-10"):
-        write_file(tmp_path / name / "n1" / "probe.json", name)
-    found = collect(Here(), str(tmp_path), told)
-    assert found == ({"n1": {"probe.json": last.encode()}} if last else {})
+        write_file(folder / name / "n1" / "probe.json", name)
+    assert collect(Here(), str(folder)) == {"n1": {"probe.json": b"answers-10"}}, "Slurm has forgotten the job"
+    assert collect(Here(), str(folder), 11) == {}
 
 
 def test_only_an_answer_of_the_node_program_is_one() -> None:
@@ -89,26 +85,27 @@ def run_script(folder: Path, *words: str, node: str = "n1", code: str = REPEATS,
 
 def test_each_request_leaves_a_whole_answer_and_the_first_that_fails_is_the_last(tmp_path: Path) -> None:
     assert run_script(tmp_path, "good", "bad", "never") == 4
-    answers = tmp_path / "answers-0" / "n1"
-    assert sorted(path.name for path in answers.iterdir()) == ["bad.json", "findings", "good.json", "stderr.log"]
-    first = (answers / "good.json").read_bytes()
+    answers = tmp_path / "answers-0"
+    assert sorted(path.name for path in (answers / "n1").iterdir()) == [
+        "bad.json",
+        "findings",
+        "good.json",
+        "stderr.log",
+    ]
+    first = (answers / "n1/good.json").read_bytes()
     assert json.loads(first)["verb"] == "good" and first.endswith(b"\n")
     # What this node has done in this attempt is not done twice.
     assert run_script(tmp_path, "good", code="print('changed')") == 0
-    assert (answers / "good.json").read_bytes() == first
+    assert (answers / "n1/good.json").read_bytes() == first
     assert run_script(tmp_path, "never", node="n2") == 0
-    assert (tmp_path / "answers-0" / "n2" / "never.json").exists()
-    assert run_script(tmp_path, "-k", "bad", "look:container", node="n3") == 0
-    assert json.loads((tmp_path / "answers-0" / "n3" / "look.json").read_bytes())["verb"] == "container", (
-        "all are asked"
-    )
-
-
-@pytest.mark.parametrize(("words", "rc"), [(("probe",), 1), (("-k", "probe"), 0)])
-def test_a_node_without_python_has_findings_alone(tmp_path: Path, words: tuple[str, ...], rc: int) -> None:
-    assert run_script(tmp_path, *words, python="") == rc
-    answer = _answers("n1", ["probe"], collect(Here(), str(tmp_path))["n1"], FAILED if rc else None)["probe"]
-    assert answer.bare and answer.findings == {"python": ""}
+    assert (answers / "n2/never.json").exists()
+    assert run_script(tmp_path, "-k", "bad", "look:container", node="n3") == 0, "all are asked"
+    assert json.loads((answers / "n3/look.json").read_bytes())["verb"] == "container"
+    for words, rc in ((("probe",), 1), (("-k", "probe"), 0)):
+        assert run_script(tmp_path, *words, node="bare", python="") == rc
+        files = collect(Here(), str(tmp_path))["bare"]
+        answer = _answers("bare", ["probe"], files, FAILED if rc else None)["probe"]
+        assert answer.bare and answer.findings == {"python": ""}
 
 
 @pytest.mark.parametrize(
@@ -133,15 +130,6 @@ def test_d40_an_answer_that_is_cut_off_is_none_and_the_step_is_told_with_how_it_
     assert answers["probe"].error is None and error is not None and f"n1 was in `smoke`, {told}" in error.what
     wanted = ("job-failed", 9) if failed else ("node-program-died", 3)
     assert (error.code, error.exit_code, error.details["verb"]) == (*wanted, "smoke")
-
-
-def test_a_step_whose_request_is_not_there_is_told_as_such(tmp_path: Path) -> None:
-    assert run_script(tmp_path, "probe") == 0
-    argv = ["/bin/sh", str(tmp_path / "run.sh"), str(tmp_path), "ensure"]
-    env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": "n1"}
-    assert subprocess.run(argv, env=env, capture_output=True, check=False).returncode != 0
-    error = _answers("n1", ["ensure"], collect(Here(), str(tmp_path))["n1"], FAILED)["ensure"].error
-    assert error is not None and "n1 was in `ensure`" in error.what
 
 
 @pytest.fixture
@@ -172,47 +160,30 @@ def test_d40_a_step_that_the_kernel_kills_for_memory_is_told_as_such(tmp_path: P
     assert "--compile-jobs" in error.hint
 
 
-class _Counted(Here):
-    """The same, and how much each exchange brought."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def run(self, argv: Any, **more: Any) -> Finished:
-        done = super().run(argv, **more)
-        self.sizes.append(len(done.out))
-        return done
-
-
-def test_d46_answers_of_a_large_fleet_come_whole_in_several_exchanges(tmp_path: Path) -> None:
-    answer = json.dumps({"ok": True, "result": {"text": "x" * 800_000}}).encode() + b"\n"
-    for number in range(30):  # 24 MB in all
-        write_file(tmp_path / "answers-0" / f"n{number}" / "probe.json", answer)
-    runner = _Counted()
-    assert collect(runner, str(tmp_path)) == {f"n{number}": {"probe.json": answer} for number in range(30)}
-    assert len(runner.sizes) == 3
-    assert max(runner.sizes) < 12 << 20
-
-
-def test_a_strange_name_among_answers_costs_no_other_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_answers, "EXCHANGE_LIMIT", 10)
-    for name in ("a\x0cb", "c.json", "d.json"):
-        write_file(tmp_path / "answers-0" / "n1" / name, "12345678")
-    assert set(collect(Here(), str(tmp_path))["n1"]) == {"a\x0cb", "c.json", "d.json"}
-
-
-def test_d46_one_answer_that_is_too_large_is_the_error_of_its_node_alone(
+def test_d46_answers_come_whole_in_several_exchanges_and_one_that_is_too_large_is_the_error_of_its_node_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_answers, "FILE_LIMIT", 100_000)
-    for node, size in (("n1", 10), ("n2", 100_001), ("n3", 10)):
+    monkeypatch.setattr(answers, "EXCHANGE_LIMIT", 200_000)
+    monkeypatch.setattr(answers, "FILE_LIMIT", 100_000)
+    sizes: list[int] = []
+
+    class Counted(Here):
+        def run(self, argv: Any, **more: Any) -> Finished:
+            done = super().run(argv, **more)
+            sizes.append(len(done.out))
+            return done
+
+    for node, size in {"large": 100_001, **{f"n{number}": 70_000 for number in range(5)}}.items():
         answer = json.dumps({"ok": True, "result": {"text": "x" * size}})
         write_file(tmp_path / "answers-0" / node / "smoke.json", answer)
-    found = {node: answer_of(node, files["smoke.json"], {}) for node, files in collect(Here(), str(tmp_path)).items()}
-    assert [found[node].exit for node in ("n1", "n2", "n3")] == [0, 1, 0]
-    error = found["n2"].failure
+    write_file(tmp_path / "answers-0" / "n0" / "a\x0cb", "a strange name")
+    files = collect(Counted(), str(tmp_path))
+    assert (len(sizes), max(sizes) < 300_000, set(files["n0"])) == (3, True, {"a\x0cb", "smoke.json"})
+    found = {node: answer_of(node, each["smoke.json"], {}) for node, each in files.items()}
+    assert {node for node, each in found.items() if each.exit} == {"large"}
+    error = found["large"].failure
     assert error is not None and (error.code, error.exit_code) == ("answer-unreadable", ExitCode.UNREACHABLE)
-    assert "n2" in error.what and "MiB" in error.why
+    assert "large" in error.what and "MiB" in error.why
 
 
 @pytest.mark.parametrize("gpus", [{}, {("gpu", None): 8}])
