@@ -154,6 +154,9 @@ def test_a_run_that_its_deadline_ended_says_what_was_measured_until_then_and_tha
     assert (check.status, check.says) == ("failed", f"run 1: timed out after 30 s; until then {told}")
     assert check.details["failures"] == [check.says] and not check.metrics and check.comparison is None
     assert check.details["output"].endswith("rank 3 waits")
+    (tmp_path / "long").write_text("".join(f"12:00:{second:02} at work\n" for second in range(30)) + "\n")
+    check = checked(Log(tmp_path / "long", failure="timed out after 30 s", late=True))
+    assert check.details["output"].splitlines() == [f"12:00:{second:02} at work" for second in range(18, 30)]
 
 
 TORCHRUN = """[rank1]: RuntimeError: CUDA error: an illegal memory access was encountered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -63,40 +64,35 @@ def ended(folder: Path, code: str, *more: Path) -> None:
     subprocess.run([sys.executable, "-c", code], env=made.commands[0].environment, check=True)
 
 
-@pytest.mark.parametrize(("initialized", "told"), [(True, Taken(3.0, 4.0)), (False, Taken())])
-def test_a_process_that_used_a_gpu_tells_the_fullest_one(tmp_path: Path, initialized: bool, told: Taken) -> None:
+KILLED = "import json, os, signal, torch; json.dump = lambda peaks, file: os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("code", "initialized", "told"),
+    [
+        ("import torch", True, Taken(3.0, 4.0)),
+        ("import torch", False, Taken()),
+        ("print(1)", True, Taken()),
+        (KILLED, True, Taken()),
+    ],
+    ids=["used a GPU", "used none", "without torch", "killed while it writes"],
+)
+def test_a_process_that_used_a_gpu_tells_the_fullest_one(
+    tmp_path: Path, code: str, initialized: bool, told: Taken
+) -> None:
     (tmp_path / "path").mkdir()
     (tmp_path / "path/torch.py").write_text(FAKE.format(used=initialized))
-    ended(tmp_path / "peaks", "import torch", tmp_path / "path")
+    killed = pytest.raises(subprocess.CalledProcessError, match="SIGKILL") if code == KILLED else nullcontext()
+    with killed:
+        ended(tmp_path / "peaks", code, tmp_path / "path")
+    assert bool(list((tmp_path / "peaks").glob("*.json"))) == bool(told.tensors)
     assert taken(tmp_path / "peaks") == told
-
-
-def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_read(tmp_path: Path) -> None:
-    (tmp_path / "path").mkdir()
-    (tmp_path / "path/torch.py").write_text(FAKE.format(used=True))
-    killed = "import json, os, signal, torch; json.dump = lambda peaks, file: os.kill(os.getpid(), signal.SIGKILL)"
-    with pytest.raises(subprocess.CalledProcessError, match="SIGKILL"):
-        ended(tmp_path / "peaks", killed, tmp_path / "path")
-    assert taken(tmp_path / "peaks") == Taken()
-
-
-def test_a_process_without_torch_tells_nothing(tmp_path: Path) -> None:
-    ended(tmp_path / "peaks", "print(1)")
-    assert not list((tmp_path / "peaks").glob("*.json"))
-    assert taken(tmp_path / "peaks") == Taken()
 
 
 def test_the_sitecustomize_that_is_hidden_runs_as_well(tmp_path: Path) -> None:
     (tmp_path / "path").mkdir()
     (tmp_path / "path/sitecustomize.py").write_text("import builtins\nbuiltins.seen = __name__\n")
     ended(tmp_path / "peaks", "import builtins; assert builtins.seen == 'sitecustomize'", tmp_path / "path")
-
-
-def test_the_fullest_rank_counts(tmp_path: Path) -> None:
-    (tmp_path / "seen").mkdir()
-    for number, size in enumerate([1 << 30, 5 << 29]):
-        (tmp_path / f"seen/{number}.json").write_text(json.dumps({"allocated": size, "reserved": 2 * size}))
-    assert taken(tmp_path / "seen") == Taken(2.5, 5.0)
 
 
 ROWS = [
@@ -124,8 +120,9 @@ def test_what_nvidia_smi_saw_is_of_whole_gpus_at_work_and_of_none_that_has_less_
 ) -> None:
     (tmp_path / "seen").mkdir()
     (tmp_path / "seen/nvidia-smi.0").write_text("\n".join(rows) + "\n" * (not rows[-1].endswith("Ena")))
-    (tmp_path / "seen/0.json").write_text(json.dumps({"allocated": 1 << 30, "reserved": 26 << 30}))
-    assert taken(tmp_path / "seen") == Taken(1.0, 26.0, *seen)
+    for number, size in enumerate((1 << 30, 5 << 29)):  # the fullest rank counts
+        (tmp_path / f"seen/{number}.json").write_text(json.dumps({"allocated": size, "reserved": (25 + number) << 30}))
+    assert taken(tmp_path / "seen") == Taken(2.5, 26.0, *seen)
 
 
 def test_a_host_tells_the_last_of_the_samples_with_most_memory_in_use(
@@ -170,6 +167,10 @@ def test_in_a_job_it_looks_at_the_gpus_that_the_job_has(tmp_path: Path, devices:
         asked = [line for line in seen.with_name("others.3").read_text().splitlines() if "--query" in line]
         assert len(asked) == 2 and all(line.endswith(words.removeprefix("500")) for line in asked)
         until(lambda: not alive(int(done.stdout)))
+    # Without the program the exit code of the job is that of its command.
+    text = f"set -e\n{watched_in_job(str(tmp_path / 'none'))}sleep 0.1; (exit 7)"
+    done = subprocess.run(["bash", "-c", text], env={"PATH": "/usr/bin:/bin"}, stderr=-1, check=False)
+    assert (done.returncode, done.stderr) == (7, b"")
 
 
 def test_a_job_tells_which_gpus_it_had_and_who_else_used_them_by_node(tmp_path: Path) -> None:
@@ -185,39 +186,31 @@ def test_a_job_tells_which_gpus_it_had_and_who_else_used_them_by_node(tmp_path: 
     assert of_job(done.stdout) == (Taken(used=30.0, busy=96, mhz=1980, watts=650), [f"node1: {said}"], names)
 
 
-@pytest.mark.parametrize("code", [0, 7])
-def test_a_node_without_the_tool_changes_no_exit_code_of_a_job(tmp_path: Path, code: int) -> None:
-    text = f"set -e\n{watched_in_job(str(tmp_path / 'seen'))}sleep 0.1; (exit {code})"
-    done = subprocess.run(["bash", "-c", text], env={"PATH": "/usr/bin:/bin"}, stderr=-1, check=False)
-    assert (done.returncode, done.stderr) == (code, b"")
-
-
 def test_of_several_runs_the_greatest_memory_is_told_and_the_median_of_all_else() -> None:
     runs = [Taken(1.0, None, 4.0, 40, 1980), Taken(2.0, None, 3.0, 50, 1755), Taken()]
     assert together(runs) == Taken(2.0, None, 4.0, 45, 1867.5)
     assert together([]) == together([Taken()]) == Taken()
 
 
-def test_what_was_not_measured_or_estimated_is_not_told() -> None:
-    assert (compared(Taken(), 1.0, 1.0), in_words({})) == ({}, "")
-    alone = compared(Taken(used=9.0))
-    assert (alone, in_words(alone)) == ({"used_gib": 9.0}, "measured 9.0 GiB used")
-    figures = compared(Taken(4.0, 5.0), 3 * 2.0**30, 6 * 2.0**30)
-    assert figures == {"tensors_gib": 4.0, "tensors_percent": 75, "reserved_gib": 5.0, "reserved_percent": 120}
-    assert in_words(figures) == "measured 4.0 GiB in tensors (estimate 75 %), 5.0 GiB reserved (estimate 120 %)"
-
-
 @pytest.mark.parametrize(
-    ("taken", "words"),
+    ("taken", "estimates", "words"),
     [
+        (Taken(), (1.0, 1.0), ""),
+        (Taken(used=9.0), (), "measured 9.0 GiB used"),
         (
-            Taken(used=9.0, busy=47, mhz=1867.5, watts=310),
+            Taken(4.0, 5.0), (3 * 2.0**30, 6 * 2.0**30),
+            "measured 4.0 GiB in tensors (estimate 75 %), 5.0 GiB reserved (estimate 120 %)",
+        ),
+        (
+            Taken(used=9.0, busy=47, mhz=1867.5, watts=310), (),
             "measured 9.0 GiB used; GPUs 47 % busy at 1,868 MHz and 310 W",
         ),
-        (Taken(busy=0, watts=310.4), "GPUs 0 % busy at 310 W"),
-        (Taken(busy=99), "GPUs 99 % busy"),
-        (Taken(mhz=1980), ""),
+        (Taken(busy=0, watts=310.4), (), "GPUs 0 % busy at 310 W"),
+        (Taken(busy=99), (), "GPUs 99 % busy"),
+        (Taken(mhz=1980), (), ""),
     ],
-)
-def test_how_busy_gpus_were_is_told_with_their_clock_and_power(taken: Taken, words: str) -> None:
-    assert in_words(compared(taken)) == words
+)  # fmt: skip
+def test_what_was_measured_and_estimated_is_told_and_nothing_else(
+    taken: Taken, estimates: tuple[float, ...], words: str
+) -> None:
+    assert in_words(compared(taken, *estimates)) == words

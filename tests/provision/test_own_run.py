@@ -21,8 +21,8 @@ from envbuild.model.target import Connection
 from envbuild.node import paths
 from envbuild.node.env import activation_files
 from envbuild.node.proc import Finished
+from envbuild.node.variables import VISIBLE
 from envbuild.provision import own_run
-from envbuild.provision.bench import _last_lines
 from envbuild.provision.gpu_use import Taken
 from envbuild.provision.own_run import Log, OwnRun
 from envbuild.provision.survey.ask import rules
@@ -33,8 +33,6 @@ from tests.support.fails import fails
 from tests.support.need import need
 from tests.support.patience import PATIENCE
 from tests.support.programs import executable
-
-LONG = "import sys; [print('x' * 999) for _ in range(1000)]; sys.stderr.write('done')"
 
 ONE = Launch.model_construct(commands=(Command(argv=("true",), directory="/"),), gpus_per_node=2)
 
@@ -61,25 +59,10 @@ def begin(work: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Log]:
     return run
 
 
-def printed(program: str, path: Path) -> tuple[Log, int]:
-    """The log of a program, and its exit code."""
-    log = Log(path)
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
-        own_run._copy(process, log, lambda _: None)
-        return log, process.wait(PATIENCE)
-
-
-@pytest.mark.parametrize("path", ["/dev/full", "/dev/null/run.log"])
-def test_a_log_that_cannot_be_written_is_said_and_the_output_is_still_read(path: str) -> None:
-    log, code = printed(LONG, Path(path))
-    assert code == 0, "its output is read to the end"
-    assert log.failure.startswith("its log cannot be written: ")
-
-
-def test_a_line_without_an_end_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_an_end_is_written_in_pieces(begin: Callable[..., Log], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_run, "_LINE", 1000)
-    log, _ = printed("print('x' * 5000, end='', flush=True)", tmp_path / "run.log")
-    assert (log.failure, log.path.read_text()) == ("", "x" * 5000)
+    log = begin("printf %05000d 0")
+    assert (log.failure, log.path.read_text()) == ("", "0" * 5000)
 
 
 def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(tmp_path: Path, begin: Callable[..., Log]) -> None:
@@ -336,11 +319,6 @@ def test_a_hosts_shell_ends_what_starts_itself_again_and_again(tmp_path: Path) -
             assert started.wait(PATIENCE) in (-signal.SIGTERM, -signal.SIGKILL)
 
 
-def test_of_a_log_without_ranks_the_last_lines_are_told() -> None:
-    text = "\n".join(f"12:00:{second:02} at work" for second in range(30))
-    assert _last_lines(text + "\n\n").splitlines() == text.splitlines()[-12:]
-
-
 @pytest.mark.parametrize(
     ("names", "told"),
     [
@@ -364,8 +342,8 @@ def test_a_peak_refuses_a_figure_where_it_was_verified_and_all_gpus_have_it(name
     [
         (None, {}, {}, ["0", "1"]),
         ("2,3,5", {}, {}, ["2", "3"]),
-        ("2,3,5", {"CUDA_VISIBLE_DEVICES": "6,GPU-1f"}, {}, ["6", "GPU-1f"]),
-        ("2,3,5", {"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "7,-1,4"}, ["7"]),
+        ("2,3,5", {VISIBLE: "6,GPU-1f"}, {}, ["6", "GPU-1f"]),
+        ("2,3,5", {VISIBLE: "6"}, {VISIBLE: "7,-1,4"}, ["7"]),
         ("", {}, {}, []),
     ],
 )
@@ -377,38 +355,26 @@ def test_the_gpus_of_a_run_are_the_first_that_its_ranks_see(
     own: dict[str, str],
     devices: list[str],
 ) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if here is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", here)
+    monkeypatch.setenv(VISIBLE, here) if here is not None else monkeypatch.delenv(VISIBLE, raising=False)
     activation_files.write(str(tmp_path), "stack", written)
     (command,) = ONE.commands
     launch = ONE.model_copy(update={"commands": (command.model_copy(update={"environment": own}),)})
     assert own_run._devices(OwnRun(launch, paths.meta(str(tmp_path), "activate.sh"), "/out", 60.0)) == devices
 
 
-def asked(**environment: str) -> list[str]:
-    done = subprocess.run(["/bin/sh", "-s"], input=own_run.LOCKS, env=environment, stdout=-1, check=True, text=True)
-    return own_run.locks_in_words(done.stdout)
+def test_a_lock_is_found_wherever_torch_compiles(tmp_path: Path) -> None:
+    def asked(**environment: str) -> list[str]:
+        done = subprocess.run(["/bin/sh", "-s"], input=own_run.LOCKS, env=environment, stdout=-1, check=True, text=True)
+        return own_run.locks_in_words(done.stdout)
 
-
-@pytest.mark.parametrize(
-    ("variable", "top"),
-    [
-        ("HOME", ".cache/torch_extensions/py312_cu130"),
-        ("XDG_CACHE_HOME", "torch_extensions"),
-        ("TORCH_EXTENSIONS_DIR", ""),
-    ],
-)
-def test_a_lock_is_found_wherever_torch_compiles(tmp_path: Path, variable: str, top: str) -> None:
-    folder = tmp_path / "a b" / top / "cpu_adam"
-    folder.mkdir(parents=True)
-    environment = {"HOME": str(tmp_path), variable: str(tmp_path / "a b")}
-    (folder / "build.ninja").touch()
-    assert asked(**environment) == []
-    (folder / "lock").touch()
-    (said,) = asked(**environment)
-    assert said.startswith(f"1 lock of what torch compiles when it is first used: {folder}/lock; where nothing")
-
-
-def test_where_nothing_was_compiled_nothing_is_said(tmp_path: Path) -> None:
     assert asked(HOME=str(tmp_path)) == asked() == own_run.locks_in_words("a line of a start-up file\n") == []
+    tops = {"HOME": ".cache/torch_extensions/py312_cu130", "XDG_CACHE_HOME": "torch_extensions"}
+    for variable, top in {**tops, "TORCH_EXTENSIONS_DIR": ""}.items():
+        folder = tmp_path / variable / "a b" / top / "cpu_adam"
+        folder.mkdir(parents=True)
+        environment = {"HOME": str(tmp_path), variable: str(tmp_path / variable / "a b")}
+        (folder / "build.ninja").touch()
+        assert asked(**environment) == []
+        (folder / "lock").touch()
+        (says,) = asked(**environment)
+        assert says.startswith(f"1 lock of what torch compiles when it is first used: {folder}/lock; where nothing")

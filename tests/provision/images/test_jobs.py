@@ -26,20 +26,17 @@ RECORD = {"id": "a" * 64, "nodes": ["gpu1"], "file": {"path": "/shared/images/x.
         ("gpu1", {"record": RECORD, "present": False, "launcher": True}, (RECORD, False, True)),
         ("gpu2", {"record": RECORD, "present": True, "launcher": True}, (None, False, False)),
         ("gpu1", {"record": None, "present": False, "launcher": False}, (None, False, False)),
+        # What podman has on a node is known from its last job.
+        ("gpu1", {"record": {**RECORD, "file": None}, "present": False, "launcher": True},
+         ({**RECORD, "file": None}, True, True)),
     ],
-)
+)  # fmt: skip
 def test_a_record_counts_for_the_nodes_that_have_tested_its_image(
     node: str, login: dict[str, Any], wanted: tuple[Any, ...]
 ) -> None:
     found = jobs.shared_record(node, {"runtimes": {"apptainer": {}}, "record": {"id": "own"}}, login)
     assert (found["record"], found["present"], found["launcher"]) == wanted
     assert found["runtimes"] == {"apptainer": {}}
-
-
-def test_what_podman_has_on_a_node_is_known_from_its_last_job() -> None:
-    record = {**RECORD, "file": None}
-    login = {"record": record, "present": False, "launcher": True}
-    assert jobs.shared_record("gpu1", {}, login)["present"]
 
 
 @pytest.mark.parametrize("containers", [{"runtimes": {"podman": {}}}, {"runtimes": []}, [], None])
@@ -63,16 +60,23 @@ def test_a_node_that_would_run_the_image_otherwise_is_refused() -> None:
     assert (nodes, sorted(errors)) == ({}, ["gpu1", "gpu2", "gpu3"])
 
 
-@pytest.mark.parametrize("runtime", ["apptainer", "enroot", "pyxis"])
-@pytest.mark.parametrize(("scheduler", "hosts"), [("slurm", {"slurm": "gpu"}), ("pbs", {"pbs": "nodefile"})])
-def test_pyxis_is_refused_by_name_without_jobs_of_slurm(runtime: str, scheduler: str, hosts: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("scheduler", "more", "missing"),
+    [
+        ("slurm", {"container": {"runtime": "pyxis"}}, ""),
+        ("pbs", {"container": {"runtime": "enroot"}}, ""),
+        ("pbs", {"container": {"runtime": "pyxis"}}, "pyxis"),
+        ("slurm", {"base": "image"}, "connection: job with base: image"),
+    ],
+)
+def test_what_jobs_cannot_do_with_images_is_refused_by_name(scheduler: str, more: dict[str, Any], missing: str) -> None:
+    hosts = {"slurm": "gpu"} if scheduler == "slurm" else {"pbs": "nodefile"}
+    of_images = {"engine": "container", "placement": "image"} if "container" in more else {"placement": "shared"}
     target = Target.from_plain(
         {
             "name": "mine", "hosts": hosts, "connection": {"kind": "job"}, "scheduler": {"kind": scheduler},
-            "prefix": "/shared/envbuild", "engine": "container", "placement": "image",
-            "container": {"runtime": runtime},
+            "prefix": "/shared/envbuild", **of_images, **more,
         }
     )  # fmt: skip
-    missing = unsupported(target)
-    assert bool(missing) is (runtime == "pyxis" and scheduler == "pbs")
-    assert all("pyxis" in each for each in missing)
+    found = unsupported(target)
+    assert len(found) == bool(missing) and all(missing in each for each in found), found

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.container.builders import Buildah, Builder, Docker
+from envbuild.container.builders import Builder
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Resolution
 from envbuild.model.target import ContainerSettings
@@ -51,35 +51,24 @@ def _node(prepared: Prepared, image: Wanted, *, repair: bool = False, gpus: int 
     return node_image("gpu1", prepared, image, _told(**told), there, repair=repair)
 
 
-def test_nothing_is_needed_where_all_is_as_recorded(prepared: Prepared, image: Wanted) -> None:
+def test_a_node_needs_an_image_where_it_is_not_as_recorded_and_why_is_said(prepared: Prepared, image: Wanted) -> None:
     node = _node(prepared, image)
     assert (node.needs, " ".join(node.command), node.cuda) == ("", COMMAND, False)
-    made = plan.make_plan(prepared, image, {"gpu1": node}, {}, {"gpu1": _resolution("gpu1")}, delivery="take in")
+    resolution = Resolution(node="gpu1", stack="torch-smoke", profile="exact", decisions=(), candidates=())
+    made = plan.make_plan(prepared, image, {"gpu1": node}, {}, {"gpu1": resolution}, delivery="take in")
     assert made.nothing_to_do
-
-
-def _resolution(node: str) -> Resolution:
-    return Resolution(node=node, stack="torch-smoke", profile="exact", decisions=(), candidates=())
-
-
-@pytest.mark.parametrize(
-    ("told", "why"),
-    [
+    record = _told()["record"]
+    for told, why in (
         ({"record": None}, "no image of this stack is in use there"),
         ({"present": False}, f"image {ONE[:12]} is no longer present in podman"),
         ({"launcher": False}, "the launcher is not there or was changed"),
-        ({"record": {**_told()["record"], "key": "old"}}, "the image in use was made from something else"),
-        ({"record": {**_told()["record"], "planned": ["podman"]}}, "it would be run with other options now"),
-    ],
-)
-def test_why_a_node_needs_something_is_said(prepared: Prepared, image: Wanted, told: Any, why: str) -> None:
-    node = _node(prepared, image, **told)
-    assert node.needs == why
-    assert plan.todo({"gpu1": node}, ONE) == {"gpu1": why}
-
-
-def test_repair_brings_it_anew(prepared: Prepared, image: Wanted) -> None:
-    assert _node(prepared, image, repair=True).needs == "--repair was given"
+        ({"record": {**record, "key": "old"}}, "the image in use was made from something else"),
+        ({"record": {**record, "planned": ["podman"]}}, "it would be run with other options now"),
+        ({"repair": True}, "--repair was given"),
+    ):
+        node = _node(prepared, image, **told)
+        assert node.needs == why
+        assert plan.todo({"gpu1": node}, ONE) == {"gpu1": why}
 
 
 def test_a_node_with_another_id_than_the_others_gets_theirs(prepared: Prepared, image: Wanted) -> None:
@@ -135,19 +124,6 @@ def test_gpus_are_used_inside_only_where_the_container_has_them(prepared: Prepar
     none = prepared.target.model_copy(update={"container": ContainerSettings(gpus="none")})
     without = prepared._replace(target=none)
     assert not node_image("gpu1", without, with_gpu, _told(), NodeFacts.from_plain(facts("gpu1", 2)), repair=False).cuda
-
-
-def test_how_each_builder_writes_a_file() -> None:
-    path = Path("/runs/image.tar")
-    assert Buildah("buildah", "buildah").save_command("x:1", path) == [
-        "buildah", "push", "--quiet", "x:1", "docker-archive:/runs/image.tar:x:1",
-    ]  # fmt: skip
-    assert Builder("podman", "podman").save_command("x:1", path) == [
-        "podman", "save", "--format", "docker-archive", "--output", "/runs/image.tar", "x:1",
-    ]  # fmt: skip
-    assert Docker("docker", "docker").save_command("x:1", path) == [
-        "docker", "save", "--output", "/runs/image.tar", "x:1",
-    ]  # fmt: skip
 
 
 CONFIG = b'{"config": {}}'

@@ -19,8 +19,6 @@ from envbuild.provision.run.journal import Event
 from envbuild.provision.run.progress import followed, tail_of
 from tests.support.patience import until
 
-NOW = 1000.0
-
 
 def shown(*events: Event) -> live.View:
     view = live.View()
@@ -51,16 +49,17 @@ def compiled(at: float, done: int, what: str = "apex: adam.cu") -> Event:
     return now(at, phase="compiling apex", what=what, done=done, total=60, unit="files")
 
 
-def test_a_compile_is_told_with_its_count_and_its_file() -> None:
+def test_what_a_step_does_is_told_with_its_count_and_its_file_until_it_ends() -> None:
     view = shown(planned(), step(900.0), compiled(900.0, 0), compiled(950.0, 10))
     work = "compiling apex 10 of 60 files: apex: adam.cu"
     assert live.rows(view, 960.0) == [f"gpu1: building the environment – {work} (1 min 00 s)"]
-
-
-def test_bytes_are_told_with_all_there_are() -> None:
     fetch = {"phase": "fetching 61 packages", "unit": "bytes", "total": 4_400_000_000}
     view = shown(step(900.0), now(900.0, done=0, **fetch), now(910.0, done=850_000_000, **fetch))
     assert live.doing(view.rows["gpu1"]) == "fetching 61 packages 850 MB of about 4.4 GB"
+    assert shown(step(0.0), step(4.0, "changed"), compiled(5.0, 3)).rows["gpu1"].now == {}
+    assert [live.duration(value) for value in (-1, 45.4, 60, 3599, 3900)] == [
+        "0 s", "45 s", "1 min 00 s", "59 min 59 s", "1 h 05 min",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -89,11 +88,6 @@ def test_only_another_step_phase_or_unit_is_a_change() -> None:
     ]
     assert [live.fold(view, event) for event in events] == [True, True, False, True, True]
     assert live.rows(view, 5.0) == ["gpu1: building the environment failed (4 s): no"]
-
-
-def test_what_a_node_tells_of_a_step_that_has_ended_is_left_out() -> None:
-    view = shown(step(0.0), step(4.0, "changed"), compiled(5.0, 3))
-    assert view.rows["gpu1"].now == {}
 
 
 def test_d102_the_age_of_the_last_word_is_told_until_there_is_another() -> None:
@@ -130,7 +124,9 @@ def test_d102_a_node_that_does_not_answer_is_told_of_and_one_that_does_nothing_n
 
 def test_a_fleet_folds_into_classes_with_the_slowest_of_each() -> None:
     events = [step(900.0, node=f"gpu{number:02d}") for number in range(30)]
-    events += [step(930.0, "changed", node=f"gpu{number:02d}") for number in range(20)]
+    changed = [step(930.0, "changed", node=f"gpu{number:02d}") for number in range(20)]
+    assert live.rows(shown(*events, changed[0]), 930.0)[1] == "1 node: building the environment changed"
+    events += changed
     events += [now(900.0, node=f"gpu{number}", phase="compiling", done=0, total=9, unit="files") for number in (20, 21)]
     events += [now(960.0, node="gpu20", phase="compiling", done=6, total=9, unit="files")]
     events += [now(960.0, node="gpu21", phase="compiling", done=3, total=9, unit="files")]
@@ -141,34 +137,15 @@ def test_a_fleet_folds_into_classes_with_the_slowest_of_each() -> None:
     ]
 
 
-def test_a_class_of_one_is_one_node() -> None:
-    events = [step(900.0, node=f"gpu{number:02d}") for number in range(22)] + [step(930.0, "changed", node="gpu07")]
-    assert live.rows(shown(*events), 930.0)[1] == "1 node: building the environment changed"
-
-
-def test_a_screen_has_the_step_and_below_what_it_does_and_the_run_at_the_end() -> None:
+def test_a_screen_has_the_step_below_it_what_it_does_and_no_more_lines_than_the_terminal() -> None:
     view = shown(planned(install=400.0), step(900.0), compiled(900.0, 0), compiled(950.0, 10))
     first, *rest = live.screen(view, 950.0, 24)
     assert first[2:] == "gpu1  building the environment, 50 s, about 5 min 50 s left"
-    assert rest == [
-        "    compiling apex 10 of 60 files: apex: adam.cu",
-        "  15 min 50 s in all",
-    ]
-
-
-def test_a_screen_is_never_higher_than_the_terminal() -> None:
+    assert rest == ["    compiling apex 10 of 60 files: apex: adam.cu", "  15 min 50 s in all"]
     view = shown(*(step(900.0, node=f"gpu{number:02d}") for number in range(15)))
-    assert len(live.screen(view, 901.0, 40)) == 16
-    assert len(live.screen(view, 901.0, 24)) == 2
-    assert live.screen(shown(event(5.0, "stage", text="asking 3 nodes")), 7.0, 24)[0].endswith(
-        "asking 3 nodes (2 s in all)"
-    )
-
-
-def test_durations_are_written_as_people_say_them() -> None:
-    assert [live.duration(value) for value in (-1, 45.4, 60, 3599, 3900)] == [
-        "0 s", "45 s", "1 min 00 s", "59 min 59 s", "1 h 05 min",
-    ]  # fmt: skip
+    assert [len(live.screen(view, 901.0, height)) for height in (40, 24)] == [16, 2]
+    (line,) = live.screen(shown(event(5.0, "stage", text="asking 3 nodes")), 7.0, 24)
+    assert line.endswith("asking 3 nodes (2 s in all)")
 
 
 def test_nodes_are_asked_until_the_end_and_what_is_not_new_is_not_told() -> None:
@@ -264,39 +241,28 @@ def finished(step: str, seconds: float | None, status: str = "changed", **parts:
     return Event(1, "2026-01-31T12:00:00Z", "step-finished", "gpu1", data)
 
 
-def test_what_ended_well_is_learnt_less_what_was_compiled(tmp_path: Path) -> None:
+def test_what_ended_well_is_learnt_less_what_was_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = [finished("install", 130.0, wheels=120.0, packages=5.0), finished("smoke", 4.0, "failed")]
     progress.learn(tmp_path, plan_of(100.0), FACTS, events)
     assert progress.read(tmp_path) == [row(10.0)]
     progress.learn(tmp_path, plan_of(10.0), FACTS, [finished("install", 11.0), finished("deliver", None)])
     assert progress.read(tmp_path) == [row(11.0)]
+    for wheels in (5.0, 10**400):  # more compiling than the step took is no time at all; a strange number ends nothing
+        progress.learn(tmp_path, plan_of(1.0), FACTS, [finished("install", 3.0, wheels=wheels)])
+        assert progress.read(tmp_path) == [row(0.0)]
+    monkeypatch.setattr(progress, "MOST", 3)
+    for number in range(5):
+        progress.learn(tmp_path, plan_of(1.0, f"{number}" * 64), FACTS, [finished("install", 1.0)])
+    assert [each["variant"][0] for each in progress.read(tmp_path)] == ["2", "3", "4"]
 
 
 def test_of_a_file_only_rows_that_can_be_reckoned_with_are_read(tmp_path: Path) -> None:
     good: Any = row(30.0)
     bad = [{**good, "seconds": value} for value in (float("nan"), 10**400, -1.0, "x")]
-    (tmp_path / progress.NAME).write_text(json.dumps([*bad, 7, good]))
+    file = tmp_path / progress.NAME
+    file.write_text(json.dumps([*bad, 7, {"host": 3}, good]))
     assert progress.read(tmp_path) == [good]
-    (tmp_path / progress.NAME).write_text("[" * 100_000)
+    file.write_text("[" * 100_000)
     assert progress.read(tmp_path) == []
-
-
-def test_more_compiling_than_the_step_took_is_no_time_at_all_and_a_strange_number_ends_nothing(tmp_path: Path) -> None:
-    progress.learn(tmp_path, plan_of(1.0), FACTS, [finished("install", 3.0, wheels=5.0)])
-    progress.learn(tmp_path, plan_of(1.0), FACTS, [finished("install", 3.0, wheels=10**400)])
-    assert progress.read(tmp_path) == [row(0.0)]
-
-
-def test_a_file_that_is_not_ours_or_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / progress.NAME).write_text('[{"host": 3}]')
-    assert progress.read(tmp_path) == []
-    no_folder = tmp_path / progress.NAME
-    progress.learn(no_folder, plan_of(1.0), FACTS, [finished("install", 1.0)])
-    assert progress.read(no_folder) == []
-
-
-def test_the_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "MOST", 3)
-    for number in range(5):
-        progress.learn(tmp_path, plan_of(1.0, f"{number}" * 64), FACTS, [finished("install", 1.0)])
-    assert [each["variant"][0] for each in progress.read(tmp_path)] == ["2", "3", "4"]
+    progress.learn(file, plan_of(1.0), FACTS, [finished("install", 1.0)])  # where no folder is
+    assert progress.read(file) == []
