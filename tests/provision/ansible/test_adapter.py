@@ -31,6 +31,7 @@ from envbuild.transport.processes import (
     marker_value,
     sockets_prefix,
 )
+from tests.support.canary import CANARY
 from tests.support.fails import fails
 from tests.support.files import write_file
 from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
@@ -139,39 +140,29 @@ def test_nodes_do_not_wait_for_each_other_and_one_failure_leaves_the_others(tmp_
     good = _inventory(tmp_path, {"install": {}, "smoke": {}}, ("one", "two"))
     (tmp_path / "bad").mkdir()
     bad = _inventory(tmp_path / "bad", {"install": {"exit": 4}, "smoke": {}}, ("three",))
+    bare = NodeHost("bare", "/nowhere/python3", good.hosts[0].pyz, good.hosts[0].requests)
     events: list[TaskEvent] = []
-    result = _run(tmp_path, Inventory(good.hosts + bad.hosts, Connection()), events)
+    result = _run(tmp_path, Inventory((*good.hosts, *bad.hosts, bare), Connection()), events)
     assert result.rc != 0
-    assert {node: (event.role, event.status) for node, event in result.nodes.items()} == {
+    assert {node: (event.role, event.status) for node, event in result.nodes.items() if node != "bare"} == {
         "one": ("smoke", "ok"),
         "two": ("smoke", "ok"),
         "three": ("install", "failed"),
     }
+    assert result.nodes["bare"].status in ("failed", "unreachable")
+    assert result.nodes["bare"].message
 
 
 @pytest.mark.slow
-def test_no_secret_of_the_environment_is_kept_in_the_run_directory(
+def test_no_secret_is_kept_in_the_run_directory_and_no_setting_of_the_user_for_ansible_matters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    canary = "canary-b7c1f0e2d94a"
-    monkeypatch.setenv("PLANTED_TOKEN", canary)
-    monkeypatch.setenv("HTTPS_PROXY", f"http://me:{canary}@proxy.invalid:1")
-    events: list[TaskEvent] = []
-    request = {"index": f"https://me:{canary}@index.invalid/simple", "exit": 1}
-    run = tmp_path / "run"
+    home, run = tmp_path / "home", tmp_path / "run"
     run.mkdir()
-    _run(run, _inventory(tmp_path, {"install": request}), events)
-    assert canary in events[-1].stdout, "the node program needs the variable itself"
-    files = [path for path in run.rglob("*") if path.is_file()]
-    assert any(path.name == "events.jsonl" for path in files)
-    assert [str(path) for path in files if canary.encode() in path.read_bytes()] == []
-
-
-@pytest.mark.slow
-def test_settings_that_the_user_made_for_ansible_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = tmp_path / "home"
     write_file(home / ".ansible.cfg", "[defaults]\nstrategy = nonsense\nstdout_callback = nonsense\n")
     for name, value in {
+        "PLANTED_TOKEN": CANARY,
+        "HTTPS_PROXY": f"http://me:{CANARY}@proxy.invalid:1",
         "HOME": str(home),
         "ANSIBLE_STRATEGY": "nonsense",
         "ANSIBLE_STDOUT_CALLBACK": "nonsense",
@@ -183,13 +174,15 @@ def test_settings_that_the_user_made_for_ansible_do_not_matter(tmp_path: Path, m
         "LC_ALL": "C",
     }.items():
         monkeypatch.setenv(name, value)
-    result = _run(tmp_path, _inventory(tmp_path, {"smoke": {}}), [])
-    assert result.rc == 0
+    events: list[TaskEvent] = []
+    request = {"index": f"https://me:{CANARY}@index.invalid/simple", "exit": 1}
+    result = _run(run, _inventory(tmp_path, {"install": {}, "smoke": request}), events)
+    assert _ends(events) == [("localhost", "install", "ok"), ("localhost", "smoke", "failed")], result
+    assert CANARY in events[-1].stdout, "the node program needs the variable itself"
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert any(path.name == "events.jsonl" for path in files)
+    assert [str(path) for path in files if CANARY.encode() in path.read_bytes()] == []
     assert [path.name for path in home.iterdir()] == [".ansible.cfg"], "nothing is written into HOME"
-
-
-def _await(path: Path) -> int:
-    return int(until(lambda: text_of(path)))
 
 
 @also_ansible
@@ -204,7 +197,7 @@ def test_a_deadline_ends_everything_that_was_started(tmp_path: Path, way: str) -
     _, error = with_deadline(refused, 6, lambda _: bool(text_of(pid_file)))
     assert (error.code, error.exit_code) == ("playbook-deadline", ExitCode.BUILD_FAILED)
     assert error.details["nodes"] == {"localhost": "install: started"}
-    assert not alive(_await(pid_file))
+    assert not alive(int(until(lambda: text_of(pid_file))))
 
 
 @also_ansible
@@ -218,7 +211,7 @@ def test_what_a_killed_controller_left_behind_is_ended_by_the_next_run(tmp_path:
     )
     root = Path(__file__).parents[3]
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "first"), str(pid_file), way], cwd=root) as first:
-        pid = _await(pid_file)
+        pid = int(until(lambda: text_of(pid_file)))
         first.kill()
         first.wait()
     assert _run(tmp_path, _inventory(tmp_path, {"smoke": {}}), [], way=way).rc == 0
@@ -242,7 +235,7 @@ def test_sigterm_stops_the_run_and_the_handler_is_put_back(tmp_path: Path, way: 
     before = signal.getsignal(signal.SIGTERM)
 
     def send() -> None:
-        _await(pid_file)
+        int(until(lambda: text_of(pid_file)))
         os.kill(os.getpid(), signal.SIGTERM)
 
     sender = threading.Thread(target=send)
@@ -252,7 +245,7 @@ def test_sigterm_stops_the_run_and_the_handler_is_put_back(tmp_path: Path, way: 
     sender.join()
     assert caught.value.code == "interrupted"
     assert signal.getsignal(signal.SIGTERM) is before
-    assert not alive(_await(pid_file))
+    assert not alive(int(until(lambda: text_of(pid_file))))
 
 
 @pytest.mark.slow
@@ -264,16 +257,6 @@ def test_a_playbook_that_ansible_cannot_run_is_a_coded_error(tmp_path: Path, mon
     assert "no_such_module" in caught.value.why
 
 
-@pytest.mark.slow
-def test_a_node_without_a_working_python_fails_alone(tmp_path: Path) -> None:
-    inventory = _inventory(tmp_path, {"smoke": {}})
-    host = NodeHost("localhost", "/nowhere/python3", inventory.hosts[0].pyz, inventory.hosts[0].requests)
-    result = _run(tmp_path, Inventory((host,), Connection()), [])
-    assert result.rc != 0
-    assert result.nodes["localhost"].status in ("failed", "unreachable")
-    assert result.nodes["localhost"].message
-
-
 def test_ansible_playbook_of_the_same_environment_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert find_program("ansible-playbook").parent == Path(sys.executable).parent
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -282,16 +265,22 @@ def test_ansible_playbook_of_the_same_environment_is_preferred(monkeypatch: pyte
         find_program("ansible-playbook")
 
 
+def _waits(argv: list[str] | None = None, before: str = "", **environment: str) -> subprocess.Popen[bytes]:
+    """A process that has begun and waits; `argv`: what stands in the place of its program's name."""
+    code = f"{before}print(1, flush=True); import time; time.sleep(600)"
+    words = [*(argv or [sys.executable]), "-c", code]
+    # A Python that lies elsewhere than it was built for finds its modules by its name, which may be another here.
+    env = {**os.environ, **environment, **({"PYTHONHOME": sys.base_prefix} if argv else {})}
+    process = subprocess.Popen(words, executable=sys.executable, env=env, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
 def test_marked_processes_are_found_and_ended_even_when_they_ignore_sigterm() -> None:
-    code = (
-        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
-    )
     value = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], env={**os.environ, MARKER: value}, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    with _waits(before=stubborn, **{MARKER: value}) as process:
         assert find_marked(MARKER, value) == [process.pid]
         assert end_marked(MARKER, value, grace=0.3) == [process.pid]
         assert process.wait() == -signal.SIGKILL
@@ -300,34 +289,16 @@ def test_marked_processes_are_found_and_ended_even_when_they_ignore_sigterm() ->
 
 def test_what_an_envbuild_of_another_container_started_is_none_of_ours_to_end() -> None:
     name, (_, _, namespace, _) = "TEST_ORPHANS", marker_value().split(".")
-    values = {here: f"4194305.12.{namespace if here else f'{int(namespace, 16) ^ 1:x}'}.7" for here in (True, False)}
-    argv = [sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"]
-    started = {
-        here: subprocess.Popen(argv, env={**os.environ, name: value}, stdout=subprocess.PIPE)
-        for here, value in values.items()
-    }
-    try:
-        for process in started.values():
-            assert process.stdout is not None
-            process.stdout.readline()
-        assert end_orphans(name) == [started[True].pid]
-        assert started[False].poll() is None
-    finally:
-        for process in started.values():
-            process.kill()
-            process.communicate()
-
-
-def _master(folder: Path) -> subprocess.Popen[bytes]:
-    """A process whose title is that of a connection master with a socket in `folder`."""
-    code = "print(1, flush=True); import time; time.sleep(600)"
-    argv = [f"ssh: {folder}/0123456789 [mux]", "-c", code]
-    # A Python that lies elsewhere than it was built for finds its modules by its name, which is another here.
-    env = {**os.environ, "PYTHONHOME": sys.base_prefix}
-    process = subprocess.Popen(argv, executable=sys.executable, env=env, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
+    with (
+        _waits(**{name: f"4194305.12.{namespace}.7"}) as ours,
+        _waits(**{name: f"4194305.12.{int(namespace, 16) ^ 1:x}.7"}) as theirs,
+    ):
+        try:
+            assert end_orphans(name) == [ours.pid]
+            assert theirs.poll() is None
+        finally:
+            theirs.kill()
+            ours.kill()
 
 
 def test_connection_masters_end_with_their_folder_or_when_their_owner_was_killed(
@@ -338,7 +309,7 @@ def test_connection_masters_end_with_their_folder_or_when_their_owner_was_killed
     mine, dead = tmp_path / f"{sockets_prefix()}x", tmp_path / f"eb-ssh-4194305.12.{owner[2]}.x"
     for folder in (mine, dead):
         folder.mkdir()
-    with _master(mine) as here, _master(dead) as left:
+    with _waits([f"ssh: {mine}/0123456789 [mux]"]) as here, _waits([f"ssh: {dead}/0123456789 [mux]"]) as left:
         end_masters_of_the_dead()
         assert left.wait(PATIENCE) == -signal.SIGTERM
         assert here.poll() is None

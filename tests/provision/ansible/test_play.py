@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Target
 from envbuild.provision.ansible.play import _parts, run_hosts
-from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult, TaskEvent, run_here, tmp_folder
+from envbuild.provision.ansible.steps import Limits, NodeHost, TaskEvent, run_here, tmp_folder
 from envbuild.provision.run.context import Choice, Outcome, Prepared, Settings, Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import read_journal
@@ -79,22 +78,17 @@ def test_of_the_seconds_that_a_node_tells_only_those_are_kept_that_can_be_reckon
     assert _parts({"result": {"seconds": {"huge": 10**400}}}) == {}
 
 
-def test_a_node_that_only_got_its_toolchain_has_answered(tmp_path: Path) -> None:
+def test_what_a_payload_says_is_the_answer_of_its_node(tmp_path: Path) -> None:
     outcome, ended = _payload(tmp_path, """echo '{"ok": true, "changed": true, "placed": []}'""")
-    assert outcome.errors == {}
+    assert (outcome.errors, ended) == ({}, [("changed", None)])
     assert first_error(outcome.responses["localhost"].values()) is None
-    assert ended == [("changed", None)]
-
-
-def test_what_a_payload_says_went_wrong_is_the_error_of_its_node(tmp_path: Path) -> None:
     outcome, ended = _payload(tmp_path, f"echo warm-up; echo '{REFUSED}'; exit 5")
     error = first_error(outcome.responses["localhost"].values())
     assert error is not None
     assert (error.code, error.exit_code) == ("toolchain-corrupt", ExitCode.INTEGRITY)
     assert outcome.errors == {}
-    assert [(status, said["code"]) for status, said in ended if isinstance(said, dict)] == [
-        ("failed", "toolchain-corrupt")
-    ]
+    ((status, failure),) = ended
+    assert isinstance(failure, dict) and (status, failure["code"]) == ("failed", "toolchain-corrupt")
 
 
 @pytest.mark.parametrize(
@@ -128,27 +122,14 @@ def test_a_tmp_that_only_the_node_can_know_is_not_guessed(template: str | None, 
     assert tmp_folder(template, "ada", home) == folder
 
 
-def _put(playbook: str, store: Path, **files: Any) -> tuple[StepsResult, list[TaskEvent]]:
-    events: list[TaskEvent] = []
-    host = NodeHost("localhost", "/nowhere", "/nowhere", store=str(store), **files)
-    result = run_here(playbook, host, on_event=events.append, limits=Limits(60))
-    return result, events
-
-
-def test_a_bundle_is_put_into_its_store_and_named_by_its_run(tmp_path: Path) -> None:
-    (tmp_path / "made.tar").write_bytes(b"bundle")
-    bundles = {"bundle.tar": tmp_path / "made.tar"}
-    result, events = _put("provision.yml", tmp_path / "store", bundles=bundles, run="run-1")
-    assert (result.rc, [event.status for event in events]) == (0, ["started", "changed"])
-    assert (tmp_path / "store/bundle.tar").read_bytes() == b"bundle"
-    assert (tmp_path / "store/runs/run-1").is_dir()
-
-
 def test_an_image_is_copied_for_its_owner_alone(tmp_path: Path) -> None:
     (tmp_path / "image.tar").write_bytes(b"image")
-    result, _ = _put("image.yml", tmp_path / "store", image=tmp_path / "image.tar")
+    host = NodeHost("localhost", "/nowhere", "/nowhere", store=str(tmp_path / "store"), image=tmp_path / "image.tar")
+    events: list[TaskEvent] = []
+    result = run_here("image.yml", host, on_event=events.append, limits=Limits(60))
     place = tmp_path / "store/image.tar"
-    assert (result.rc, place.read_bytes(), stat.S_IMODE(place.stat().st_mode)) == (0, b"image", 0o600)
+    assert (result.rc, [event.status for event in events]) == (0, ["started", "changed"])
+    assert (place.read_bytes(), stat.S_IMODE(place.stat().st_mode)) == (b"image", 0o600)
 
 
 def test_an_interrupt_ends_the_steps_also_where_nobody_reads_what_is_said(tmp_path: Path) -> None:
@@ -165,10 +146,6 @@ def test_an_interrupt_ends_the_steps_also_where_nobody_reads_what_is_said(tmp_pa
         run_here("provision.yml", host, on_event=lambda _: None, limits=limits)
     assert caught.value.details["nodes"] == {"localhost": "install: started"}
     assert not alive(int(text_of(pid)))
-
-
-def test_a_run_that_is_interrupted_before_its_first_step_names_no_step(tmp_path: Path) -> None:
-    host = NodeHost("localhost", "/nowhere", "/nowhere", requests={"install": tmp_path / "install.json"})
     with fails("interrupted") as caught:
         run_here("provision.yml", host, on_event=lambda _: None, limits=Limits(600, lambda: True))
-    assert caught.value.details["nodes"] == {}
+    assert caught.value.details["nodes"] == {}, "before its first step"

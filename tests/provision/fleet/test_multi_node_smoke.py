@@ -46,23 +46,13 @@ def test_nodes_with_one_environment_meet_and_a_node_alone_meets_nobody() -> None
     both = groups([*members(3), *members(1, variant=variant(digest="d" * 64))], target())
     assert [[member.node for member in group] for group in both] == [["n0", "n1", "n2"]]
     assert groups(members(1), target()) == []
-
-
-@pytest.mark.parametrize(("most", "met"), [(None, 4), (2, 2), (9, 4), (0, 0)])
-def test_the_target_says_how_many_take_part(most: int | None, met: int) -> None:
-    found = groups(members(4), target(smoke_nodes=most))
-    assert sum(map(len, found)) == met
-
-
-def test_one_node_cannot_be_asked_for() -> None:
+    for most, met in ((None, 4), (2, 2), (9, 4), (0, 0)):
+        assert sum(map(len, groups(members(4), target(smoke_nodes=most)))) == met
     with pytest.raises(ValidationError, match="needs two nodes"):
         target(smoke_nodes=1)
-
-
-def test_a_stack_that_does_not_test_machines_or_has_no_torchrun_has_no_joint_test() -> None:
-    assert groups(members(2, variant=variant(smoke=MACHINE[:1])), target()) == []
-    assert groups(members(2, variant=variant(torch="1.8.0a0+17f8c32")), target()) == []
-    assert groups(members(2, variant=variant(torch=None)), target()) == []
+    # One that does not test machines, and two without torchrun.
+    for more in ({"smoke": MACHINE[:1]}, {"torch": "1.8.0a0+17f8c32"}, {"torch": None}):
+        assert groups(members(2, variant=variant(**more)), target()) == []
 
 
 def test_every_node_has_its_rank_and_the_same_of_everything_else() -> None:
@@ -81,11 +71,8 @@ def test_every_node_has_its_rank_and_the_same_of_everything_else() -> None:
     assert all(10000 <= port < 30000 for port in first["place"]["ports"])
     other = requests(group, place, "run2")["n0"]["args"]
     assert other["token"] != first["token"]
-
-
-def test_without_gpus_two_processes_a_node_take_part() -> None:
-    args = meet_args(variant(), target(), "/p/envs/e", 0)
-    assert (args["cuda"], args["ranks"]) == (False, 2)
+    without = meet_args(variant(), target(), "/p/envs/e", 0)
+    assert (without["cuda"], without["ranks"]) == (False, 2), "without GPUs two processes a node take part"
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,7 @@ class Stage:
         self.lost: set[str] = set()
         self.has: set[str] = set()
         self.received: list[tuple[str, Path]] = []
-        self.pack_fails = self.disk_full = False
-        self.keyless = False
+        self.pack_fails = self.disk_full = self.keyless = False
         self.plan = make()
         run = RunDir.create(tmp_path / "runs")
         self.journal = run.open_journal()
@@ -97,11 +96,8 @@ class Stage:
             to.write_bytes(b"the wheel")
 
 
-Make = Callable[..., Stage]
-
-
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
     """A stage of nodes: plain ones by their names, others by their facts."""
 
     def make(*nodes: str | NodeFacts, lock: Lock | None = None) -> Stage:
@@ -122,7 +118,7 @@ def handed(play: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_the_first_builds_and_the_others_run_with_what_it_has_built(
-    stage: Make, monkeypatch: pytest.MonkeyPatch
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on = stage("a", "b", "c")
     on.has = {"c"}
@@ -151,18 +147,8 @@ def test_the_first_builds_and_the_others_run_with_what_it_has_built(
     assert step is not None and "handed" not in step["args"]["build"], "the plan stays what was shown"
 
 
-def test_what_is_delivered_anyway_takes_the_wheels_along(stage: Make, tmp_path: Path) -> None:
-    on = stage("a", "b", "c")
-    bundle = tmp_path / "bundle.tar"
-    on.run(bundles={"bundle.tar": bundle}, store="/data/envbuild/store/1")
-    assert [sorted(files.bundles) for _, files in on.plays[1].values()] == [
-        ["built-bbbbbbbbbbbb.tar", "bundle.tar"]
-    ] * 2
-    assert handed(on.plays[1])["b"]["bundle"]["file"] == "/data/envbuild/store/1/built-bbbbbbbbbbbb.tar"
-
-
 @pytest.mark.parametrize("how", ["bad", "lost"])
-def test_the_second_tries_when_the_first_fails(stage: Make, how: str) -> None:
+def test_the_second_tries_when_the_first_fails(stage: Callable[..., Stage], how: str) -> None:
     on = stage("a", "b", "c")
     getattr(on, how).add("a")
     outcome = on.run()
@@ -171,7 +157,7 @@ def test_the_second_tries_when_the_first_fails(stage: Make, how: str) -> None:
     assert set(outcome.errors) == ({"a"} if how == "lost" else set())
 
 
-def test_two_failures_end_the_class_with_that_error(stage: Make) -> None:
+def test_two_failures_end_the_class_with_that_error(stage: Callable[..., Stage]) -> None:
     on = stage("a", "b", "c", "d")
     on.bad = {"a", "b"}
     outcome = on.run()
@@ -183,7 +169,7 @@ def test_two_failures_end_the_class_with_that_error(stage: Make) -> None:
         assert error.hint == "read it"
 
 
-def test_a_class_whose_builder_failed_does_not_keep_others_from_going_on(stage: Make) -> None:
+def test_a_class_whose_builder_failed_does_not_keep_others_from_going_on(stage: Callable[..., Stage]) -> None:
     newer = {"/usr/bin/gcc": "13.1.0"}
     alone = machine("z", compilers={"/usr/bin/gcc": "9.1.0"})
     on = stage("a", "b", machine("x", compilers=newer), machine("y", compilers=newer), alone)
@@ -193,36 +179,28 @@ def test_a_class_whose_builder_failed_does_not_keep_others_from_going_on(stage: 
     assert outcome.errors == {}
 
 
-def test_what_cannot_be_handed_over_is_built_by_each_and_said(stage: Make) -> None:
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("pack_fails", "ext of a could not be handed to b, c: the store has no such wheel"),
+        ("keyless", "ext of a could not be handed to b, c: nothing was there to hand over"),
+        ("disk_full", ".tar cannot be written (No space left on device)"),
+    ],
+)
+def test_what_cannot_be_handed_over_is_built_by_each_and_said(
+    stage: Callable[..., Stage], fault: str, why: str
+) -> None:
     on = stage("a", "b", "c")
-    on.pack_fails = True
+    setattr(on, fault, True)
     outcome = on.run()
     assert [sorted(each) for each in on.plays] == [["a"], ["b", "c"]]
     assert handed(on.plays[1]) == {"b": None, "c": None}
     (note,) = on.work.notes
-    assert note.startswith("ext of a could not be handed to b, c: the store has no such wheel")
+    assert why in note
     assert outcome.errors == {}
 
 
-def test_of_a_builder_that_names_no_wheel_nothing_is_handed_over_and_it_is_said(stage: Make) -> None:
-    on = stage("a", "b")
-    on.keyless = True
-    on.run()
-    assert handed(on.plays[1]) == {"b": None}
-    assert on.work.notes == ["ext of a could not be handed to b: nothing was there to hand over"]
-
-
-def test_wheels_that_cannot_be_stored_here_are_built_by_each_and_the_disk_is_named(stage: Make) -> None:
-    on = stage("a", "b")
-    on.disk_full = True
-    outcome = on.run()
-    assert [sorted(each) for each in on.plays] == [["a"], ["b"]]
-    (note,) = on.work.notes
-    assert ".tar cannot be written (No space left on device)" in note
-    assert outcome.errors == {}
-
-
-def test_one_node_gives_to_several_classes_at_once(stage: Make) -> None:
+def test_one_node_gives_to_several_classes_at_once(stage: Callable[..., Stage]) -> None:
     done, lock = donor()
     on = stage(done, "b", machine("c", compilers={"/usr/bin/gcc": "13.1.0"}), lock=lock)
     on.run()
@@ -231,34 +209,30 @@ def test_one_node_gives_to_several_classes_at_once(stage: Make) -> None:
     assert len(set(on.received)) == 2, "two packs, each with a name of its own"
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_a_finished_node_gives_before_anything_runs(stage: Make, gone: bool) -> None:
+def test_a_finished_node_gives_before_anything_runs(stage: Callable[..., Stage], tmp_path: Path) -> None:
     done, lock = donor()
     on = stage(done, "b", "c", lock=lock)
-    on.pack_fails = gone
-    on.run()
-    if gone:
-        assert [sorted(each) for each in on.plays] == [["b"], ["c"]]
-    else:
-        assert [sorted(each) for each in on.plays] == [["b", "c"]]
-        assert {name: told["by"] for name, told in handed(on.plays[0]).items()} == {"b": "done", "c": "done"}
+    # What is delivered anyway takes the wheels along.
+    on.run(bundles={"bundle.tar": tmp_path / "bundle.tar"}, store="/data/envbuild/store/1")
+    assert [sorted(each) for each in on.plays] == [["b", "c"]]
+    told = handed(on.plays[0])
+    assert {name: each["by"] for name, each in told.items()} == {"b": "done", "c": "done"}
+    assert told["b"]["bundle"]["file"] == "/data/envbuild/store/1/built-bbbbbbbbbbbb.tar"
+    for _, files in on.plays[0].values():
+        assert sorted(files.bundles) == ["built-bbbbbbbbbbbb.tar", "bundle.tar"]
 
 
-def test_without_classes_all_run_at_once(stage: Make) -> None:
-    on = stage("a", "b", lock=lock_with({**COMPILED, "build": None}))
-    assert on.plan.builds == ()
-    on.run()
-    assert [sorted(each) for each in on.plays] == [["a", "b"]]
-    assert on.asked == []
-
-
-def test_a_class_of_one_without_its_donor_builds_for_itself(stage: Make) -> None:
+@pytest.mark.parametrize("others", ["b", "bc"])
+def test_where_a_finished_node_cannot_give_the_first_of_its_class_builds(
+    stage: Callable[..., Stage], others: str
+) -> None:
     done, lock = donor()
-    on = stage(done, "b", lock=lock)
-    assert on.plan.builds == (BuildClass(builder="done", nodes=("b",), sources=("ext",), finished=True),)
+    on = stage(done, *others, lock=lock)
+    assert on.plan.builds == (BuildClass(builder="done", nodes=tuple(others), sources=("ext",), finished=True),)
     on.pack_fails = True
     on.run()
-    assert [handed(each) for each in on.plays] == [{"b": None}]
+    assert [sorted(each) for each in on.plays] == [[name] for name in others]
+    assert handed(on.plays[0]) == {"b": None}
 
 
 FULL = {"ok": False, "error": {"code": "disk-full", "what": "no room", "exit": 75}}
@@ -300,13 +274,12 @@ class SpreadStage:
         outcome = Outcome()
         self.plays.append({name: list(verbs) for name, verbs in requests.items()})
         for name in requests:
+            if self.bad.get(name) is LOST:
+                outcome.errors[name] = EnvbuildError("node-unreachable", name, exit_code=ExitCode.UNREACHABLE)
+                continue
             verb = "smoke" if self.bad.get(name) is SMOKE else "install"
             outcome.responses[name] = {verb: self.bad[name]} if name in self.bad else dict(GOOD)
         return outcome
-
-
-def codes(outcome: Outcome) -> dict[str, tuple[str, int]]:
-    return {name: (error.code, int(error.exit_code)) for name, error in outcome.errors.items()}
 
 
 @pytest.mark.parametrize(
@@ -329,31 +302,29 @@ def test_one_builds_or_the_next_where_it_fails_then_all_others_test_it_at_once(
     assert bad or on.work.notes == []
 
 
-def test_what_fails_on_two_nodes_is_not_tried_on_a_third(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c", "d")
-    on.bad = {"a": FAILED, "b": FAILED}
-    outcome = on.run()
-    assert on.plays == [{"a": BUILDS}, {"b": BUILDS}]
-    assert codes(outcome) == {"c": ("not-built", 4), "d": ("not-built", 4)}
+LOST: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "last", "codes"),
+    [
+        (FAILED, {"b": BUILDS}, {"c": ("not-built", 4)}),
+        (SMOKE, {"b": BUILDS}, {"c": ("not-built", 1)}),
+        # Two nodes that died say nothing of the third.
+        (LOST, {"c": BUILDS}, {"a": ("node-unreachable", 3), "b": ("node-unreachable", 3)}),
+    ],
+    ids=["install", "smoke test", "lost"],
+)
+def test_what_fails_on_two_nodes_is_not_tried_on_a_third(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: dict[str, Any],
+    last: dict[str, list[str]],
+    codes: dict[str, tuple[str, int]],
+) -> None:
     on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c")
-    on.bad = {"a": SMOKE, "b": SMOKE}
+    on.bad = dict.fromkeys("ab", answer)
     outcome = on.run()
-    assert codes(outcome) == {"c": ("not-built", 1)}
-    assert "its smoke test failed: import" in outcome.errors["c"].why
-
-
-def test_who_has_no_answer_of_its_builder_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c")
-
-    def lost(requests: Any, files: Any, work: Work) -> Outcome:
-        played = on.play(requests, files, work)
-        for name in ("a", "b"):
-            if name in played.responses:
-                played.responses.pop(name)
-                played.errors[name] = EnvbuildError("node-unreachable", name, exit_code=ExitCode.UNREACHABLE)
-        return played
-
-    monkeypatch.setattr(sharing, "run_hosts", lost)
-    outcome = on.run()
-    assert on.plays[-1] == {"c": BUILDS}, "two nodes that died say nothing of the third"
-    assert codes(outcome) == {"a": ("node-unreachable", 3), "b": ("node-unreachable", 3)}
+    assert on.plays[-1] == last
+    assert {name: (error.code, int(error.exit_code)) for name, error in outcome.errors.items()} == codes
+    assert answer is not SMOKE or "its smoke test failed: import" in outcome.errors["c"].why

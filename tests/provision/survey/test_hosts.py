@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -85,33 +84,15 @@ UNSAFE = {
 }
 
 
-@pytest.fixture(scope="module")
-def unsafe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What Ansible reads of an inventory with all of them; it is slow to start."""
-    path = tmp_path_factory.mktemp("unsafe") / "hosts"
+def test_an_address_that_cannot_be_used_safely_is_an_error_and_not_another_machine(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
     path.write_text("".join(f"{name} {line}\n" for name, (line, _) in UNSAFE.items()))
-    variables = _listed(path)["_meta"]["hostvars"]
-    assert [each.name for each in path.parent.iterdir()] == ["hosts"], "nothing was run"
-    assert isinstance(variables, dict)
-    return variables
-
-
-@pytest.mark.parametrize("name", UNSAFE)
-def test_an_address_that_cannot_be_used_safely_is_an_error_and_not_another_machine(
-    unsafe: dict[str, Any], name: str
-) -> None:
-    with pytest.raises(EnvbuildError) as caught:
-        hosts_of({"_meta": {"hostvars": {"gpu01": unsafe[name]}}, "g": {"hosts": ["gpu01"]}}, Path("hosts"))
-    error = caught.value
-    assert (error.code, error.exit_code, "gpu01: ansible_" in error.why) == ("hosts-invalid", 2, True)
-    assert UNSAFE[name][1] in error.why
-
-
-def test_an_unsafe_address_in_an_inventory_stops_before_anything_is_reached(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text(f"gpu01 {UNSAFE['template'][0]}\n")
-    error = refused(tmp_path, {"inventory": "hosts"})
-    assert (error.code, UNSAFE["template"][1] in error.why) == ("hosts-invalid", True)
-    assert not (tmp_path / "owned").exists()
+    variables = _listed(path)["_meta"]["hostvars"]  # of all at once: Ansible is slow to start
+    assert [each.name for each in tmp_path.iterdir()] == ["hosts"], "nothing was run"
+    for name, (_, why) in UNSAFE.items():
+        with fails("hosts-invalid", 2) as caught:
+            hosts_of({"_meta": {"hostvars": {"gpu01": variables[name]}}, "g": {"hosts": ["gpu01"]}}, Path("hosts"))
+        assert "gpu01: ansible_" in caught.value.why and why in caught.value.why
 
 
 def test_a_program_as_inventory_is_not_run(tmp_path: Path) -> None:
@@ -134,10 +115,8 @@ def test_an_inventory_that_is_not_there_that_is_broken_and_that_is_empty(tmp_pat
     ("listed", "code"),
     [
         ([], "hosts-invalid"),
-        ({"g": {"hosts": [["x"]]}}, "hosts-invalid"),
         ({"g": {"hosts": [7]}}, "hosts-invalid"),
         ({"_meta": {"hostvars": "x"}, "g": {"hosts": ["x"]}}, "hosts-invalid"),
-        ({"g": {"hosts": ["-oProxyCommand=id"]}}, "host-invalid"),
         ({"g": {"hosts": ["{{ x }}"]}}, "host-invalid"),
         ({"g": {"hosts": [f"n{i}" for i in range(20_001)]}}, "hosts-too-many"),
     ],
@@ -158,22 +137,24 @@ def test_strange_variables_of_the_parsers_answer_count_as_none() -> None:
 # A program
 
 
-def test_a_program_of_the_targets_folder_prints_host_lists(tmp_path: Path) -> None:
+def test_a_program_of_the_targets_folder_prints_host_lists_and_gets_its_arguments_as_they_are(tmp_path: Path) -> None:
     target, _ = settled(tmp_path, program(tmp_path, "echo 'gpu[01-03]'; echo; echo 'gpu02 a,b'"))
     assert target.hosts == ("gpu01", "gpu02", "gpu03", "a", "b")
+    target, _ = settled(tmp_path, {"command": ["basename", "-a", "-s", "; touch owned", "a; touch owned", "b"]})
+    assert target.hosts == ("a", "b")
+    assert not (tmp_path / "owned").exists()
+    assert list_hosts(["x"], tmp_path) == (["x"], {})
 
 
 @pytest.mark.parametrize(
     ("text", "code", "why"),
     [
         ("echo gpu01; echo no credentials >&2; exit 3", "hosts-command-failed", "exit 3: no credentials"),
-        ("exit 4", "hosts-command-failed", "exit 4"),
         ("yes gpu01", "hosts-command-failed", "more than 4 MiB"),
         ("true", "hosts-none", "names none"),
         ("echo -oProxyCommand", "host-invalid", "`./list-hosts` printed it"),
         ("echo '@all'", "hosts-invalid", "`./list-hosts` printed it"),
         ("printf 'a\\033[31mb'", "hosts-invalid", "names have letters"),
-        ("echo 'n[0-99999999]'", "hosts-too-many", ""),
         ("seq -f n%g 20001", "hosts-too-many", ""),
     ],
 )
@@ -191,39 +172,30 @@ def test_d76_a_program_that_is_not_there_or_never_ends(tmp_path: Path, monkeypat
     assert "within 0.2 s" in refused(tmp_path, program(tmp_path, "sleep 60")).why
 
 
-def test_a_program_gets_its_arguments_as_they_are(tmp_path: Path) -> None:
-    assert list_hosts(["x"], tmp_path) == (["x"], {})
-    target, _ = settled(tmp_path, {"command": ["basename", "-a", "-s", "; touch owned", "a; touch owned", "b"]})
-    assert target.hosts == ("a", "b")
-    assert not (tmp_path / "owned").exists()
-
-
 # Which of them
 
 
-def of_job(folder: Path, told: str) -> list[str]:
-    scheduler = {"kind": "pbs"}
-    path = folder / "mine.yaml"
-    given = {"name": "mine", "extends": "ssh", "prefix": "/p", "hosts": {"pbs": told}, "scheduler": scheduler}
-    path.write_text(yaml.safe_dump(given))
-    loaded = load_target(str(path))
-    assert unsupported(loaded.target) == {}
-    return list(settle_hosts(loaded, Narrowing())[0].hosts)
-
-
 def test_inside_a_pbs_job_its_node_file_names_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_job(told: str) -> list[str]:
+        pbs = {"hosts": {"pbs": told}, "scheduler": {"kind": "pbs"}}
+        path = tmp_path / "mine.yaml"
+        path.write_text(yaml.safe_dump({"name": "mine", "extends": "ssh", "prefix": "/p", **pbs}))
+        loaded = load_target(str(path))
+        assert unsupported(loaded.target) == {}
+        return list(settle_hosts(loaded, Narrowing())[0].hosts)
+
     nodes = tmp_path / "nodes"
     nodes.write_text("x3001.example.org\nx3001.example.org\nx3002.example.org\n")
     monkeypatch.delenv("PBS_NODEFILE", raising=False)
     with fails("hosts-outside-job", 2):
-        of_job(tmp_path, "nodefile")
+        of_job("nodefile")
     monkeypatch.setenv("PBS_NODEFILE", str(nodes))
-    assert of_job(tmp_path, "nodefile") == of_job(tmp_path, "./nodes") == ["x3001.example.org", "x3002.example.org"]
+    assert of_job("nodefile") == of_job("./nodes") == ["x3001.example.org", "x3002.example.org"]
     with fails("hosts-file-missing", 2):
-        of_job(tmp_path, "./gone")
+        of_job("./gone")
 
 
-def test_limit_and_exclude_keep_the_order_and_say_how_many_are_left() -> None:
+def test_limit_and_exclude_keep_the_order_and_say_how_many_are_left(tmp_path: Path) -> None:
     chosen, selection = narrow(NAMES, Narrowing(("gpu[05-07],gpu01",), ("gpu06",)), "t")
     assert chosen == ["gpu01", "gpu05", "gpu07"]
     assert (str(selection), selection and selection.as_dict()) == (
@@ -232,6 +204,7 @@ def test_limit_and_exclude_keep_the_order_and_say_how_many_are_left() -> None:
     )
     assert str(narrow(NAMES, Narrowing(exclude=("gpu08",)), "t")[1]) == "7 of 8 nodes, by --exclude"
     assert narrow(NAMES, Narrowing(), "t") == (NAMES, None)
+    assert refused(tmp_path, ["a", "b"], Narrowing(exclude=("a", "b"))).code == "hosts-none"
 
 
 @pytest.mark.parametrize("narrowing", [Narrowing(limit=("gpu[08-10]",)), Narrowing(exclude=("gpu09", "gpu10"))])
@@ -240,10 +213,6 @@ def test_an_unknown_host_is_an_error_with_the_nearest_name(narrowing: Narrowing)
         narrow(NAMES, narrowing, "the target t")
     assert caught.value.what == f"`{narrowing.options[0]}` names gpu09 and 1 more, which are not of the target t"
     assert caught.value.hint == "did you mean `gpu08`?"
-
-
-def test_nothing_left_is_an_error(tmp_path: Path) -> None:
-    assert refused(tmp_path, ["a", "b"], Narrowing(exclude=("a", "b"))).code == "hosts-none"
 
 
 def test_a_scheduler_chooses_the_nodes_of_its_jobs(tmp_path: Path) -> None:

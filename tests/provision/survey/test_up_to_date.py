@@ -74,22 +74,23 @@ def test_an_environment_in_use_of_this_lock_is_kept_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "where"),
     [
-        {"environment": {"current": False}},
-        {"environment": {"checks": []}},
-        {"environment": {"stack": "other"}},
-        {"environment": {"variant_digest": "f" * 64}},
-        {"environment": {"stamp": None}},
-        {"stamp": {"variables": {"A": "2"}}},
-        {"stamp": {"evidence": {}}},
-        {"driver": {"version": "550.1"}},
-        {"gpus": []},
-        {"environments": []},
+        ({"environment": {"current": False}}, {}),
+        ({"environment": {"checks": []}}, {}),
+        ({"environment": {"stack": "other"}}, {}),
+        ({"environment": {"variant_digest": "f" * 64}}, {}),
+        ({"environment": {"stamp": None}}, {}),
+        ({"stamp": {"variables": {"A": "2"}}}, {}),
+        ({"stamp": {"evidence": {}}}, {}),
+        ({"driver": {"version": "550.1"}}, {}),
+        ({"gpus": []}, {}),
+        ({"environments": []}, {}),
+        ({}, {"environment": {"A": "2"}}),
     ],
 )
-def test_any_difference_asks_again(changes: dict[str, Any]) -> None:
-    assert kept(facts(**changes), prepared()) is None
+def test_any_difference_asks_again(changes: dict[str, Any], where: dict[str, Any]) -> None:
+    assert kept(facts(**changes), prepared(**where)) is None
 
 
 def test_what_was_compiled_for_gpus_is_kept_where_they_are() -> None:
@@ -100,17 +101,9 @@ def test_what_was_compiled_for_gpus_is_kept_where_they_are() -> None:
     assert (plan.variant_digest, plan.resolution.arch_list) == (bound.digest, ("8.0",))
     for other in (["9.0"], None, []):
         assert kept(facts(environment=built["environment"], stamp={"arch_list": other}), prepared()) is None
-
-
-def test_what_was_compiled_for_gpus_elsewhere_asks_what_the_target_expects_now() -> None:
-    bound = lock().variants[0].with_arch_list("demo", "exact", ("8.0",))
-    stamp = {"arch_list": ["8.0"], "evidence": {"hardware": {"driver": None, "gpus": []}}}
-    there = facts(environment={"variant_digest": bound.digest}, stamp=stamp, gpus=[], driver={})
-    assert kept(there, prepared()) is None
-
-
-def test_a_variable_of_the_target_asks_again() -> None:
-    assert kept(facts(), prepared(environment={"A": "2"})) is None
+    # Compiled elsewhere, it is asked what the target expects now.
+    elsewhere = {"arch_list": ["8.0"], "evidence": {"hardware": {"driver": None, "gpus": []}}}
+    assert kept(facts(environment=built["environment"], stamp=elsewhere, gpus=[], driver={}), prepared()) is None
 
 
 @pytest.mark.parametrize(
@@ -165,8 +158,4 @@ def test_d12_an_index_that_pip_may_not_ask_is_not_reached(alone: Path, monkeypat
     assert controller_supply(lock, {}).reachable == {"pypi": True}
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert controller_supply(lock, {}).reachable == {"pypi": False}
-
-
-def test_d12_nodes_are_asked_for_the_default_index_too() -> None:
-    lock = make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1")]})
-    assert index_addresses(lock)["pypi"].startswith("https://")
+    assert index_addresses(lock)["pypi"].startswith("https://"), "nodes are asked for the default index too"
