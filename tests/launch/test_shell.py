@@ -69,29 +69,17 @@ def test_bash_runs_the_words_of_the_argument_list(name: str, world: Path, tmp_pa
         assert Path(file.path).read_text() == file.text
 
 
-def one(tmp_path: Path, *argv: str, **fields: object) -> Launch:
-    command = Command.model_validate({"argv": argv, "directory": str(tmp_path), **fields})
-    return Launch(stack="x", profile="exact", nodes=1, gpus_per_node=1, model="m", degrees={}, commands=(command,))
-
-
-@pytest.mark.parametrize("word", ["$(touch x)", "a b", "'", '"', "\\", "#", "", "&", "*", "é", "--x=$HOME"])
-def test_no_word_is_read_by_the_shell(word: str, world: Path, tmp_path: Path) -> None:
-    called, _ = run(render(one(tmp_path, f"{world}/bin/srun", word, "--end", word), ""), world)
-    assert called == ["srun", word, "--end", word]
-
-
-def test_a_file_keeps_every_byte_of_its_text(tmp_path: Path, world: Path) -> None:
+def test_a_file_keeps_every_byte_of_its_text_and_a_comment_cannot_begin_a_command(tmp_path: Path, world: Path) -> None:
     text = "$HOME `x` \\\nEND\nEND_\n"
-    made = one(tmp_path, f"{world}/bin/srun").model_copy(
-        update={"files": (LaunchFile(path=str(tmp_path / "new" / "f"), text=text),)}
-    )
-    run(render(made, ""), world)
+    command = Command(argv=(f"{world}/bin/srun",), directory=str(tmp_path))
+    made = Launch(
+        stack="x", profile="exact", nodes=1, gpus_per_node=1, model="m", degrees={}, commands=(command,),
+        files=(LaunchFile(path=str(tmp_path / "new" / "f"), text=text),),
+    )  # fmt: skip
+    printed = render(made.model_copy(update={"notes": ("one\ntouch x",)}), "")
+    run(printed, world)
     assert (tmp_path / "new" / "f").read_text() == text
-
-
-def test_a_comment_cannot_begin_a_command(tmp_path: Path) -> None:
-    made = one(tmp_path, "true").model_copy(update={"notes": ("one\ntouch x",)})
-    assert "# note: one touch x" in render(made, "").splitlines()
+    assert "# note: one touch x" in printed.splitlines()
 
 
 def test_lines_are_folded_at_options_and_stay_one_command() -> None:
@@ -108,7 +96,11 @@ _WORDS = st.text(st.characters(blacklist_characters="\0", blacklist_categories=[
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(_WORDS | st.sampled_from(["--x", "-n", "\\\n", "a \\\n b", "!!", "~", "$'x'"]), min_size=1, max_size=12)
+    st.lists(
+        _WORDS | st.sampled_from(["--x", "-n", "\\\n", "a \\\n b", "!!", "~", "$'x'", "$(touch x)", "'", '"', ""]),
+        min_size=1,
+        max_size=12,
+    )
 )
 def test_bash_joins_folded_lines_to_the_same_words(words: list[str]) -> None:
     text = "\n".join(folded(["printf", "%s\\0", *words]))
