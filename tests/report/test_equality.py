@@ -24,28 +24,24 @@ def _terminal(run: Evidence) -> str:
     return "\n".join(text for text, _ in summary_lines(run))
 
 
-def test_eight_equal_nodes_are_one_line() -> None:
-    made = evidence(*FLEET, equality={"root": ROOT, "nodes": [each["node"] for each in FLEET]})
+def test_d31_eight_equal_nodes_are_one_line_that_says_on_how_many_the_root_was_measured() -> None:
+    equality = {"root": ROOT, "nodes": [each["node"] for each in FLEET]}
+    made = evidence(*FLEET, equality=equality)
     said = f"8 nodes, one root {ROOT[:12]} (measured)"
     assert said in _terminal(made)
     for page in (render_markdown(made), render_html(made)):
         assert said in page
         assert "Deviating" not in page
     assert '"equality"' in render_json(made)
-
-
-def test_d31_one_root_says_on_how_many_nodes_it_was_measured() -> None:
-    equality = {"root": ROOT, "nodes": [each["node"] for each in FLEET]}
     stamped = [{**each, "root_level": "stamped"} for each in FLEET]
-    made = evidence(*stamped, equality=equality)
-    assert f"8 nodes, one root {ROOT[:12]} (stamped)" in _terminal(made)
-    made = evidence(FLEET[0], *stamped[1:], equality=equality)
-    assert f"8 nodes, one root {ROOT[:12]} (measured on 1)" in _terminal(made)
+    assert f"one root {ROOT[:12]} (stamped)" in _terminal(evidence(*stamped, equality=equality))
+    one = evidence(FLEET[0], *stamped[1:], equality=equality)
+    assert f"8 nodes, one root {ROOT[:12]} (measured on 1)" in _terminal(one)
 
 
-def test_a_node_that_deviates_is_named_with_what_differs() -> None:
-    usual = [each["node"] for each in FLEET if each["node"] != "gpu07"]
-    made = evidence(*FLEET, equality={"root": ROOT, "nodes": usual, "deviating": [ODD]})
+def test_a_node_that_deviates_is_named_with_what_differs_and_those_that_deviate_alike_are_folded() -> None:
+    usual = [each["node"] for each in FLEET]
+    made = evidence(*FLEET, equality={"root": ROOT, "nodes": [*usual[:6], usual[7]], "deviating": [ODD]})
     shown = _terminal(made)
     assert f"7 of 8 nodes have the root {ROOT[:12]}; 1 deviates (measured)" in shown
     assert f"! gpu07 deviates: root {'cc' * 6}\n    Python 3.11.2, not 3.11.7\n    1 of 9 files differs" in shown
@@ -53,12 +49,8 @@ def test_a_node_that_deviates_is_named_with_what_differs() -> None:
         assert "Deviating nodes" in page
         assert "&lt;b&gt;x" in page
         assert "<b>x" not in page
-
-
-def test_nodes_that_deviate_alike_are_folded() -> None:
-    odd = {**ODD, "nodes": ["gpu05", "gpu06", "gpu07", "gpu08"]}
-    made = evidence(*FLEET, equality={"root": ROOT, "nodes": ["gpu01", "gpu02", "gpu03", "gpu04"], "deviating": [odd]})
-    assert "gpu[05-08] deviates" in _terminal(made)
+    alike = {"root": ROOT, "nodes": usual[:4], "deviating": [{**ODD, "nodes": usual[4:]}]}
+    assert "gpu[05-08] deviates" in _terminal(evidence(*FLEET, equality=alike))
 
 
 def test_a_drifted_file_is_told_once_on_the_terminal() -> None:
@@ -66,19 +58,6 @@ def test_a_drifted_file_is_told_once_on_the_terminal() -> None:
     odd = {"nodes": ["gpu02"], "root": ROOT, "differs": ["drifted since it was stamped: changed lib/x.py"]}
     made = evidence(FLEET[0], bad, equality={"root": ROOT, "nodes": ["gpu01"], "deviating": [odd]})
     assert _terminal(made).count("lib/x.py") == 1
-
-
-def test_what_failed_stands_before_what_was_not_begun_for_it() -> None:
-    left = {"code": "not-begun", "what": "gpu01: not started, because too many nodes failed", "exit": 75}
-    broken = {"code": "disk-full", "what": "gpu02: no room", "exit": 75}
-    nodes = [
-        node("gpu01", status="not-begun", exit=75, error=left, root=None, checks=[]),
-        node("gpu02", status="failed", exit=75, error=broken, root=None, checks=[]),
-        node("gpu03"),
-    ]
-    shown = _terminal(evidence(*nodes, exit=8))
-    assert "not ready on 2 of 3 nodes: gpu02: no room" in shown.replace("\n  ", " ")
-    assert shown.index("✗ gpu02") < shown.index("○ gpu01") < shown.index("✓ gpu03")
 
 
 ONE, OTHER = "ab" * 32, "cd" * 32
@@ -89,14 +68,10 @@ def _fleet(*ids: str) -> Evidence:
     return evidence(*(node(f"gpu{at}", image={**image, "id": each}) for at, each in enumerate(ids, 1)))
 
 
-@pytest.mark.parametrize("render", [_terminal, render_markdown, render_html])
-def test_equal_images_are_one_line(render: object) -> None:
-    assert callable(render)
-    assert f"{ONE[:12]} through podman on 3 of 3 nodes" in render(_fleet(ONE, ONE, ONE))
-    assert "through podman" not in render(evidence(node("gpu1")))
-
-
-def test_a_node_with_another_image_is_named() -> None:
+def test_equal_images_are_one_line_and_a_node_with_another_is_named() -> None:
+    for render in (_terminal, render_markdown, render_html):
+        assert f"{ONE[:12]} through podman on 3 of 3 nodes" in render(_fleet(ONE, ONE, ONE))
+        assert "through podman" not in render(evidence(node("gpu1")))
     shown = _terminal(_fleet(ONE, OTHER, ONE))
     assert "on 2 of 3 nodes" in shown
     assert f"gpu2 has {OTHER[:12]}" in shown
@@ -136,13 +111,12 @@ def compared(nodes: Sequence[NodeEvidence], ask: Any) -> Equality:
     return made
 
 
-def test_equal_nodes_have_one_root_and_nobody_is_asked() -> None:
+def test_equal_nodes_have_one_root_nobody_is_asked_and_one_alone_is_compared_with_nothing() -> None:
     found = equality_of([_node("n1"), _node("n2"), _node("n3", None)], _never)
     assert found == Equality(root=A, python="3.11.7", nodes=("n1", "n2"))
-
-
-def test_one_node_alone_is_compared_with_nothing() -> None:
     assert equality_of([_node("n1"), _node("n2", None)], _never) is None
+    first = compared([_node("n1", C), _node("n2", A)], None)
+    assert (first.root, first.deviating[0].nodes) == (C, ("n2",)), "of as many, the first is the usual one"
 
 
 def test_who_deviates_has_its_packages_and_files_named_and_one_of_each_kind_is_asked() -> None:
@@ -168,6 +142,8 @@ def test_the_interpreter_is_named_and_many_files_are_counted() -> None:
         "Python 3.11.2, not 3.11.7",
         "10 of 10 files differ: changed lib/m0.py; changed lib/m1.py; changed lib/m2.py and 7 more",
     )
+    unasked = compared([_node("n1"), _node("n2"), _node("n3", B, python="3.11.2")], None)
+    assert unasked.deviating[0].differs == ("Python 3.11.2, not 3.11.7",)
 
 
 def test_another_variant_is_told_as_such_also_where_files_cannot_be_compared() -> None:
@@ -180,16 +156,6 @@ def test_what_drifted_since_its_stamp_deviates_although_its_root_is_the_usual_on
     found = compared([_node("n1"), _node("n2", drift=drift, drift_count=5, exit=1, status="failed")], _never)
     assert found.nodes == ("n1",)
     assert found.deviating[0].differs == ("drifted since it was stamped: changed lib/m1.py and 4 more",)
-
-
-def test_of_two_roots_on_equally_many_nodes_the_first_is_the_usual_one() -> None:
-    found = compared([_node("n1", C), _node("n2", A)], _files())
-    assert (found.root, found.deviating[0].nodes) == (C, ("n2",))
-
-
-def test_where_nobody_is_to_be_asked_files_are_not_spoken_of() -> None:
-    found = compared([_node("n1"), _node("n2"), _node("n3", B, python="3.11.2")], None)
-    assert found.deviating[0].differs == ("Python 3.11.2, not 3.11.7",)
 
 
 def test_d106_a_root_that_variant_and_interpreter_do_not_explain_fails_with_what_to_do() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import lzma
-import time
+import os
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,6 @@ BAD = {
     "truncated": (GOOD[:-500].encode(), "evidence-invalid", "ends in the middle"),
     "empty": (b"", "evidence-invalid", "not JSON"),
     "a byte order mark": (b"\xef\xbb\xbf" + GOOD.encode(), "evidence-invalid", "byte order mark"),
-    "UTF-16": (GOOD.encode("utf-16"), "evidence-invalid", "byte order mark"),
     "invalid UTF-8": (edited("torch", "\udcff"), "evidence-invalid", "UTF-8"),
     "a key twice": (edited('"exit"', '"exit": 5, "exit"'), "evidence-invalid", "'exit' is there twice"),
     "NaN": (edited('"exit": 0', '"exit": NaN'), "evidence-invalid", "NaN is not a finite number"),
@@ -46,10 +45,8 @@ BAD = {
     "no id of a run": (edited(evidence().run, "../../etc"), "evidence-invalid", "run"),
     "a node twice": (json.dumps(TWICE).encode(), "evidence-invalid", "localhost is there twice"),
     "a command of a shell": (edited('["envbuild", "provision"', '["sh", "-c"'), "evidence-invalid", "`envbuild`"),
-    **{
-        f"the schema version {version}": (edited('"2.0"', json.dumps(version)), "evidence-invalid", "reads schema 2.0")
-        for version in ("1.4", 2, None)
-    },
+    "an old schema version": (edited('"2.0"', '"1.4"'), "evidence-invalid", "reads schema 2.0"),
+    "no text as schema version": (edited('"2.0"', "2"), "evidence-invalid", "reads schema 2.0"),
     "nothing but a version": (b'{"schema_version": "2.0"}', "evidence-invalid", "more"),
     "a newer major version": (edited('_version": "2.', '_version": "3.'), "evidence-invalid", "newer envbuild"),
     "a page without evidence": (b"<!doctype html><p>hello", "report-page-invalid", "exactly once"),
@@ -59,6 +56,7 @@ BAD = {
         "larger than",
     ),
     "a page that is no UTF-8": (b"<html>\xff", "report-page-invalid", "UTF-8"),
+    "a hundred megabytes": (b"HUGE", "evidence-invalid", "larger than"),
 }  # fmt: skip
 
 
@@ -68,19 +66,11 @@ def test_what_is_no_report_is_refused_with_the_reason(tmp_path: Path, data: byte
     if b"BOMB" in data:
         data = data.replace(b"BOMB", base64.b64encode(lzma.compress(b" " * 100_000_000, preset=0)))
     path.write_bytes(data)
+    if data == b"HUGE":
+        os.truncate(path, 100_000_000)
     with fails(code, ExitCode.INTEGRITY) as caught:
         verify_report(path)
     assert why in caught.value.why
-
-
-def test_a_hundred_megabytes_are_refused_in_an_instant(tmp_path: Path) -> None:
-    path = tmp_path / "evidence.json"
-    with path.open("wb") as stream:
-        stream.truncate(100_000_000)
-    begun = time.process_time()
-    with pytest.raises(EnvbuildError, match="is not an evidence file"):
-        verify_report(path)
-    assert time.process_time() - begun < 2
 
 
 def test_nothing_there_is_a_coded_error(tmp_path: Path) -> None:
