@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from envbuild.catalog.loader import load_stack
 from envbuild.explain.annotate import annotate, parse
 from envbuild.model.stack import Stack
 
@@ -33,18 +32,29 @@ Make = Callable[..., Stack]
 
 def test_a_row_takes_the_gravest_tone_of_its_findings(make_stack: Make) -> None:
     stack = make_stack(
-        {"anchor": "$ git clone x", "severity": "unpinned"},
-        {"anchor": "git clone", "severity": "wrong"},
-        {"anchor": "Take the newest", "severity": "note"},
+        {"anchor": "$ git clone", "severity": "unpinned"},
+        {"anchor": "clone x", "severity": "wrong"},
+        {"anchor": "--flag", "severity": "note"},
+        {"anchor": "done well", "also": ["Take the newest"], "severity": "trap"},
     )
-    tones = {row.row.text.split("\n")[0]: row.tone for row in annotate(TEXT, stack.findings).rows}
-    assert tones == {
+    rows = {row.row.text.split("\n")[0]: row for row in annotate(TEXT, stack.findings).rows}
+    assert {text: row.tone for text, row in rows.items()} == {
         "Set-up": "plain",
-        "Take the newest one.": "green",
+        "Take the newest one.": "amber",
         "$ git clone x": "red",
         "$ pip install \\": "green",
-        "Done twice, done well.": "green",
+        "Done twice, done well.": "amber",
     }
+
+    def marked(start: str) -> list[tuple[str, str, list[int]]]:
+        row = rows[start]
+        return [(row.row.text[m.start : m.end], m.tone, [number for number, _ in m.numbers]) for m in row.marks]
+
+    assert marked("$ git clone x") == [("$ git clone x", "red", [1, 2])], "anchors that overlap share one mark"
+    assert marked("$ pip install \\") == [("--flag", "green", [3])]
+    assert rows["$ pip install \\"].row.text == "$ pip install \\\n    --flag .", "a continued line is of its command"
+    other = rows["Take the newest one."]
+    assert (other.findings, marked("Take the newest one.")[0][2]) == ((), [4]), "a further place has no second note"
 
 
 def test_numbers_follow_the_document_and_what_it_leaves_out_comes_last(make_stack: Make) -> None:
@@ -59,29 +69,6 @@ def test_numbers_follow_the_document_and_what_it_leaves_out_comes_last(make_stac
     assert placed == [(1, "top"), (2, "last")]
     assert [(n, f.id) for n, f in annotated.left_out] == [(3, "silent")]
     assert [(n, f.id) for n, f in annotated.unplaced] == [(4, "gone")]
-
-
-def test_an_anchor_in_a_continued_line_belongs_to_the_whole_command(make_stack: Make) -> None:
-    [row] = [r for r in annotate(TEXT, make_stack({"anchor": "--flag"}).findings).rows if r.findings]
-    assert row.row.text == "$ pip install \\\n    --flag ."
-    [mark] = row.marks
-    assert row.row.text[mark.start : mark.end] == "--flag"
-
-
-def test_further_places_get_the_tone_and_the_number_but_no_second_note(make_stack: Make) -> None:
-    annotated = annotate(
-        TEXT, make_stack({"anchor": "done well", "also": ["Take the newest"], "severity": "trap"}).findings
-    )
-    [other] = [row for row in annotated.rows if row.row.text.startswith("Take")]
-    assert (other.tone, other.findings, other.marks[0].numbers) == ("amber", (), ((1, "amber"),))
-
-
-def test_anchors_that_overlap_share_one_mark(make_stack: Make) -> None:
-    stack = make_stack({"anchor": "git clone", "severity": "trap"}, {"anchor": "clone x", "severity": "wrong"})
-    [row] = [r for r in annotate(TEXT, stack.findings).rows if r.findings]
-    [mark] = row.marks
-    assert row.row.text[mark.start : mark.end] == "git clone x"
-    assert (mark.tone, mark.numbers) == ("red", ((1, "amber"), (2, "red")))
 
 
 INSTALLS = """## One
@@ -142,12 +129,6 @@ def test_d85_no_command_is_refused_by_the_rule(words: list[str]) -> None:
     annotate(f"```sh\n{' '.join(words)}\n```", ())
 
 
-def test_d85_what_the_opt_document_installs_twice_has_its_own_finding() -> None:
-    findings = {each.id: each for each in load_stack("opt-175b").stack.findings}
-    assert (findings["opt-megatron-flags"].anchor, findings["opt-megatron-flags"].nth) == ("$ pip install -e .", 1)
-    assert (findings["opt-sklearn"].anchor, findings["opt-sklearn"].nth) == ("$ pip install -e .", 2)
-
-
 DOCUMENT = """# Title #
 
 A statement over
@@ -180,8 +161,8 @@ CPU: y
 
 
 def test_headings_statements_items_and_commands_are_rows_of_their_own() -> None:
-    shown = [(row.kind, row.text) for row in parse(DOCUMENT)]
-    assert shown == [
+    rows = parse(DOCUMENT)
+    assert [(row.kind, row.text) for row in rows] == [
         ("heading", "Title"),
         ("prose", "A statement over\ntwo lines."),
         ("label", "note"),
@@ -196,21 +177,11 @@ def test_headings_statements_items_and_commands_are_rows_of_their_own() -> None:
         ("command", "GPU: x \\"),
         ("command", "CPU: y"),
     ]
-
-
-def test_a_continued_line_belongs_to_its_command_in_a_shell_only() -> None:
-    rows = parse(DOCUMENT)
-    assert [row.fence for row in rows if row.fence is not None] == [0, 0, 0, 1, 1]
-
-
-def test_places_are_those_in_the_document() -> None:
-    for row in parse(DOCUMENT):
+    assert [row.fence for row in rows if row.fence is not None] == [0, 0, 0, 1, 1], "lines continue in a shell only"
+    for row in rows:
         assert row.text.split("\n")[0] in DOCUMENT[row.start : row.end]
-
-
-def test_an_item_keeps_its_marker_and_depth() -> None:
-    rows = parse("- a\n    - b\n2) c\n")
-    assert [(row.marker, row.level) for row in rows] == [("-", 0), ("-", 2), ("2)", 0)]
+    items = parse("- a\n    - b\n2) c\n")
+    assert [(row.marker, row.level) for row in items] == [("-", 0), ("-", 2), ("2)", 0)]
 
 
 LINES = st.sampled_from(

@@ -59,18 +59,15 @@ GIT_CHECKS: list[tuple[dict[str, Any], bool]] = [
     ({"kind": "path-at-commit", "path": "lib", "present": True}, True),
     ({"kind": "path-at-commit", "path": "setup.py", "present": False}, False),
     ({"kind": "path-at-commit", "path": "lib/dee", "present": False}, True),
-    ({"kind": "text-in-file", "path": "setup.py", "text": "RuntimeError", "expected": 1}, True),
     ({"kind": "text-in-file", "path": "setup.py", "text": "RuntimeError"}, True),
     ({"kind": "text-in-file", "path": "setup.py", "text": "RuntimeError", "expected": 0}, False),
     ({"kind": "text-in-file", "path": "missing.py", "text": "x", "expected": 0}, False),
-    ({"kind": "text-in-tree", "text": "magic", "expected": 1}, True),
     ({"kind": "text-in-tree", "text": "magic", "under": "lib", "expected": 1}, True),
     ({"kind": "text-in-tree", "text": "absent", "expected": 1}, False),
     ({"kind": "sed-hits", "path": "setup.py", "pattern": "check_cuda(CUDA_HOME)", "expected": 1}, True),
     ({"kind": "sed-hits", "path": "setup.py", "pattern": "cuda(HOME)", "expected": 0}, True),
     ({"kind": "sed-hits", "path": "setup.py", "pattern": "check", "expected": 1}, False),
     ({"kind": "compiles-when-commented", "path": "setup.py", "first": 5, "last": 5, "compiles": False}, True),
-    ({"kind": "compiles-when-commented", "path": "setup.py", "first": 4, "last": 5, "compiles": False}, True),
     ({"kind": "compiles-when-commented", "path": "setup.py", "first": 7, "last": 7, "compiles": True}, True),
     ({"kind": "compiles-when-commented", "path": "setup.py", "first": 90, "last": 99, "compiles": True}, False),
     ({"kind": "ref-at-remote", "ref": "stays", "expected": "pinned"}, True),
@@ -102,7 +99,9 @@ def test_a_search_that_does_not_end_is_not_run(
     assert (result.outcome, result.detail) == ("not-run", "grep could not search: it did not end in time")
 
 
-def test_history_is_asked_of_git(make_stack: Make, commits: tuple[str, str], compat: Compat) -> None:
+def test_history_is_asked_of_git_and_a_commit_that_upstream_lost_is_broken(
+    make_stack: Make, commits: tuple[str, str], compat: Compat
+) -> None:
     first, second = commits
     stack = make_stack(
         {"check": {"kind": "commit-contains", "at": "code", "ancestor": first}},
@@ -111,16 +110,11 @@ def test_history_is_asked_of_git(make_stack: Make, commits: tuple[str, str], com
         commit=second,
     )
     assert [r.outcome for r in ask(stack, compat)] == ["holds", "holds", "broken"]
-
-
-def test_a_commit_that_upstream_lost_is_broken_and_a_silent_host_is_not_run(
-    make_stack: Make, commits: tuple[str, str], compat: Compat
-) -> None:
     check = {"kind": "submodules", "at": "code", "expected": 0}
-    [lost] = ask(make_stack({"check": check}, commit="c" * 40), compat)
-    assert (lost.outcome, "has no commit" in lost.detail) == ("broken", True)
     other = {"other": {"git": "https://git.example.org/absent", "commit": "c" * 40, "what": "nothing"}}
-    [silent] = ask(make_stack({"check": check | {"at": "other"}}, repositories=other), compat)
+    asked = ({"check": check}, {"check": check | {"at": "other"}})
+    lost, silent = ask(make_stack(*asked, commit="c" * 40, repositories=other), compat)
+    assert (lost.outcome, "has no commit" in lost.detail) == ("broken", True)
     assert (silent.outcome, "cannot be reached" in silent.detail) == ("not-run", True)
 
 
@@ -136,16 +130,13 @@ def test_without_permission_nothing_outside_is_asked(make_stack: Make, compat: C
 CATALOG_CHECKS: list[tuple[dict[str, Any], bool]] = [
     ({"kind": "torch-flavour-missing", "torch": "1.10.0", "flavour": "cu116"}, True),
     ({"kind": "torch-flavour-missing", "torch": "1.10.0", "flavour": "cu113"}, False),
-    ({"kind": "torch-flavour-missing", "torch": "9.9.9", "flavour": "cu113"}, False),
     ({"kind": "torch-not-on-pypi", "torch": "1.8.1"}, False),
     ({"kind": "torch-python-missing", "torch": "1.10.0", "python": "3.10"}, True),
     ({"kind": "torch-python-missing", "torch": "1.10.0", "python": "3.9"}, False),
     ({"kind": "torch-runs-on", "torch": "1.11.0", "flavour": "cu113", "capability": "9.0", "expected": False}, True),
-    ({"kind": "torch-runs-on", "torch": "1.11.0", "flavour": "cu113", "capability": "8.6", "expected": True}, True),
     ({"kind": "torch-runs-on", "torch": "1.11.0", "flavour": "cu999", "capability": "8.6", "expected": False}, False),
     ({"kind": "toolkit-knows", "cuda": "13.0", "capability": "7.0", "expected": False}, True),
     ({"kind": "toolkit-knows", "cuda": "12.9", "capability": "7.0", "expected": True}, True),
-    ({"kind": "toolkit-knows", "cuda": "11.6", "capability": "9.0", "expected": False}, True),
     ({"kind": "package-rule", "rule": "pip-global-option", "version": "25.3"}, True),
     ({"kind": "package-rule", "rule": "pip-global-option", "version": "25.2"}, False),
     ({"kind": "package-rule", "rule": "no-such-rule", "version": "1"}, False),
@@ -156,10 +147,10 @@ CATALOG_CHECKS: list[tuple[dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("check", "holds"), CATALOG_CHECKS)
-def test_checks_against_the_catalog(check: dict[str, Any], holds: bool, make_stack: Make, compat: Compat) -> None:
-    [result] = run_checks(make_stack({"check": check}), compat)
-    assert result.outcome == ("holds" if holds else "broken"), result.detail
+def test_checks_against_the_catalog(make_stack: Make, compat: Compat) -> None:
+    results = run_checks(make_stack(*({"check": check} for check, _ in CATALOG_CHECKS)), compat)
+    outcomes = ["holds" if holds else "broken" for _, holds in CATALOG_CHECKS]
+    assert [result.outcome for result in results] == outcomes, [result.detail for result in results]
 
 
 def test_d80_the_index_is_asked_through_the_users_configuration_and_an_sdist_is_no_wheel(
@@ -209,12 +200,6 @@ def sed_run(git: Git | None) -> RecipeRun:
     return run
 
 
-def test_without_a_look_the_edits_are_named_with_ours() -> None:
-    run = sed_run(None)
-    assert (run.source, run.patch, run.file, run.outcome) == ("apex", "apex-cuda-check", "setup.py", "")
-    assert "effect" not in run.as_dict()
-
-
 @pytest.mark.parametrize(
     ("text", "outcome"),
     [
@@ -231,10 +216,13 @@ def test_the_documents_sed_is_carried_out_on_the_pinned_file(text: str | None, o
     assert sed_run(Git(text)).outcome == outcome
 
 
-def test_a_source_out_of_reach_is_said() -> None:
-    run = sed_run(Git(None, EnvbuildError("git-failed", "cannot fetch apex")))
-    assert run.outcome == "not tried: cannot fetch apex"
-    assert run.as_dict()["problem"] == "cannot fetch apex"
+def test_edits_are_named_with_ours_also_without_a_look_and_where_the_source_is_out_of_reach() -> None:
+    run = sed_run(None)
+    assert (run.source, run.patch, run.file, run.outcome) == ("apex", "apex-cuda-check", "setup.py", "")
+    assert "effect" not in run.as_dict()
+    silent = sed_run(Git(None, EnvbuildError("git-failed", "cannot fetch apex")))
+    assert silent.outcome == "not tried: cannot fetch apex"
+    assert silent.as_dict()["problem"] == "cannot fetch apex"
 
 
 def test_the_text_shows_both_edits() -> None:
@@ -243,9 +231,6 @@ def test_the_text_shows_both_edits() -> None:
     assert "The document's own edits, and ours" in shown
     assert "changes 1 line of setup.py" in " ".join(shown.split())
     assert "instead: apex-cuda-check" in shown
-
-
-def test_a_profile_without_patches_shows_nothing_of_the_kind() -> None:
-    stack = load_stack("torch-smoke").stack
-    assert document_recipes(stack, "exact") == ()
-    assert "own edits" not in render_text(explain(stack, "exact"))
+    small = load_stack("torch-smoke").stack
+    assert document_recipes(small, "exact") == ()
+    assert "own edits" not in render_text(explain(small, "exact"))

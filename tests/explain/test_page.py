@@ -48,18 +48,16 @@ def test_markup_is_balanced_and_nothing_is_loaded(make_stack: Make) -> None:
     assert "default-src 'none'" in html
 
 
-def test_what_the_document_holds_is_shown_and_never_run(make_stack: Make) -> None:
-    html = page(make_stack({"anchor": "the newest"}))
+def test_what_the_document_and_a_finding_hold_is_shown_and_never_run(make_stack: Make) -> None:
+    finding = {"anchor": "the newest", "truth": "<img src=x>", "replacement": "<i>", "evidence": "<u>"}
+    html = page(make_stack(finding))
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert "<b>the newest" not in html
     assert "&lt;b&gt;" in html
-
-
-def test_what_a_finding_holds_is_escaped(make_stack: Make) -> None:
-    html = page(make_stack({"anchor": "git clone", "truth": "<img src=x>", "replacement": "<i>", "evidence": "<u>"}))
     assert "&lt;img src=x&gt;" in html
     assert "<img" not in html
     assert "<i>" not in html.replace("<i class", "")
+    Page(page(make_stack(finding), text=""))
 
 
 def test_every_finding_is_on_the_page_once_and_linked_from_its_place(make_stack: Make) -> None:
@@ -98,10 +96,6 @@ def test_ordered_items_count_on_and_commands_of_a_block_stay_together(make_stack
     assert "echo" in noted
 
 
-def test_an_empty_document_still_gives_a_page(make_stack: Make) -> None:
-    Page(page(make_stack({"anchor": "x"}), text=""))
-
-
 def mark(text: str, piece: str, number: int = 1) -> Mark:
     start = text.index(piece)
     return Mark(start, start + len(piece), "red", ((number, "red"),))
@@ -129,15 +123,9 @@ def test_a_marked_piece_is_followed_by_its_number() -> None:
     assert inline_html(text, [mark(text, "two", 7)]) == (
         'one <mark class="red">two</mark><sup><a class="ref red" href="#f7">7</a></sup> three'
     )
-
-
-def test_an_address_is_shown_when_a_finding_is_about_it() -> None:
     text = "see [t](https://x.org)."
-    assert "x.org</span>" in inline_html(text, [mark(text, "https://x.org")])
-
-
-def test_a_command_is_never_markdown() -> None:
-    assert code_html("sed 's/*a*/`b`/' <x", ()) == "sed 's/*a*/`b`/' &lt;x"
+    assert "x.org</span>" in inline_html(text, [mark(text, "https://x.org")]), "an address that a finding is about"
+    assert code_html("sed 's/*a*/`b`/' <x", ()) == "sed 's/*a*/`b`/' &lt;x", "a command is never Markdown"
 
 
 @given(

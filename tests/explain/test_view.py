@@ -51,13 +51,10 @@ def test_json_holds_findings_decisions_and_deviations_as_lists(make_stack: Make)
     assert "why_no_decisions" not in data
 
 
-def test_without_facts_the_reason_is_said(make_stack: Make) -> None:
-    explanation = explain(two(make_stack), "exact", decided=Decided(note="no facts"))
-    assert explanation.as_dict()["why_no_decisions"] == "no facts"
-    assert "\nno facts" in render_text(explanation)
-
-
-def test_text_groups_by_severity_the_gravest_first(make_stack: Make) -> None:
+def test_text_groups_by_severity_the_gravest_first_and_says_why_nothing_was_decided(make_stack: Make) -> None:
+    unknown = explain(two(make_stack), "exact", decided=Decided(note="no facts"))
+    assert unknown.as_dict()["why_no_decisions"] == "no facts"
+    assert "\nno facts" in render_text(unknown)
     text = render_text(explain(two(make_stack), "exact", decided=Decided((RESOLUTION,))))
     assert text.index("Wrong (1)") < text.index("first") < text.index("Traps (1)") < text.index("later")
     assert "refuse  too old (rule driver-floor: 440 against 450.80)" in text
@@ -94,11 +91,6 @@ def test_shipped_documents_keep_to_the_width_but_for_addresses(name: str) -> Non
     assert [line for line in lines if len(line) > 80 and len(line.split()[-1]) < 30] == []
 
 
-def test_parameters_are_those_of_a_gpt() -> None:
-    opt = ModelSize(name="175b", layers=96, hidden=12288, heads=96, sequence=2048, vocabulary=51196)
-    assert round(parameters(opt) / 1e9, 1) == 174.6
-
-
 def test_the_least_number_of_nodes_follows_the_memory_model() -> None:
     reference = Reference.from_plain(
         {
@@ -113,6 +105,8 @@ def test_the_least_number_of_nodes_follows_the_memory_model() -> None:
             },
         }
     )
+    opt = ModelSize(name="175b", layers=96, hidden=12288, heads=96, sequence=2048, vocabulary=51196)
+    assert round(parameters(opt) / 1e9, 1) == 174.6
     least = least_nodes(reference)
     assert least is not None
     # 120.1 million parameters are 1.2 GB; a node has 2 x 1 GB, half of it usable.
