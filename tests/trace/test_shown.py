@@ -177,9 +177,10 @@ def test_a_trace_is_never_written_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["chrome", "xlsx"])
 def test_a_disk_that_fills_leaves_no_part_of_a_file(folder: Path, form: str) -> None:
-    command = [sys.executable, "-m", "envbuild", "trace", str(folder / NAME), "--output", str(folder), "--format", form]
+    # Python would leave half a file of byte code for each module that nobody has imported before.
+    start = [sys.executable, "-B", "-m", "envbuild", "trace"]
     limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, 1000))
-    done = completed(command, preexec_fn=limit)
+    done = completed([*start, str(folder / NAME), "--output", str(folder), "--format", form], preexec_fn=limit)
     assert (done.returncode, done.stderr.partition("]")[0]) == (2, "error[output-unwritable"), done.stderr
     assert [path.name for path in folder.iterdir()] == [NAME]
 
