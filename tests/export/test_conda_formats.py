@@ -85,44 +85,31 @@ def variant_of(*wheels: str, unrecorded: str | None = None) -> Variant:
     return variant(engine="conda", conda=conda, packages=tuple(map(package, wheels)))
 
 
-def test_what_pip_installs_is_said_beside_the_list() -> None:
+def test_what_pip_installs_is_said_beside_the_list_and_without_packages_or_an_address_nothing_is_exported() -> None:
     text = explicit(variant_of("six"), [], {"forge": ("https://conda.example.org/forge",)})
     assert "# not in this file: six==1.0 of pip" in text
     assert f"https://conda.example.org/forge/linux-64/python-3.11.9-0.conda#sha256:{SHA}" in text
-
-
-def test_without_packages_or_an_address_nothing_is_exported() -> None:
     with fails("conda-unrecorded", ExitCode.INTEGRITY):
         explicit(variant_of(unrecorded="not asked"), [], {})
     with fails("address-missing", ExitCode.TRY_AGAIN):
         explicit(variant_of(), [], {})
 
 
-def test_an_environment_yml_is_planned_and_checked_like_a_stack(
-    stack: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert main(["plan", "--stack", str(stack), "--engine", "conda", "--facts", "polaris", "--json"]) == ExitCode.OK
-    plan = json.loads(capsys.readouterr().out)["plan"]
-    assert plan["nodes"][0]["resolution"]["variant_id"] == "cp311-linux_x86_64-conda"
-    assert main(["lock", "check", str(stack), "--offline"]) == ExitCode.OK
-
-
-def test_the_lock_knows_what_the_archives_take(stack: Path) -> None:
-    conda = read_lock(stack.with_name("environment.lock.toml")).variants[0].conda
-    assert conda and all(each.unpacked for each in conda.packages)
-
-
-def test_a_script_of_uv_and_git_is_refused_with_what_installs_conda_packages(
+def test_an_environment_yml_is_planned_and_checked_like_a_stack_and_a_script_of_uv_and_git_is_refused(
     stack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from envbuild.export.bash_script import render_script
     from envbuild.model.plan import NodePlan, Plan
 
     capsys.readouterr()
-    main(["plan", "--stack", str(stack), "--engine", "conda", "--facts", "polaris", "--json"])
+    assert main(["lock", "check", str(stack), "--offline"]) == ExitCode.OK
+    locked = read_lock(stack.with_name("environment.lock.toml"))
+    assert locked.variants[0].conda and all(each.unpacked for each in locked.variants[0].conda.packages)
+    capsys.readouterr()
+    assert main(["plan", "--stack", str(stack), "--engine", "conda", "--facts", "polaris", "--json"]) == ExitCode.OK
     shown = json.loads(capsys.readouterr().out)["plan"]
+    assert shown["nodes"][0]["resolution"]["variant_id"] == "cp311-linux_x86_64-conda"
     nodes = [{key: node.get(key) for key in NodePlan.model_fields} for node in shown["nodes"]]
     plan = Plan.from_plain({**{key: shown[key] for key in ("stack", "profile", "target")}, "nodes": nodes})
     with fails("script-impossible", ExitCode.REFUSED):
-        render_script(plan, read_lock(stack.with_name("environment.lock.toml")))
+        render_script(plan, locked)

@@ -206,10 +206,10 @@ def test_a_bill_of_materials_names_the_image_and_the_packages_that_something_sta
     assert [each["aggregate"] for each in json.loads(text)["compositions"]] == ["incomplete"]
 
 
-@pytest.mark.parametrize("char", "\n\r\x0b\x0c\x1c\x85\u2028\u2029")
-def test_d64_no_comment_of_an_export_ends_before_its_line(char: str) -> None:
+def test_d64_no_comment_of_an_export_ends_before_its_line() -> None:
     plain = variant(packages=(package("six"),))
-    base = plain.base.model_copy(update={"kind": "system", "provides": (f"a{char}evilpkg @ file:///x.whl",)})
+    provided = tuple(f"a{char}evilpkg @ file:///x.whl" for char in "\n\r\x0b\x0c\x1c\x85\u2028\u2029")
+    base = plain.base.model_copy(update={"kind": "system", "provides": provided})
     made = lock(plain).model_copy(update={"variants": (plain.model_copy(update={"base": base}),)})  # not by the loader
     text = export_lock(made, None, "requirements")
     assert [line for line in text.splitlines() if "evilpkg" in line and not line.startswith("#")] == []
