@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from envbuild.catalog.loader import load_stack, load_target
 from envbuild.catalog.yaml_load import parse_yaml
 from envbuild.model.stack import SmokeItem
@@ -34,23 +32,13 @@ def test_the_example_of_a_stack_loads(tmp_path: Path) -> None:
     assert stack.findings[0].severity == "unpinned"
 
 
-def test_the_example_of_a_target_loads(tmp_path: Path) -> None:
+def test_the_examples_of_a_target_and_of_a_first_step_load(tmp_path: Path) -> None:
     text, *_ = examples("targets.md")
     path = tmp_path / "my-target.yaml"
     path.write_text(text, encoding="utf-8")
     target = load_target(str(path)).target
     assert (target.connection.kind, target.connection.user) == ("ssh", "builder")
     assert target.hosts == ("gpu01", "gpu02")
-
-
-@pytest.mark.parametrize("name", ["stacks.md", "targets.md"])
-def test_links_of_the_guides_lead_somewhere(name: str) -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", (DOCS / name).read_text(encoding="utf-8"))
-    assert links
-    assert [link for link in links if not (DOCS / link).is_file()] == []
-
-
-def test_the_example_of_a_first_step_loads() -> None:
     [block, _] = examples("launch.md")
     [item] = parse_yaml(block.encode(), "launch.md").data
     step = SmokeItem.from_plain(item).step

@@ -51,11 +51,8 @@ def test_it_is_a_stack_with_one_profile_for_the_engine_conda(tmp_path: Path) -> 
     ]
     assert conda.packages[:2] == ("python=3.9.18", "conda-forge::numpy=1.22.*")
     assert conda.provides == {"torch": "pytorch", "numpy": "numpy", "cudatoolkit": "cudatoolkit", "pip": "pip"}
-
-
-def test_a_stack_is_still_a_stack(tmp_path: Path) -> None:
     text = "name: a\nsummary: s\nprofiles: {exact: {python: ['3.11']}}\n"
-    assert load_stack(write(tmp_path, text)).stack.profiles["exact"].conda is None
+    assert load_stack(write(tmp_path, text)).stack.profiles["exact"].conda is None, "a stack is still a stack"
 
 
 @pytest.mark.parametrize("text", ["python=3.9", "python 3.9.*", "python==3.9.1", "a::python=3.9=h_0"])
@@ -69,16 +66,11 @@ def test_the_python_is_read_from_its_spec(tmp_path: Path, text: str) -> None:
     ("dependencies", "line", "word"),
     [
         ("[python=3.9, ./local.conda]", 2, "./local.conda"),
-        ("[python=3.9, /opt/x.tar.bz2]", 2, "/opt/x.tar.bz2"),
         ("[python=3.9, 'https://example.org/x.conda']", 2, "https://example.org/x.conda"),
         ("\n- python=3.9\n- pip:\n  - six\n  - -r requirements.txt", 6, "-r requirements.txt"),
-        ("\n- python=3.9\n- pip:\n  - -e .", 5, "-e ."),
-        ("\n- python=3.9\n- pip:\n  - ./pkg", 5, "./pkg"),
-        ("\n- python=3.9\n- pip:\n  - --extra-index-url https://example.org", 5, "--extra-index-url"),
         ("\n- python=3.9\n- pip:\n  - git+https://example.org/x", 5, "git+https"),
         ("\n- python=3.9\n- pip:\n  - x @ https://example.org/x.whl", 5, "x @ https"),
         ("\n- python=3.9\n- poetry:\n  - six", 4, "match spec"),
-        ("[numpy]", 2, "which Python"),
         ("['python >=3.9']", 2, "which Python"),
         ("python=3.9", 2, "no list"),
         ("[python=3.9]\nmystery: 1", 3, "`mystery`"),
@@ -93,7 +85,7 @@ def test_what_cannot_be_locked_is_refused_with_its_line(
     assert word in caught.value.what
 
 
-@pytest.mark.parametrize("channels", ["", "channels: []\n", "channels: [Bad/Label]\n"])
+@pytest.mark.parametrize("channels", ["channels: []\n", "channels: [Bad/Label]\n"])
 def test_without_a_channel_anaconda_s_own_are_not_taken_silently(tmp_path: Path, channels: str) -> None:
     with fails("environment-yml"):
         load_stack(write(tmp_path, f"{channels}dependencies: [python=3.9]\n"))

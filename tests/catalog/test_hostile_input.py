@@ -76,29 +76,23 @@ def test_d26_hostile_values_are_coded_errors(kind: str, data: st.DataObject, tmp
         assert error.exit_code == ExitCode.USAGE
 
 
-@pytest.mark.parametrize("value", [LONG, DEEP, "0x" + "f" * 20_000, "1e99999", "2026-13-45"], ids=lambda v: v[:6])
-@pytest.mark.parametrize("place", ['"3.11"', '"cpu"'])
-def test_d26_a_lock_with_a_hostile_value_is_exit_2(place: str, value: str) -> None:
-    with fails("lock-invalid", 2):
-        parse_lock(LOCK.replace(place, value), "my.lock.toml")
+@pytest.mark.parametrize("value", [LONG, DEEP, "1e99999", "2026-13-45"], ids=lambda v: v[:6])
+def test_d26_a_lock_with_a_hostile_value_is_exit_2(value: str) -> None:
+    for place in ('"3.11"', '"cpu"'):
+        with fails("lock-invalid", 2):
+            parse_lock(LOCK.replace(place, value), "my.lock.toml")
 
 
 @pytest.mark.parametrize("value", [LONG, DEEP, "NaN", "1" * 400 + ".5", '"\\ud800"'], ids=lambda v: v[:6])
-def test_d26_facts_with_a_hostile_value_are_exit_2(value: str, tmp_path: Path) -> None:
+def test_d26_facts_with_a_hostile_value_are_exit_2(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = json.dumps(changed(FACTS, ("cpus",), "@@")).replace('"@@"', value)
     (tmp_path / "f.json").write_text(text)
     with fails("file-unreadable", 2):
         load_facts(str(tmp_path / "f.json"))
-
-
-def test_d26_a_configuration_with_a_number_without_end_is_exit_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "envbuild.toml").write_text(f"wait = {LONG}\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("config-invalid", 2):
         load_config()
-    assert caught.value.exit_code == ExitCode.USAGE
 
 
 def test_d26_a_requirement_of_brackets_is_exit_2_with_its_place(
@@ -177,6 +171,5 @@ def test_d64_joiners_are_for_prose_alone(tmp_path: Path) -> None:
     for place in (("packages", 0), ("constraints", 0), ("bases", 0, "provides", 0)):
         text = "six>=1; platform_version != 'a\u200db'"
         path.write_text(json.dumps(changed(STACK, ("profiles", "exact", *place), text)))
-        with pytest.raises(EnvbuildError) as caught:
+        with fails("manifest-invalid", 2):
             load_stack(str(path))
-        assert caught.value.exit_code == 2

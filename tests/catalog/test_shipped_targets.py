@@ -46,10 +46,6 @@ def shipped(name: str) -> Target:
     return load_target(name, template=True).target
 
 
-def test_all_targets_of_the_documents_and_their_templates_are_shipped() -> None:
-    assert set(list_targets()) == {"local", *STACKS, *TEMPLATES}
-
-
 @pytest.mark.parametrize(("name", "stack"), STACKS.items())
 def test_a_target_says_all_that_matters(name: str, stack: str) -> None:
     target = shipped(name)
@@ -68,22 +64,16 @@ def test_a_target_says_all_that_matters(name: str, stack: str) -> None:
     assert {node.scheduler.kind for node in facts.values()} == {target.scheduler.kind}
 
 
-def test_the_variables_of_ndv4_name_the_topology_only_where_it_exists() -> None:
-    environment = shipped("azure-nd96").environment
-    assert environment["NCCL_TOPO_FILE"] == EnvPath.from_plain({"path": "/opt/microsoft/ndv4-topo.xml", "if": "exists"})
-    assert environment["NCCL_IB_PCI_RELAXED_ORDERING"] == "1"
-    assert shipped("azure-nd96").floors == {"all_reduce_8192_mib_busbw_gbps": 228, "multi_node_busbw_gbps": 185}
-
-
-def test_a_shipped_target_names_nobodys_account_and_no_login_node() -> None:
+def test_all_targets_of_the_documents_are_shipped_and_name_nobodys_account_and_no_login_node() -> None:
+    assert set(list_targets()) == {"local", *STACKS, *TEMPLATES} and set(list_facts()) == set(STACKS)
     ways = {name: shipped(name).connection for name in list_targets()}
     assert {way.login for way in ways.values()} == {None}
     users = {name: way.user for name, way in ways.items() if way.user}
     assert users == {"aws-p3-16xlarge": "ubuntu", "pods-rtx4090": "root"}, "those of an AMI and of an image"
-
-
-def test_every_example_belongs_to_a_target() -> None:
-    assert set(list_facts()) == set(STACKS)
+    ndv4 = shipped("azure-nd96")
+    topology = EnvPath.from_plain({"path": "/opt/microsoft/ndv4-topo.xml", "if": "exists"})
+    assert (ndv4.environment["NCCL_TOPO_FILE"], ndv4.environment["NCCL_IB_PCI_RELAXED_ORDERING"]) == (topology, "1")
+    assert ndv4.floors == {"all_reduce_8192_mib_busbw_gbps": 228, "multi_node_busbw_gbps": 185}
 
 
 def test_the_example_facts_have_the_shape_of_a_probe() -> None:
@@ -112,16 +102,13 @@ def test_what_cannot_be_provisioned_is_refused_before_anything_else(
     assert len(error.details["missing"]) == len(missing)
 
 
-@pytest.mark.parametrize("name", ["local", *STACKS])
-def test_what_can_be_provisioned_is_not_refused(name: str) -> None:
-    assert unsupported(shipped(name)) == {}
-    assert "privilege: none" in unsupported(shipped(name).model_copy(update={"privilege": "sudo"})).values()
-
-
-def test_an_image_may_be_asked_though_not_built() -> None:
+def test_what_can_be_provisioned_is_not_refused_and_an_image_may_be_asked_though_not_built() -> None:
+    for name in ("local", *STACKS):
+        assert unsupported(shipped(name)) == {}
+        assert "privilege: none" in unsupported(shipped(name).model_copy(update={"privilege": "sudo"})).values()
     target = shipped("pods-rtx4090").model_copy(update={"container": ContainerSettings(runtime="pyxis")})
     refuse_unsupported(target, only_ask=True)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("not-yet-supported") as caught:
         refuse_unsupported(target)
     assert caught.value.details["missing"] == ["container: {runtime: pyxis} without jobs of Slurm"]
 
@@ -176,18 +163,26 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: local\nconnection: {kind: job}\nhosts: [a]", "needs a scheduler: write `extends"),
         ("extends: ssh\nhosts: {slurm: hpc}", "for jobs write `extends: slurm`"),
         ("extends: slurm\nhosts: {slurm: a, inventory: b}", "exactly one of"),
-        ("extends: slurm\nhosts: {}", "exactly one of"),
         ("extends: slurm\nhosts: {slurm: -p}", "start with '-'"),
         ("extends: slurm\nhosts: [gpu1]", "write `hosts: {slurm: PARTITION}`"),
         ("prefix: /e\nhosts: {slurm: hpc}", "for these write `extends: slurm`"),
-        ("prefix: /e\nhosts: {pbs: nodefile}", "for these write `extends: pbs`"),
         ("prefix: /e\nhosts: [gpu1]", "mine.yaml:3:1"),
+        ("extends: local\nprefx: /x", "unknown key"),
+        ("extends: local\nprefix: /a/../b", "must not hold '..'"),
+        ('extends: local\nprefix: "/a\\nb"', "control characters"),
+        ("extends: local\ninterpreter: --help", "start with '-'"),
+        ("extends: local\nconnection: {kind: telnet}", "must be 'local', 'ssh' or 'job'"),
+        ("extends: local\nconnection: {kind: ssh, port: 99999}", "less than or equal to 65535"),
+        ("extends: local\nconnection: {kind: ssh}\nhosts: ['{{ x }}']", "a host holds no"),
+        ("extends: local\nconnection: {kind: ssh}\nhosts: []", "empty"),
+        ("extends: local\nhosts: [elsewhere]", "`connection: local` has one host"),
+        ("extends: local\nenvironment: {'A=B': x}", "must match"),
+        ("extends: local\nenvironment: {A: 1}", "must be text"),
+        ("extends: local\nexpects: {gpus_per_node: many}", "must be a whole number"),
         ("extends: ssh\nconnection: {host: a}", "PBS need `connection: {kind: job, login: {host: …}}`"),
         ("extends: ssh\nhosts: [a]\nconnection: {login: {host: a}}", "`login` has no effect with `conn"),
         ("extends: pbs\nscheduler: {requeue: true}", "PBS does not tell a job that it runs again"),
         ("extends: slurm\nconnection: {kind: Slurm}", "write `connection: {kind: job}`, and the partition as `hosts: "),
-        ("extends: slurm\nconnection: slurm", "write `connection: {kind: job}`, and the partition as `hosts: "),
-        ("extends: pbs\nconnection: {kind: pbs}", "write `connection: {kind: job}` and `hosts: {pbs: nodefile}`"),
         ("extends: local\nengine: uv", "write `engine: venv`"),
         ("extends: local\nexpects: {driver: 470}", ":3:11: 470\nhint: put expects.driver in quotes"),
         ("extends: local\ncontainer: {runtime: Docker}", "did you mean `docker`?"),
@@ -195,17 +190,13 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: pbs\nscheduler: {filesystems: [Home]}", "hint: write filesystems: [home]\n"),
         ("extends: slurm\nhosts: hpc", "write hosts: {slurm: hpc}"),
         ("extends: ssh\nhosts: ['gpu[01-04']", "hosts[0] must have its brackets in pairs, as gpu[01-04]"),
-        ("extends: ssh\nhosts: ['gpu01-04]']", "hosts[0] must have its brackets in pairs, as gpu[01-04]"),
         ("extends: ssh\nhosts: gpu01", "write hosts: [gpu01]"),
-        ("extends: ssh\nhosts: gpu01 gpu02", "write hosts: [gpu01, gpu02]"),
         ("extends: ssh\nhosts: {command: ./list --gpu}", "write command: [./list, --gpu]"),
         ("extends: slurm\nhosts: 'ndv4-[1-16]'", "write hosts: {slurm: PARTITION}"),
         ("extends: slurm\nhosts: {slurm: 'n[1-4]'}", "hosts.slurm: a job of Slurm runs on the nodes of a partition: w"),
-        ("extends: slurm\nhosts: {slurm: none}", "must be a name: `none` and `null` name nothing"),
         ("hosts: [gpu1]\nextends: slurm", "mine.yaml:2:1"),
         ("extends: slurm\nconnection: {login: {host: me@login1}}", "write login1 here, and `user: me` beside it"),
         ("extends: slurm\nconnection: {login: {host: 'ssh://me@a'}}", "must be a host name or address: letters"),
-        ("extends: slurm\nconnection: {login: {host: '@a'}}", "must be a host name or address: letters"),
         ("extends: slurm\nprefix: ~/envs", 'write prefix: "{home}/envs"'),
         ("extends: slurm\nscheduler: slurm", "write `extends: slurm` or `extends: pbs`"),
         ("extends: slurm\nwrong: 1\nwalltime: 1\ngpus: 8", "is an unknown key (write `scheduler: {time_limit: 2h}`)"),
@@ -214,51 +205,37 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
         ("extends: pbs\nhosts: {pbs: ./nodes}", "write `hosts: {pbs: nodefile}`"),
         ("extends: slurm\npartition: hpc", "write `hosts: {slurm: NAME}`"),
         ("extends: slurm\nscheduler: {account: a b; rm}", "must have letters, digits and"),
-        ("extends: slurm\nhosts: {slurm: hpc pool}", "must have letters, digits and"),
         ('extends: slurm\nhosts: {slurm: "hpc*"}', "write hpc: with the * `sinfo` marks the default"),
         ("extends: slurm\nscheduler: {resources: [gpu=8]}", "of PBS; Slurm has `hosts: {slurm: PARTITION}`"),
         ("extends: pbs\nscheduler: {queue: gpu, qos: high}", "qos is of Slurm"),
         ("extends: slurm\nscheduler: {gres: gpu}", "write `expects: {gpus_per_node: 8}`"),
-        ("extends: slurm\nexpects: {gpus: 8}", "write `expects: {gpus_per_node: 8}`"),
-        ("extends: azure-nd96\nscheduler: {gpus_per_node: 8}", "write `expects: {gpus_per_node: 8}`"),
         ("extends: slurm\nscheduler: {ntasks-per-node: 8}", "write nothing for it: a job has one task a node"),
-        ("extends: slurm\nscheduler: {exclude: gpu1}", "write nothing for it: Slurm chooses"),
         ('extends: slurm\nscheduler: {nodes: "2"}', "write nodes: 2"),
         ("extends: slurm\nscheduler: {requeue: no}", "write requeue: false"),
         ("extends: azure-nd96\nscheduler: {cpus_per_node: 8}", "cpus_per_node has no effect with `exclusive: true`"),
-        ("prefix: /a\nconnection: {kind: job}", "write `extends: slurm` or `extends: pbs`"),
         ("extends: slurm\nscheduler: {time_limit: 120}", "must be a time: 90s, 40m or 2h"),
         ("extends: slurm\nprefix: {home}/envs", 'put what begins with a bracket in quotes: "{home}/envs"'),
         ("extends: slurm\nengine: [venv\nprefix: '{home}/envs'", "check the indentation, brackets and quotes of line"),
         ("extends: slurm\nlogin: null", "write `connection: {login: null}`"),
         ("extends: slurm\nmodules: [cuda/11.6, a]", "write `scheduler: {modules: {load: [cuda/11.6, a]}}`"),
         ("extends: slurm\nmodules: module load cuda", "write `scheduler: {modules: {load: [cuda]}}`"),
-        ("extends: slurm\nmodule: cuda", "write `scheduler: {modules: {load: [NAME]}}`"),
         ("extends: slurm\ntime_limit: 2", "write `scheduler: {time_limit: …}`"),
         ("extends: slurm\nscheduler: {modules: cuda}", "write modules: {load: [cuda]}"),
         ("extends: slurm\nscheduler: {modules: [cuda/11.6, a]}", "write modules: {load: [cuda/11.6, a]}"),
         ("extends: slurm\nscheduler: {modules: {load: cuda/11.6 a}}", "write load: [cuda/11.6, a]"),
-        ("extends: slurm\nscheduler: {modules: {load: module load cuda a}}", "write load: [cuda, a]"),
         ("extends: slurm\nscheduler: {modules: {load: [gcc, ml cuda a]}}", "write load: [gcc, cuda, a]"),
         (
             "extends: slurm\nscheduler: {modules: {load: [/usr/local/cuda-11.6]}}",
             "in /usr/local/cuda* is found without",
         ),
         ("extends: slurm\nconnection: {login: none}", "write login: null"),
-        ("extends: slurm\nconnection: {login: 'null'}", "write login: null"),
         ("extends: slurm\nconnection: {login: {host: none}}", "must be a name: `none` and `null` name nothing"),
-        ("extends: slurm\nscheduler: {account: none}", "write account: null"),
-        ("extends: slurm\ntmp: none", "write tmp: null"),
         ("extends: slurm\nfloors: none", "leave floors out"),
         ("extends: azure-nd96\nfloors: none", "write floors: null"),
-        ("extends: slurm\nscheduler: {options: --mem=0}", "known: account, constraints"),
         ("extends: azure-nd96\nnodes: 4", "write `scheduler: {nodes: 4}`"),
-        ("extends: slurm\nmodules: {load: [a]}", "write `scheduler: {modules: {load: [a]}}`"),
         ("extends: slurm\nlogin: login1", "write `connection: {login: {host: login1}}`"),
         ("extends: slurm\ncontainer: [a]", "write container: {KEY: VALUE}, KEY being runtime or image or"),
         ("extends: slurm\nscheduler: {modules: {load: ['ml a: b}']}}", "write [a:, b}]"),
-        ("extends: slurm\nqueue: hpc", "write `hosts: {slurm: NAME}` for Slurm"),
-        ("extends: slurm\nconda: {}", "write `engine: conda`"),
         ("extends: slurm\nprefix: $SCRATCH/envs", "can be used; write what `echo $SCRATCH` prints there"),
         ("extends: slurm\nconnection: {login: login1}", "write login: {host: login1}"),
         ("extends: slurm\nconnection: {login: ssh me@login1}", "write login: {host: login1, user: me}"),
@@ -268,18 +245,14 @@ def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
             "extends: slurm\nconnection: {login: {host: a, identity: b}}",
             "write `connection: {identity: b}`, beside `lo",
         ),
-        ("extends: slurm\nconnection: {login: {host: a, key: b}}", "write `connection: {identity: FILE}`"),
         ("extends: slurm\ncontainer: {nodes: 2}", "write `scheduler: {nodes: 2}`"),
         ("extends: slurm\nscheduler: {name: a}", "known: account, constraints"),
         ("hosts: {slurm: hpc}", "write `extends: slurm`, which has the other keys, or `prefix: FOLDER`"),
-        ("hosts: [gpu01]", "write `extends: ssh`, which has"),
         ("extends: slurm\nprefix: /shared/$USER/envs", 'write prefix: "/shared/{user}/envs"'),
         ("extends: slurm\nprefix: $HOME", 'write prefix: "{home}/envbuild"'),
-        ("extends: slurm\nprefix: '{data}/'", 'write prefix: "{data}/envbuild"'),
         ("extends: slurm\nprefix: /shared/<user>/envs", "only the placeholders {user}, {home} and {data}"),
         ("extends: local\nplacement: image", "needs engine: container"),
         ("extends: local\nengine: docker", "must be 'venv', 'conda' or 'container'"),
-        ("extends: slurm\nhosts: {slurm: a}\nscheduler: {start_deadline: soon}", "must be a time"),
     ],
 )
 def test_a_target_that_contradicts_itself_is_refused(text: str, says: str, tmp_path: Path) -> None:
@@ -288,20 +261,12 @@ def test_a_target_that_contradicts_itself_is_refused(text: str, says: str, tmp_p
     assert says in f"{caught.value.what}\n{caught.value.why}\nhint: {caught.value.hint}\n"
 
 
-@pytest.mark.parametrize("prefix", ["$HOME_DIR/envs", "$USERS/envs", "$USER/envs", "~/a:b", "~/../a", "envs"])
-def test_no_path_is_proposed_that_would_be_refused_too(prefix: str, tmp_path: Path) -> None:
-    with fails("manifest-invalid") as caught:
-        own(tmp_path, f"extends: slurm\nprefix: {prefix}\n")
-    assert caught.value.hint == ""
-
-
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("02:00:00", "2h"), ("1-00:00:00", "24h"), ("1-12", "36h"), ("0-00:30", "30m"), ("90:00", "90m"),
-        ("120", "120m or 120h"), ("2h30m", "150m"), ("2 h", "2h"), ("2d", "48h"), ("90 min", "90m"), ("1.5h", "90m"),
-        ("1 hour 5 seconds", "3605s"), ("0", ""), ("0:00", ""), ("99999-00", ""), ("soon", ""), ("2x", ""),
-        ("", ""),
+        ("02:00:00", "2h"), ("1-12", "36h"), ("0-00:30", "30m"), ("90:00", "90m"), ("120", "120m or 120h"),
+        ("2h30m", "150m"), ("2d", "48h"), ("90 min", "90m"), ("1.5h", "90m"), ("1 hour 5 seconds", "3605s"),
+        ("0:00", ""), ("99999-00", ""), ("soon", ""), ("", ""),
     ],
 )  # fmt: skip
 def test_a_time_in_another_form_is_refused_with_the_one_to_write(typed: str, meant: str, tmp_path: Path) -> None:
@@ -311,55 +276,39 @@ def test_a_time_in_another_form_is_refused_with_the_one_to_write(typed: str, mea
     assert caught.value.hint == (f"write time_limit: {meant}" if meant else "")
 
 
-@pytest.mark.parametrize(
-    ("text", "folder"),
-    [
-        ("prefix: /mnt/resource_nvme/me/envbuild", "/mnt/resource_nvme (`tmp:` is there)"),
-        ("prefix: /tmp/envbuild", "/tmp"),
-        ("prefix: /mnt/resource_nvme2/envbuild", ""),
-        ("prefix: '{home}/envbuild'\ntmp: '{home}/tmp'", ""),
-        ("prefix: /scratch/{user}/envbuild\ntmp: /scratch/{user}/tmp", ""),
-        ("prefix: /scratch/envbuild\ntmp: /scratch", "/scratch (`tmp:` is there)"),
-        ("prefix: /tmp/envbuild\nplacement: node-local\nshared: /shared/me", ""),
-        ("prefix: /tmp/envbuild\ntmp: null\nconnection: {kind: local}\nhosts: [localhost]", ""),
-    ],
-)
-def test_a_shared_prefix_on_a_disk_of_the_node_is_doubted(text: str, folder: str, tmp_path: Path) -> None:
-    doubt = "".join(doubts(own(tmp_path, f"extends: azure-nd96\n{text}\n")))
-    assert (f"own disk if {folder} is, and `placement: shared`" in doubt) if folder else "own disk" not in doubt
-
-
-@pytest.mark.parametrize(
-    ("prefix", "says"),
-    [
-        ("/shared/home/{user}", "looks like a home folder"),
-        ("/home/me", "looks like a home folder"),
-        ("/users/{user}/", "looks like a home folder"),
-        (f"/scratch/{user_name()}/", "may be a folder for all that is yours"),
-        ("/scratch/{user}", "may be a folder for all that is yours"),
-    ],
-)
-def test_a_prefix_that_looks_like_a_folder_for_all_of_a_user_is_doubted(prefix: str, says: str, tmp_path: Path) -> None:
-    (doubt,) = doubts(own(tmp_path, f"extends: azure-nd96\nprefix: {prefix}\n"))
-    assert doubt.startswith(f"`prefix: {prefix}` {says}")
-    assert doubt.endswith(f": write {prefix.rstrip('/')}/envbuild")
-    assert doubts(own(tmp_path, f"extends: azure-nd96\nprefix: {prefix.rstrip('/')}/envbuild\n")) == ()
+@pytest.mark.parametrize("prefix", ["$HOME_DIR/envs", "$USER/envs", "~/a:b", "~/../a"])
+def test_no_path_is_proposed_that_would_be_refused_too(prefix: str, tmp_path: Path) -> None:
+    with fails("manifest-invalid") as caught:
+        own(tmp_path, f"extends: slurm\nprefix: {prefix}\n")
+    assert caught.value.hint == ""
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         (
-            "floors: {training_tokens: 1000}",
-            "no such figure, except where the `step` of a stack does; did you mean `tr",
+            "prefix: /mnt/resource_nvme/me/envbuild",
+            "own disk if /mnt/resource_nvme (`tmp:` is there) is, and `plac",
         ),
+        ("prefix: /tmp/envbuild", "own disk if /tmp is, and `placement: shared`"),
+        ("prefix: /scratch/envbuild\ntmp: /scratch", "own disk if /scratch (`tmp:` is there) is, and `placement: sha"),
+        ("prefix: /mnt/resource_nvme2/envbuild", ""),
+        ("prefix: /scratch/{user}/envbuild\ntmp: /scratch/{user}/tmp", ""),
+        ("prefix: /tmp/envbuild\nplacement: node-local\nshared: /shared/me", ""),
+        ("prefix: /tmp/envbuild\ntmp: null\nconnection: {kind: local}\nhosts: [localhost]", ""),
+        ("prefix: /shared/home/{user}", "`prefix: /shared/home/{user}` looks like a home folder, which nodes refuse"),
+        ("prefix: /users/me/", "`prefix: /users/me/` looks like a home folder, which nodes refuse: write /users/me/en"),
+        (f"prefix: /scratch/{user_name()}/", "may be a folder for all that is yours, not for envbuild alone: write /s"),
+        ("prefix: /scratch/{user}", "may be a folder for all that is yours, not for envbuild alone: write /scratch/{"),
+        ("prefix: /scratch/{user}/envbuild", ""),
+        ("floors: {training_tokens: 1000}", "no such figure, except where the `step` of a stack does; did you mean `"),
         ("environment: {CUDA_HOME: /opt/cuda}", "CUDA_HOME: …}` does not choose the CUDA toolkit of builds"),
         ("connection: {user: mia}", "`connection: {user: mia}` has no effect without `login: {host: …}`"),
     ],
 )
-def test_what_has_no_effect_is_doubted(text: str, says: str, tmp_path: Path) -> None:
-    (doubt,) = doubts(own(tmp_path, f"extends: azure-nd96\n{text}\n"))
-    assert says in doubt
+def test_what_may_not_be_meant_is_doubted(text: str, says: str, tmp_path: Path) -> None:
+    found = "\n".join(doubts(own(tmp_path, f"extends: azure-nd96\n{text}\n")))
+    assert says in found and (says or "`prefix:" not in found)
 
 
 def test_floors_of_all_that_the_smoke_test_measures_are_known() -> None:

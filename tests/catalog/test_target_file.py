@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from envbuild import resources
 from envbuild.catalog import target_file
-from envbuild.catalog.loader import list_targets, load_target
+from envbuild.catalog.loader import load_target
 from envbuild.catalog.node_facts import list_facts, load_facts, of_target
 from envbuild.cli import begin, catalog_cmd, init_target
 from envbuild.cli.entry import main
@@ -184,22 +184,25 @@ def test_a_gpu_s_name_that_fits_several_is_asked_again_with_all_of_them_the_clos
     assert load_target(str(tmp_path / "lab.yaml")).target.expects.gpu == "A100-SXM4-80GB"
 
 
-def test_a_target_file_with_a_number_for_a_gpu_and_a_time_in_other_units_is_told_so(tmp_path: Path) -> None:
-    file = tmp_path / "lab.yaml"
-    file.write_text("{name: lab, extends: local, expects: {gpu: '64'}}")
-    result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
-    assert (result.exit_code, "expects.gpu: '64' is no GPU model that envbuild knows" in result.output) == (0, True)
-    file.write_text("{name: lab, extends: azure-nd96, scheduler: {time_limit: 30min}}")
-    result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
-    assert "scheduler.time_limit must be a time: 90s, 40m or 2h" in result.output
-    assert "hint: write time_limit: 30m\n" in result.output
-    file.write_text("{name: lab, extends: slurm, hosts: {slurm: hpc}, connection: {kind: ssh}, prefix: /tmp/envs}")
-    result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
-    assert (result.exit_code, result.output.count("warning: ")) == (0, 2)
-    assert "does not support hosts named by slurm: hpc yet; write `connection: {kind: job, login: {" in result.output
-    file.write_text("{name: lab, extends: ssh, hosts: [a], scheduler: {kind: slurm}}")
-    result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
-    assert "`scheduler: {kind: slurm}` gets no job from `provision`" in result.output
+@pytest.mark.parametrize(
+    ("text", "code", "warnings", "says"),
+    [
+        ("extends: local, expects: {gpu: '64'}", 0, 1, "expects.gpu: '64' is no GPU model that envbuild knows"),
+        ("extends: slurm, hosts: {slurm: hpc}, connection: {kind: ssh}, prefix: /tmp/envs", 0, 2,
+         "does not support hosts named by slurm: hpc yet; write `connection: {kind: job, login: {"),
+        ("extends: ssh, hosts: [a], scheduler: {kind: slurm}", 0, 1,
+         "`scheduler: {kind: slurm}` gets no job from `provision`"),
+        ("extends: pbs, stack: megatron-deepspeed-alcf, profile: exact, scheduler: {queue: q, account: a, nodes: 1}",
+         0, 1, "jobs of lab load no module (base-module); `profile: ported` fits"),
+    ],
+)  # fmt: skip
+def test_a_target_file_that_may_not_do_what_it_says_is_warned_of(
+    tmp_path: Path, text: str, code: int, warnings: int, says: str
+) -> None:
+    (tmp_path / "lab.yaml").write_text(f"{{name: lab, {text}}}")
+    result = CliRunner().invoke(catalog_cmd.target, ["check", str(tmp_path / "lab.yaml")])
+    assert (result.exit_code, result.output.count("warning: ")) == (code, warnings), result.output
+    assert says in result.output
 
 
 def test_a_question_mark_explains_the_key_and_asks_again(tmp_path: Path) -> None:
@@ -225,6 +228,10 @@ def test_yes_asks_nothing_and_names_what_is_still_open(tmp_path: Path) -> None:
     assert "only through a proxy, add `environment: {https_proxy: URL}`" in result.output
     assert "Nodes of a job" not in result.output
     assert load_target(str(tmp_path / "lab.yaml"), template=True).target.scheduler.nodes == 1
+    (tmp_path / "lab.yaml").unlink()
+    asked = init(tmp_path, "--extends", "slurm", "--stack", "opt-175b", answers=("gpu", *[""] * 10))
+    figure = "the published figure is of one Standard_ND96amsr_A100_v4 (8 x A100 80 GB)"
+    assert f"Nodes of a job (one is enough to build; {figure}) [1]: \n" in asked.output
 
 
 @pytest.mark.parametrize(
@@ -252,36 +259,11 @@ def test_what_a_site_s_target_says_unasked_stands_in_the_file(
     assert ("\n# A figure below its floor fails the smoke test (exit 6)" in rest) == ("floors." in rest)
 
 
-def test_the_question_for_nodes_says_what_the_published_figure_is_of(tmp_path: Path) -> None:
-    result = init(tmp_path, "--extends", "slurm", "--stack", "opt-175b", answers=("gpu", *[""] * 10))
-    assert (
-        "Nodes of a job (one is enough to build; the published figure is of one Standard_ND96amsr_A100_v4 "
-        "(8 x A100 80 GB)) [1]: \n" in result.output
-    )
-
-
-def test_a_target_whose_profile_cannot_fit_is_warned_of(tmp_path: Path) -> None:
-    file = tmp_path / "lab.yaml"
-    file.write_text(
-        "{name: lab, extends: pbs, stack: megatron-deepspeed-alcf, profile: exact, "
-        "scheduler: {queue: q, account: a, nodes: 1}}"
-    )
-    result = CliRunner().invoke(catalog_cmd.target, ["check", str(file)])
-    assert result.exit_code == 0
-    assert "jobs of lab load no module (base-module); `profile: ported` fits" in result.output
-    # One of several variants may fit: that on the base which the target asks for.
-    result = CliRunner().invoke(catalog_cmd.target, ["check", *list_targets()])
-    assert (result.exit_code, "warning" in result.output) == (0, False)
-
-
-def test_facts_with_a_unit_say_what_a_value_must_be(tmp_path: Path) -> None:
+def test_facts_by_hand_with_a_unit_or_a_key_too_few_are_refused_with_what_to_write(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text(json.dumps({**json.loads(FACTS.read_text()), "memory_bytes": "2TB"}))
     with pytest.raises(EnvbuildError) as caught:
         load_facts(str(tmp_path / "own.json"))
     assert caught.value.why == "memory_bytes must be a whole number"
-
-
-def test_facts_by_hand_with_a_key_too_few_name_a_file_to_copy(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text('{"node": "gpu01"}')
     with pytest.raises(EnvbuildError) as caught:
         load_facts(str(tmp_path / "own.json"))
@@ -316,17 +298,13 @@ def test_a_name_or_option_that_init_lacks_is_answered_with_what_to_write(capsys:
     assert "hint: leave --partition out, and write `hosts: {slurm: NAME}` into the new file" in capsys.readouterr().err
 
 
-def test_facts_of_this_machine_become_a_target_that_is_here() -> None:
+def test_facts_name_the_kind_of_target_and_the_prefix_for_every_user() -> None:
     node = next(iter(load_facts("pods-rtx4090").values()))
-    assert target_file.of_facts({"localhost": node}).kind == "local"
-    assert target_file.of_facts({"gpu01": node}).kind == "ssh"
-
-
-def test_facts_name_the_prefix_for_every_user() -> None:
+    assert [target_file.of_facts({name: node}).kind for name in ("localhost", "gpu01")] == ["local", "ssh"]
     (node,) = load_facts("azure-nd96").values()
     disk = node.prefix.model_copy(update={"path": f"/scratch/{node.user}/envbuild"})
-    said = target_file.of_facts({"a": node.model_copy(update={"prefix": disk})})
-    assert (said.kind, said.prefix) == ("slurm", "/scratch/{user}/envbuild")
+    made = target_file.of_facts({"a": node.model_copy(update={"prefix": disk})})
+    assert (made.kind, made.prefix) == ("slurm", "/scratch/{user}/envbuild")
 
 
 def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_changed(tmp_path: Path) -> None:
