@@ -25,11 +25,6 @@ def write(home: dict[str, str], name: str, text: str) -> None:
     write_file(Path(home["HOME"]) / name, text)
 
 
-def test_a_name_lies_at_anaconda_org_where_nobody_says_otherwise(home: dict[str, str]) -> None:
-    found = addresses(spec("conda-forge"), read_config(home))
-    assert found == {"conda-forge": ("https://conda.anaconda.org/conda-forge",)}
-
-
 def test_the_stack_s_own_address_stands_above_the_user_s_configuration(home: dict[str, str]) -> None:
     write(home, ".condarc", "channel_alias: https://mirror.example.org/conda/\n")
     channel = CondaChannel(name="mine", url="file:///srv/channel/")
@@ -64,7 +59,9 @@ def test_the_stronger_file_and_the_variable_win(home: dict[str, str], tmp_path: 
     assert read_config(home | {"CONDA_CHANNEL_ALIAS": "https://v.example.org/"}).alias == "https://v.example.org"
 
 
-def test_mirrors_of_rattler_s_configuration_stand_in(home: dict[str, str]) -> None:
+def test_a_name_lies_at_anaconda_org_or_on_the_mirrors_of_rattler_s_configuration(home: dict[str, str]) -> None:
+    found = addresses(spec("conda-forge"), read_config(home))
+    assert found == {"conda-forge": ("https://conda.anaconda.org/conda-forge",)}
     text = '[mirrors]\n"https://conda.anaconda.org/conda-forge" = ["https://m.example.org/cf"]\n'
     write(home, ".config/rattler/config.toml", text)
     assert addresses(spec("conda-forge"), read_config(home)) == {"conda-forge": ("https://m.example.org/cf",)}
@@ -81,15 +78,13 @@ def test_addresses_for_other_machines_hold_no_credentials() -> None:
     assert places(spec("b"), config)[0].urls == ("https://conda.anaconda.org/t/ab-0123456789/b",)
 
 
-@pytest.mark.parametrize("name", ["defaults", "main", "anaconda", "r", "msys2"])
-def test_anaconda_s_own_channels_are_refused_with_the_reason_unless_allowed(name: str) -> None:
-    with fails("conda-defaults-refused", ExitCode.REFUSED) as caught:
-        places(spec("conda-forge", name), CondaConfig())
-    assert "licence" in caught.value.why
-    assert [each.name for each in places(spec(name, allow_defaults=True), CondaConfig())] == [name]
-
-
-def test_anaconda_s_channels_are_known_under_another_name_too() -> None:
+def test_anaconda_s_own_channels_are_refused_with_the_reason_unless_allowed() -> None:
+    for name in ("defaults", "main", "anaconda", "r", "msys2"):
+        with fails("conda-defaults-refused", ExitCode.REFUSED) as caught:
+            places(spec("conda-forge", name), CondaConfig())
+        assert "licence" in caught.value.why
+        assert [each.name for each in places(spec(name, allow_defaults=True), CondaConfig())] == [name]
+    # They are known under another name too.
     config = CondaConfig(mirrored={"conda-forge": ["https://repo.anaconda.com/pkgs/main"]})
     with pytest.raises(EnvbuildError, match=r"belongs to Anaconda"):
         places(spec("conda-forge"), config)
@@ -98,20 +93,18 @@ def test_anaconda_s_channels_are_known_under_another_name_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "code"),
+    ("name", "text"),
     [
-        (".condarc", "custom_channels: [a]\n", "conda-config-invalid"),
-        (".condarc", "- a\n", "conda-config-invalid"),
-        (".condarc", "mirrored_channels: {a: https://a.example.org}\n", "conda-config-invalid"),
-        (".condarc", "channel_alias: [a]\n", "conda-config-invalid"),
-        (".config/rattler/config.toml", 'mirrors = "x"', "conda-config-invalid"),
-        (".config/rattler/config.toml", "[mirrors", "conda-config-invalid"),
+        (".condarc", "custom_channels: [a]\n"),
+        (".condarc", "- a\n"),
+        (".condarc", "mirrored_channels: {a: https://a.example.org}\n"),
+        (".condarc", "channel_alias: [a]\n"),
+        (".config/rattler/config.toml", 'mirrors = "x"'),
+        (".config/rattler/config.toml", "[mirrors"),
     ],
 )
-def test_a_configuration_that_is_none_is_refused_by_its_file(
-    home: dict[str, str], name: str, text: str, code: str
-) -> None:
+def test_a_configuration_that_is_none_is_refused_by_its_file(home: dict[str, str], name: str, text: str) -> None:
     write(home, name, text)
-    with fails(code) as caught:
+    with fails("conda-config-invalid") as caught:
         read_config(home)
     assert name in caught.value.what
