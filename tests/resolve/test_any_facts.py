@@ -39,6 +39,8 @@ def every_kind_of_base() -> Lock:
         {"id": "prefix", "base": {"kind": "prefix", "prefix": "/usr", "provides": ["torch"]}},
         {"id": "module", "base": {"kind": "module", "module": "conda/1", "provides": ["torch"]}},
         {"id": "image", "base": {"kind": "image", "image": "nvcr.io/nvidia/pytorch:22.02-py3", "provides": ["torch"]}},
+        {"id": "unknown", "base": {"kind": "image", "image": "nvcr.io/nvidia/pytorch:99.01-py3"}},
+        {"id": "nonsense", "torch": "nonsense", "flavour": "cu99"},
     ]
     compiled = source("apex", build={"flags": ["cuda_ext"]})
     return make_lock(*({"python": "3.11", "sources": [compiled], **row} for row in rows))

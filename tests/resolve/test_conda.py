@@ -37,17 +37,23 @@ def virtual(resolution: Resolution) -> list[Decision]:
     return [d for d in resolution.decisions if d.rule == "conda-virtual"]
 
 
-def test_the_engine_of_the_target_picks_its_variant() -> None:
+def test_the_engine_of_the_target_picks_its_variant_and_the_interpreter_comes_with_the_packages() -> None:
     assert decided("cpu-laptop", VENV, OLD).variant_id == "old"
     assert decided("cpu-laptop", VENV, OLD, engine="venv").variant_id == "venv"
     assert decided("cpu-laptop", VENV, OLD, engine="container").variant_id == "venv"
-
-
-def test_the_interpreter_comes_with_the_packages() -> None:
+    image = decided("cpu-laptop", OLD, engine="container")
+    assert image.refused and any(d.rule == "engine-fits" and d.verdict == "refuse" for d in image.decisions)
     got = decided("cpu-laptop", OLD, more={"pythons": []})
     assert (got.variant_id, got.interpreter) == ("old", None)
-    (said,) = [d for d in got.decisions if d.rule == "python-not-there"]
-    assert said.compared == ("Python 3.11", "python-3.11.9-0.conda")
+    (told,) = [d for d in got.decisions if d.rule == "python-not-there"]
+    assert told.compared == ("Python 3.11", "python-3.11.9-0.conda")
+    # Its torch is asked for hardware and not for a wheel.
+    pytorch = [archive("python", "3.11.9"), archive("pytorch", "2.1.0")]
+    section = {"packages": pytorch, "provides": {"torch": "pytorch"}}
+    row = conda("v", conda=section, torch="2.1.0", flavour="cu121")
+    rules = {d.rule: d.verdict for d in decided("a100-azure", row).decisions}
+    assert rules.get("driver-floor") == "refuse" or "driver-minor-compat" in rules
+    assert "torch-flavour-exists" not in rules
 
 
 def test_a_node_with_an_older_glibc_gets_the_variant_that_was_solved_for_it() -> None:
@@ -89,11 +95,6 @@ def test_a_driver_that_is_not_there_or_too_old_is_named() -> None:
     assert (old.verdict, old.compared) == ("refuse", ("__cuda 12.2", "__cuda >=12.4"))
 
 
-def test_an_image_holds_no_conda_environment() -> None:
-    got = decided("cpu-laptop", conda("v", archive("lib", "1")), engine="container")
-    assert got.refused and any(d.rule == "engine-fits" and d.verdict == "refuse" for d in got.decisions)
-
-
 def test_archives_are_counted_in_what_is_fetched() -> None:
     lock = make_lock(conda("v", archive("lib", "1", size=50_000_000), packages=[package("six", "1.0", size=1000)]))
     facts = node_facts("cpu-laptop")
@@ -110,15 +111,6 @@ def test_who_reaches_the_channel_fetches() -> None:
     nobody = decided("cpu-laptop", OLD, more=reach, supply=Supply({"conda:forge": False}))
     (warned,) = [d for d in nobody.decisions if d.rule == "files-out-of-reach"]
     assert "the channel forge" in f"{warned.what} {warned.compared}"
-
-
-def test_torch_of_conda_is_asked_for_hardware_and_not_for_a_wheel() -> None:
-    torch = archive("pytorch", "2.1.0")
-    row = conda("v", torch, conda={"packages": [archive("python", "3.11.9"), torch], "provides": {"torch": "pytorch"}},
-                torch="2.1.0", flavour="cu121")  # fmt: skip
-    rules = {d.rule: d.verdict for d in decided("a100-azure", row).decisions}
-    assert rules.get("driver-floor") == "refuse" or "driver-minor-compat" in rules
-    assert "torch-flavour-exists" not in rules
 
 
 def test_the_compiler_of_conda_is_the_one_that_nvcc_is_compared_with() -> None:

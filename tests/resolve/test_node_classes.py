@@ -61,12 +61,9 @@ def test_an_outlier_is_named_with_what_differs(odd: dict[str, Any], says: str) -
     assert found.differs[0].startswith(says)
 
 
-def test_some_megabytes_of_memory_make_no_class() -> None:
-    fleet = {f"n{number}": _odd(memory_bytes=1900 * GB + number * 3_000_000) for number in range(8)}
-    assert len(group(fleet)) == 1
-
-
 def test_which_gpus_a_job_got_makes_no_class_but_how_many_does() -> None:
+    fleet = {f"n{number}": _odd(memory_bytes=1900 * GB + number * 3_000_000) for number in range(8)}
+    assert len(group(fleet)) == 1, "some megabytes of memory make none either"
     a, b, c = (_odd(visible=text, scheduler=SLURM) for text in ("0,1", "2,3", "2,3,4"))
     assert [each.nodes for each in group({"a": a, "b": b, "c": c})] == [("a", "b"), ("c",)]
 
@@ -128,6 +125,8 @@ def test_mig_instances_are_counted_as_a_process_may_use_them() -> None:
 def test_only_the_whole_name_of_a_gpu_is_its_row(name: str | None, model: str | None) -> None:
     found = load_compat().gpu_of(name)
     assert (found.model if found else None) == model
+    divided = GpuFacts(index=0, name=name or "", mig_enabled=True)
+    assert load_compat().gpu_of(divided.device_name) is None, "one that MIG divides has not the peak of the whole"
 
 
 @pytest.mark.parametrize(
@@ -143,10 +142,3 @@ def test_only_the_whole_name_of_a_gpu_is_its_row(name: str | None, model: str | 
 )
 def test_a_name_that_people_write_fits_every_row_that_it_does_not_contradict(text: str, models: list[str]) -> None:
     assert [gpu.model for gpu in rows_like(text, load_compat())] == models
-
-
-def test_a_gpu_that_mig_divides_has_not_the_peak_of_the_whole() -> None:
-    whole = GpuFacts(index=0, name="NVIDIA A100-SXM4-80GB", mig_enabled=False)
-    divided = whole.model_copy(update={"mig_enabled": True})
-    assert load_compat().gpu_of(whole.device_name) is not None
-    assert load_compat().gpu_of(divided.device_name) is None
