@@ -72,6 +72,9 @@ def test_a_version_that_comes_from_tags_of_git_is_asked_for(
     there = {"setuptools-scm": "8.0", "setuptools": "80", "wheel": "0.45", "hatchling": "1.27"}
     said = list(unmet(needs, there, (), "3.11", "linux_x86_64"))
     assert any("SETUPTOOLS_SCM_PRETEND_VERSION" in each for each in said) is asked_for, said
+    elsewhere = [Needs("x", ("cmake; platform_machine == 'x86_64'", "ninja; platform_machine == 'aarch64'"))]
+    (asked,) = unmet(elsewhere, {}, (), "3.9", "linux_aarch64")
+    assert "ninja" in asked
 
 
 @pytest.mark.parametrize(
@@ -145,28 +148,17 @@ def test_d04_what_the_stack_itself_names_is_its_own_business_and_said(
         "source x is built with setuptools>=60; `packages` of the stack makes it 59.5.0",
         "setup.py of source x imports mystery: add what brings it to `packages`",
     ]
-
-
-def test_d04_an_address_is_said_and_a_base_answers_for_what_it_provides(
-    repos: Repos, supply: MakeSupply, house: Path
-) -> None:
-    said: list[str] = []
-    tree = {"pyproject.toml": '[build-system]\nrequires = ["own @ https://x.org/own.whl", "setuptools", "wheel"]\n'}
+    said.clear()  # of an address, and of what a base provides
+    table = '[build-system]\nrequires = ["own @ https://x.org/own.whl", "setuptools", "wheel"]\n'
+    tree = {"pyproject.toml": table, "setup.py": ""}
     bases = [{"kind": "system", "provides": ["setuptools"]}]
-    lock = locked(supply(house), [source(repos, tree)], said, bases=bases, packages=[])
-    assert versions(lock) == {"wheel": "0.40"}
+    assert versions(locked(supply(house), [source(repos, tree)], said, bases=bases, packages=[])) == {"wheel": "0.40"}
     assert said == [
         "source x is built with own @ https://x.org/own.whl, which no lock can hold: add what fits to `packages`"
     ]
-
-
-def test_d04_a_backend_that_the_index_has_not_is_named_when_it_is_locked(
-    repos: Repos, supply: MakeSupply, tmp_path: Path
-) -> None:
-    make_wheel(tmp_path / "poor", "alpha", "1.0")
     with pytest.raises(EnvbuildError) as found:
-        locked(supply(tmp_path / "poor"), [source(repos, {"pyproject.toml": HATCH})], [], packages=["alpha"])
-    assert "hatchling" in found.value.what + found.value.why
+        locked(supply(), [source(repos, {"pyproject.toml": HATCH})], [])
+    assert "hatchling" in found.value.what + found.value.why, "no index has it"
 
 
 class Index(Folder):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,12 +37,6 @@ def made(manifest: Stack, tmp_path: Path, supply: MakeSupply) -> Lock:
     return make(manifest, supply(tmp_path / "house"))
 
 
-def test_a_digest_that_does_not_hold_is_an_integrity_problem(made: Lock, manifest: Stack) -> None:
-    broken = made.model_copy(update={"variants": (made.variants[0].model_copy(update={"imports": ("x",)}),)})
-    found = check_lock(broken, manifest, online=False)
-    assert ("lock-digest-mismatch", ExitCode.INTEGRITY) in {(f.code, f.exit_code) for f in found}
-
-
 def one(findings: list[LockFinding]) -> LockFinding:
     assert len(findings) == 1, findings
     return findings[0]
@@ -73,7 +66,7 @@ def test_a_patch_that_does_something_else_than_when_locked_is_a_problem() -> Non
         assert codes == ({"patch-changed"} if change else set())
 
 
-def test_d23_an_added_package_is_named_by_what_the_index_says(
+def test_d23_an_added_package_or_build_need_is_named_by_what_the_index_says(
     manifest: Stack, tmp_path: Path, supply: MakeSupply
 ) -> None:
     house = make_wheels(tmp_path / "house", "alpha 1.0: beta", "beta 1.0", "extra 1.0")
@@ -81,26 +74,23 @@ def test_d23_an_added_package_is_named_by_what_the_index_says(
     make_wheel(house, "beta", "2.0", requires=["gamma"])  # a newer one changes nothing
     assert check_lock(made, manifest, supply=supply(house)) == []
     (old,) = made.variants
-    draft = old.model_copy(update={"packages": (*old.packages, package("extra"))})
-    edited = lock(draft.model_copy(update={"digest": draft.compute_digest("demo", "exact")}), **made_of(made))
-    finding = one(check_lock(edited, manifest, supply=supply(house)))
+    broken = made.model_copy(update={"variants": (old.model_copy(update={"imports": ("x",)}),)})
+    found = check_lock(broken, manifest, online=False)
+    assert ("lock-digest-mismatch", ExitCode.INTEGRITY) in {(f.code, f.exit_code) for f in found}
+
+    def edited(**changes: object) -> Lock:
+        draft = old.model_copy(update=changes)
+        honest = draft.model_copy(update={"digest": draft.compute_digest("demo", "exact")})
+        return made.model_copy(update={"variants": (honest,)})
+
+    more = edited(packages=(*old.packages, package("extra")))
+    finding = one(check_lock(more, manifest, supply=supply(house)))
     assert (finding.code, finding.exit_code) == ("package-not-required", ExitCode.INTEGRITY)
     assert finding.says == "nothing needs extra"
-    finding = one(check_lock(edited, manifest, supply=supply(tmp_path / "nowhere")))
+    finding = one(check_lock(more, manifest, supply=supply(tmp_path / "nowhere")))
     assert finding.kind == "unchecked" and "not checked that all are needed" in finding.says
-
-
-def made_of(lock: Lock) -> dict[str, Any]:
-    return {name: getattr(lock, name) for name in ("manifest_digest", "manifest_fields", "as_of")}
-
-
-def test_d23_a_build_need_that_was_written_into_a_lock_is_found(
-    manifest: Stack, tmp_path: Path, supply: MakeSupply, made: Lock
-) -> None:
-    (old,) = made.variants
-    sources = tuple(each.model_copy(update={"needs": ("extra",)}) for each in old.sources)
-    edited = made.model_copy(update={"variants": (old.model_copy(update={"sources": sources}),)})
-    finding = one(check_lock(edited, manifest, supply=supply(tmp_path / "house")))
+    needs = edited(sources=tuple(each.model_copy(update={"needs": ("extra",)}) for each in old.sources))
+    finding = one(check_lock(needs, manifest, supply=supply(house)))
     assert (finding.code, finding.subject) == ("package-not-required", "a")
     assert "extra" in finding.says
 
@@ -117,14 +107,6 @@ def test_an_unrecorded_hash_is_noted(made: Lock, manifest: Stack) -> None:
 
 
 SOURCE = LockedSource(name="a", git="https://example.org/a", commit="1" * 40, tree="2" * 40)
-
-
-def test_equal_locks_have_no_difference_whatever_made_them() -> None:
-    a = lock(variant(packages=(package("six"),)), created_with={"uv": "1"})
-    b = lock(variant(packages=(package("six"),)), created_with={"uv": "2"})
-    assert diff_locks(a, b).changes == ()
-    assert diff_locks(a, b).text() == "the same contents"
-    assert diff_locks(a, b).as_dict() == {"same": True, "changes": []}
 
 
 def test_packages_sources_variables_interpreter_and_variants_are_compared() -> None:
@@ -179,6 +161,13 @@ def test_packages_sources_variables_interpreter_and_variants_are_compared() -> N
     }
 
 
+def test_variants_that_change_alike_are_said_once_and_equal_locks_have_no_difference() -> None:
+    a, b = (lock(*(variant(name, packages=(package("six", version),)) for name in "xy")) for version in ("1", "2"))
+    assert diff_locks(a, b).text() == "x, y:\n  ~ package six 1 -> 2"
+    same = diff_locks(a, a.model_copy(update={"created_with": {"uv": "2"}}))
+    assert (same.changes, same.text(), same.as_dict()) == ((), "the same contents", {"same": True, "changes": []})
+
+
 def test_variants_of_another_profile_are_compared_with_the_first_of_their_kind() -> None:
     a = lock(variant("cp39", packages=(package("six"),)), variant("cp39-system", base=Base(kind="system")))
     ported = lock(variant("cp312", packages=(package("six", "2"),)), variant("cp311")).model_copy(
@@ -190,12 +179,6 @@ def test_variants_of_another_profile_are_compared_with_the_first_of_their_kind()
         "cp39-system:", f"  - variant cp39-system {gone}",
         "cp311:", f"  + variant cp311 {new}",
     ]  # fmt: skip
-
-
-def test_variants_that_change_alike_are_said_once() -> None:
-    a = lock(variant("x", packages=(package("six"),)), variant("y", packages=(package("six"),)))
-    b = lock(variant("x", packages=(package("six", "2"),)), variant("y", packages=(package("six", "2"),)))
-    assert diff_locks(a, b).text() == "x, y:\n  ~ package six 1.0 -> 2"
 
 
 def test_patches_and_builds_are_said_in_words() -> None:

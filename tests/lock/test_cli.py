@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from uv import find_uv_bin
 
 from envbuild.cli.entry import main
 from envbuild.errors import ExitCode
@@ -54,8 +55,6 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict
     ("name", "text"),
     [
         ("Pipfile", '[packages]\nalpha = "*"\n'),
-        ("setup.py", "from setuptools import setup\nsetup(install_requires=['alpha'])\n"),
-        ("requirements.in", "alpha\n"),
         ("pixi.lock", f"packages:\n- conda: {CPYTHON}\n- {{pypi: https://x/a, name: alpha, version: '1.0'}}\n"),
         ("conda-linux-64.lock", f"# platform: linux-64\n@EXPLICIT\n{CPYTHON}#0f\n{ALPHA}\n"),
         ("spec.txt", f"@EXPLICIT\n{ALPHA}\n{CPYTHON.replace('linux', 'osx')}\n"),
@@ -72,17 +71,46 @@ def test_d62_a_file_that_lists_packages_stands_for_its_draft(
     assert (code, made["changed"]) == (ExitCode.OK, False)
 
 
-def test_create_writes_the_lock_beside_the_stack_and_again_changes_nothing(
-    stack: Path, capsys: pytest.CaptureFixture[str]
+def test_create_writes_the_lock_beside_the_stack_and_again_changes_nothing_until_something_else_is_asked(
+    stack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, first = call(capsys, "create", str(stack))
     lock = stack.with_name("my.lock.toml")
     assert (code, first["lock"], first["changed"]) == (ExitCode.OK, str(lock), True)
     assert first["variants"][0]["packages"] == 1
-    text = lock.read_bytes()
+    good = lock.read_text()
     code, second = call(capsys, "create", str(stack))
     assert (code, second["changed"], second["diff"]) == (ExitCode.OK, False, {"same": True, "changes": []})
-    assert lock.read_bytes() == text
+    assert lock.read_text() == good
+    # A damaged lock is replaced.
+    lock.write_text(good.replace('version = "1.0"', 'version = "9.0"'))
+    assert main(["lock", "check", str(stack)]) == ExitCode.INTEGRITY
+    assert "error[lock-digest-mismatch]" in capsys.readouterr().err
+    assert main(["lock", "create", str(stack)]) == ExitCode.OK
+    assert "not used" in capsys.readouterr().err
+    assert lock.read_text() == good
+    make_wheel(tmp_path / "house", "beta", "1.0")
+    make_wheel(tmp_path / "house", "alpha", "2.0")
+    text = stack.read_text().replace("[alpha]", "[alpha, beta]")
+    stack.write_text(text + "    environment: {A: b}\n")
+    assert call(capsys, "create", str(stack))[1]["variants"][0]["packages"] == 2
+    stack.write_text(text)
+    old = tmp_path / "old.lock.toml"
+    old.write_text(good)
+    assert call(capsys, "create", str(stack), "--upgrade")[0] == ExitCode.OK
+    assert {each.name: each.version for each in read_lock(lock).variants[0].packages} == {"alpha": "2.0", "beta": "1.0"}
+    assert main(["lock", "diff", str(old), str(lock)]) == ExitCode.OK
+    assert "~ package alpha 1.0 -> 2.0" in capsys.readouterr().out
+    assert call(capsys, "diff", str(old), str(old))[1]["same"] is True
+    # The file that `export` writes is one that uv reads.
+    export = ["lock", "export", str(stack), "--wheelhouse", str(tmp_path / "house"), "-o"]
+    assert main([*export, str(tmp_path / "x.toml")]) == ExitCode.USAGE
+    assert "pylock.mine.toml" in capsys.readouterr().err
+    out = str(tmp_path / "pylock.mine.toml")
+    assert main([*export, out]) == ExitCode.OK
+    done = completed([find_uv_bin(), "pip", "install", "--dry-run", "-p", sys.executable, "-r", out])
+    assert "alpha==2.0" in done.stderr, done.stderr
+    assert main(["lock", "export", str(stack), "--format", "conda-explicit"]) == ExitCode.USAGE
 
 
 def test_create_resolves_nothing_where_only_what_is_run_has_changed(
@@ -106,21 +134,6 @@ def test_create_resolves_nothing_where_only_what_is_run_has_changed(
     assert read_lock(stack.with_name("my.lock.toml")) == before
 
 
-def test_create_resolves_where_anything_else_has_changed_or_is_asked(
-    stack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call(capsys, "create", str(stack))
-    make_wheel(tmp_path / "house", "beta", "1.0")
-    text = stack.read_text()
-    stack.write_text(text.replace("[alpha]", "[alpha, beta]") + "    environment: {A: b}\n")
-    assert call(capsys, "create", str(stack))[1]["variants"][0]["packages"] == 2
-    make_wheel(tmp_path / "house", "alpha", "2.0")
-    stack.write_text(text.replace("[alpha]", "[alpha, beta]"))
-    assert call(capsys, "create", str(stack), "--upgrade")[0] == ExitCode.OK
-    lock = read_lock(stack.with_name("my.lock.toml"))
-    assert {each.name: each.version for each in lock.variants[0].packages} == {"alpha": "2.0", "beta": "1.0"}
-
-
 def test_check_shows_of_two_lists_what_only_one_of_them_has(stack: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stack.write_text(stack.read_text() + "    imports: [a, b]\n")
     call(capsys, "create", str(stack))
@@ -131,19 +144,6 @@ def test_check_shows_of_two_lists_what_only_one_of_them_has(stack: Path, capsys:
     name = read_lock(stack.with_name("my.lock.toml")).variants[0].id
     assert f"{name}: c in the stack, b in the lock" in said
     assert f'{name}: {{"name": "sound", "deadline": 5.0}} in the stack, {{"name": "sound"}} in the lock' in said
-
-
-def test_create_replaces_a_damaged_lock_and_says_so(stack: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["lock", "create", str(stack)])
-    lock = stack.with_name("my.lock.toml")
-    good = lock.read_text()
-    lock.write_text(good.replace('version = "1.0"', 'version = "9.0"'))
-    capsys.readouterr()
-    assert main(["lock", "check", str(stack)]) == ExitCode.INTEGRITY
-    assert "error[lock-digest-mismatch]" in capsys.readouterr().err
-    assert main(["lock", "create", str(stack)]) == ExitCode.OK
-    assert "not used" in capsys.readouterr().err
-    assert lock.read_text() == good
 
 
 def test_check_says_when_a_branch_has_moved_and_counts_what_it_could_not_ask(
@@ -164,50 +164,16 @@ def test_check_says_when_a_branch_has_moved_and_counts_what_it_could_not_ask(
     assert "2 not checked" in capsys.readouterr().out
 
 
-def test_diff_names_the_package_that_changed(stack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old, new = tmp_path / "old.lock.toml", tmp_path / "new.lock.toml"
-    main(["lock", "create", str(stack), "-o", str(old)])
-    make_wheel(tmp_path / "house", "alpha", "1.1")
-    main(["lock", "create", str(stack), "-o", str(new)])
-    capsys.readouterr()
-    assert main(["lock", "diff", str(old), str(new)]) == ExitCode.OK
-    assert "~ package alpha 1.0 -> 1.1" in capsys.readouterr().out
-    assert call(capsys, "diff", str(old), str(old))[1]["same"] is True
-
-
-def test_export_writes_a_file_that_uv_reads(stack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["lock", "create", str(stack)])
-    capsys.readouterr()
-    bad = main(["lock", "export", str(stack), "--wheelhouse", str(tmp_path / "house"), "-o", str(tmp_path / "x.toml")])
-    assert bad == ExitCode.USAGE
-    assert "pylock.mine.toml" in capsys.readouterr().err
-    out = tmp_path / "pylock.mine.toml"
-    assert main(["lock", "export", str(stack), "--wheelhouse", str(tmp_path / "house"), "-o", str(out)]) == ExitCode.OK
-    from uv import find_uv_bin
-
-    command = [find_uv_bin(), "pip", "install", "--dry-run", "-p", sys.executable, "-r", str(out)]
-    done = completed(command)
-    assert "alpha==1.0" in done.stderr, done.stderr
-    assert main(["lock", "export", str(stack), "--format", "conda-explicit"]) == ExitCode.USAGE
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["check", "torch-smok"], ExitCode.USAGE),
-        (["create", "torch-smoke", "--profile", "none"], ExitCode.USAGE),
-        (["create", "torch-smoke", "--as-of", "yesterday"], ExitCode.USAGE),
-        (["create", "torch-smoke", "--index", "x"], ExitCode.USAGE),
-        (["diff", "/none/a", "/none/b"], ExitCode.USAGE),
-    ],
-)
-def test_bad_arguments_exit_2_and_write_nothing(
-    home: Path, tmp_path: Path, arguments: list[str], code: ExitCode, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_arguments_exit_2_and_write_nothing(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "x.lock.toml"
-    options = ["-o", str(output)] if arguments[0] == "create" else []
-    assert main(["lock", *arguments, *options]) == code
-    assert "error[" in capsys.readouterr().err
+    for arguments in (
+        ["check", "torch-smok"],
+        *(["create", "torch-smoke", *words, "-o", str(output)]
+          for words in (["--profile", "none"], ["--as-of", "yesterday"], ["--index", "x"])),
+        ["diff", "/none/a", "/none/b"],
+    ):  # fmt: skip
+        assert main(["lock", *arguments]) == ExitCode.USAGE
+        assert "error[" in capsys.readouterr().err
     assert not output.exists()
 
 

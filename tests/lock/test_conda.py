@@ -175,23 +175,28 @@ def test_without_channels_a_variant_says_that_it_is_unrecorded(forge: Place, sup
     assert "+ conda package numpy 1.26.0" in lines
 
 
-def test_versions_stay_until_upgraded(forge: Place, supply: MakeSupply, tmp_path: Path) -> None:
+def test_versions_stay_until_upgraded_and_a_check_asks_the_stack_and_the_channels_what_they_have_now(
+    forge: Place, supply: MakeSupply, tmp_path: Path
+) -> None:
     wanted = stack(forge, {"packages": ["numpy"]})
     lock = make(wanted, supply())
-    channel(tmp_path / "forge", record("python", "3.11.9"), record("python", "3.11.10"),
-            record("numpy", "1.26.0", "py311", "__glibc >=2.17"))  # fmt: skip
+    assert check_lock(lock, wanted) == []
+    more = stack(forge, {"packages": ["numpy", "pytorch"], "provides": {"a": "numpy"}, "channels": [{"name": "other"}]})
+    subjects = {finding.subject for finding in check_lock(lock, more, online=False)}
+    assert subjects >= {"conda.packages", "conda.provides", "conda.channels", "conda"}
+    numpy = record("numpy", "1.26.0", "py311", "__glibc >=2.17")
+    channel(tmp_path / "forge", record("python", "3.11.9"), record("python", "3.11.10"), numpy)
     assert make(wanted, supply(), previous=lock) == lock
     upgraded = make(wanted, supply(), previous=lock, upgrade=True)
     assert diff_locks(lock, upgraded).text() == (
         "cp311-linux_x86_64-conda:\n  ~ conda package python 3.11.9 -> 3.11.10"
     )
-
-
-def test_a_lock_that_does_not_hold_what_conda_was_asked_for_is_found(forge: Place, supply: MakeSupply) -> None:
-    lock = make(stack(forge, {"packages": ["numpy"]}), supply())
-    more = stack(forge, {"packages": ["numpy", "pytorch"], "provides": {"a": "numpy"}, "channels": [{"name": "other"}]})
-    subjects = {finding.subject for finding in check_lock(lock, more, online=False)}
-    assert subjects >= {"conda.packages", "conda.provides", "conda.channels", "conda"}
+    channel(tmp_path / "forge", record("numpy", "1.26.0", "py311", sha256="f" * 64))
+    found = {(finding.code, finding.kind, int(finding.exit_code)) for finding in check_lock(lock, wanted)}
+    assert found == {("conda-package-gone", "problem", 1), ("conda-package-changed", "problem", 5)}
+    for path in (tmp_path / "forge" / "noarch").iterdir():
+        path.unlink()
+    assert [finding.code for finding in check_lock(lock, wanted)] == ["channel-missing"]
 
 
 @pytest.mark.parametrize(
@@ -201,8 +206,6 @@ def test_a_lock_that_does_not_hold_what_conda_was_asked_for_is_found(forge: Plac
         (["numpy>=1.2,<2"], "numpy <2,>=1.2"),
         (["numpy===1.2+cu111"], "numpy ==1.2"),
         (["numpy[extra]~=1.2"], "numpy ~=1.2"),
-        (["numpy==9; python_version < '3'"], "numpy"),
-        (["numpy==1.2; python_full_version < '3.10'"], "numpy ==1.2"),
         (["numpy==1.2; platform_machine == 'aarch64'"], "numpy ==1.2"),
     ],
 )
@@ -233,18 +236,6 @@ def test_lock_create_solves_for_recorded_facts_and_says_how_much_is_conda_s(
     assert made.variants[0].conda and made.variants[0].conda.solved_for == node
 
 
-def test_lock_check_asks_the_channels_what_they_have_now(forge: Place, supply: MakeSupply, tmp_path: Path) -> None:
-    wanted = stack(forge, {"packages": ["numpy"]})
-    lock = make(wanted, supply())
-    assert check_lock(lock, wanted) == []
-    channel(tmp_path / "forge", record("numpy", "1.26.0", "py311", sha256="f" * 64))
-    found = {(finding.code, finding.kind, int(finding.exit_code)) for finding in check_lock(lock, wanted)}
-    assert found == {("conda-package-gone", "problem", 1), ("conda-package-changed", "problem", 5)}
-    for path in (tmp_path / "forge" / "noarch").iterdir():
-        path.unlink()
-    assert [finding.code for finding in check_lock(lock, wanted)] == ["channel-missing"]
-
-
 def test_a_wheel_that_does_not_take_conda_s_version_is_refused_with_both(
     forge: Place, supply: MakeSupply, tmp_path: Path
 ) -> None:
@@ -256,11 +247,9 @@ def test_a_wheel_that_does_not_take_conda_s_version_is_refused_with_both(
     make_wheels(tmp_path / "house", "alpha 0.9: numpy<2, beta", "beta 1.0")
     lock = make(stack(forge, section, packages=["alpha"]), supply(tmp_path / "house"))
     assert {package.name: package.version for package in lock.variants[0].packages} == {"alpha": "0.9", "beta": "1.0"}
-
-
-def test_what_conda_calls_a_version_and_python_does_not_is_left_out_unseen(supply: MakeSupply, tmp_path: Path) -> None:
+    # What conda calls a version and Python does not is left out unseen.
     there = channel(tmp_path / "forge", record("python", "3.11.9"), record("tzdata", "9e", subdir="noarch"))
-    make_wheel(tmp_path / "house", "alpha", "1.0", requires=["tzdata"])
-    wanted = stack(there, {"provides": {"tzdata": "tzdata"}, "only": True}, packages=["alpha"])
+    make_wheel(tmp_path / "house", "gamma", "1.0", requires=["tzdata"])
+    wanted = stack(there, {"provides": {"tzdata": "tzdata"}, "only": True}, packages=["gamma"])
     lock = make(wanted, supply(tmp_path / "house"))
-    assert [package.name for package in lock.variants[0].packages] == ["alpha"]
+    assert [package.name for package in lock.variants[0].packages] == ["gamma"]

@@ -12,83 +12,35 @@ from pydantic import ValidationError
 from envbuild.errors import ExitCode
 from envbuild.lock.files import MAX_BYTES, parse_lock, read_lock
 from envbuild.lock.record import render_lock, write_lock
-from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, LockedSubmodule
+from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule
 from envbuild.model.stack import Base, Build, EnvPath, SmokeItem
 from envbuild.text import unsafe
 from tests.lock.build import SHA, lock, package, variant
 from tests.support.fails import fails
 
-names = st.from_regex(r"\A[a-z][a-z0-9-]{0,8}[a-z0-9]\Z")
-texts = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=20).filter(
+TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=20).filter(
     lambda text: not unsafe(text, prose=True)
 )
-shas = st.binary(min_size=32, max_size=32).map(bytes.hex)
-commits = st.binary(min_size=20, max_size=20).map(bytes.hex)
-env_names = st.one_of(st.from_regex(r"\A[A-Z_][A-Z0-9_]{0,8}\Z"), st.sampled_from(["package", "source", "variant"]))
-packages = st.builds(
-    LockedPackage,
-    name=names,
-    version=st.just("1.0"),
-    files=st.lists(
-        st.builds(
-            ArtifactFile,
-            file=names.map(lambda n: n + "-1.0.tar.gz"),
-            sha256=st.one_of(shas, st.just("unrecorded")),
-            size=st.one_of(st.none(), st.integers(0, 2**40)),
-            reason=st.one_of(st.none(), texts),
-        ),
-        min_size=1,
-        max_size=3,
-    ).map(tuple),
-)
-sources = st.builds(
-    LockedSource,
-    name=names,
-    git=st.just("https://example.org/a.git"),
-    commit=commits,
-    tree=commits,
-    ref=st.one_of(st.none(), texts),
-    submodules=st.lists(
-        st.builds(
-            LockedSubmodule,
-            path=st.just("third/sub"),
-            git=st.just("ssh://git@example.org/b"),
-            commit=commits,
-            tree=commits,
-        ),
-        max_size=2,
-    ).map(tuple),
-    build=st.one_of(st.none(), st.builds(Build, flags=st.lists(texts, max_size=2).map(tuple))),
-)
-
-
-@st.composite
-def locks(draw: st.DrawFn) -> Lock:
-    ids = draw(st.lists(names, min_size=1, max_size=3, unique=True))
-    variants = tuple(
-        variant(
-            id_,
-            base=draw(st.sampled_from([Base(kind="none"), Base(kind="system", provides=("torch>=2",))])),
-            provided=draw(st.dictionaries(st.sampled_from(["source", "numpy", "a.b"]), texts, max_size=2)),
-            packages=tuple(draw(st.lists(packages, max_size=3))),
-            sources=tuple(draw(st.lists(sources, max_size=2))),
-            environment=draw(
-                st.dictionaries(
-                    env_names,
-                    st.one_of(texts, st.builds(lambda p: EnvPath.model_validate({"path": p, "if": "exists"}), texts)),
-                    max_size=3,
-                )
-            ),
-            smoke=(SmokeItem(name="sound", floors={"x": draw(st.floats(0, 1e6))}),),
-        )
-        for id_ in ids
-    )
-    return lock(*variants, created_with=draw(st.dictionaries(names, texts, max_size=2)), as_of=draw(texts | st.none()))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(locks())
-def test_what_is_read_is_what_was_written_and_writes_the_same_bytes(made: Lock) -> None:
+@given(st.tuples(*[TEXT] * 8), st.floats(0, 1e6))
+def test_what_is_read_is_what_was_written_and_writes_the_same_bytes(texts: tuple[str, ...], floor: float) -> None:
+    one, two, three, four, five, six, seven, eight = texts
+    file = ArtifactFile(file="a-1.0.tar.gz", sha256="unrecorded", reason=one)
+    below = LockedSubmodule(path="third/sub", git="ssh://git@example.org/b", commit="1" * 40, tree="2" * 40)
+    pinned = {"name": "a", "git": "https://example.org/a.git", "commit": "3" * 40, "tree": "4" * 40}
+    source = LockedSource(**pinned, ref=two, submodules=(below, below), build=Build(flags=(three,)))
+    full = variant(
+        "full",
+        base=Base(kind="system", provides=("torch>=2",)),
+        provided={"source": four, "a.b": four},
+        packages=(LockedPackage(name="a", version="1.0", files=(file, file)), package("b")),
+        sources=(source, LockedSource(**pinned)),
+        environment={"package": five, "source": EnvPath.model_validate({"path": six, "if": "exists"}), "variant": ""},
+        smoke=(SmokeItem(name="sound", floors={"x": floor}),),
+    )
+    made = lock(full, variant("empty"), created_with={"uv": seven}, as_of=eight)
     text = render_lock(made)
     again = parse_lock(text, "x")
     assert again == made
@@ -96,14 +48,13 @@ def test_what_is_read_is_what_was_written_and_writes_the_same_bytes(made: Lock) 
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.one_of(st.text(max_size=200), st.dictionaries(names, texts).map(lambda d: "\n".join(f"{k} = 1" for k in d))))
+@given(st.one_of(st.text(max_size=200), st.lists(TEXT).map(lambda names: "\n".join(f"{name} = 1" for name in names))))
 def test_any_text_is_read_or_refused_with_a_code(text: str) -> None:
     with fails("lock-invalid"):
         parse_lock(text, "x")
 
 
-def small() -> Lock:
-    return lock(variant(packages=(package("six"),), environment={"A": "1"}))
+SMALL = lock(variant(packages=(package("six"),), environment={"A": "1"}))
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002])
@@ -111,7 +62,7 @@ def test_a_written_lock_reads_for_people(tmp_path: Path, umask: int) -> None:
     path = tmp_path / "demo.lock.toml"
     before = os.umask(umask)
     try:
-        write_lock(path, small())
+        write_lock(path, SMALL)
     finally:
         os.umask(before)
     text = path.read_text()
@@ -121,8 +72,10 @@ def test_a_written_lock_reads_for_people(tmp_path: Path, umask: int) -> None:
     assert f'{{file = "six-1.0-py3-none-any.whl", sha256 = "{SHA}", size = 10}}' in text
     assert "://" not in text
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+    with fails("output-unwritable"):
+        write_lock(tmp_path / "no" / "x.lock.toml", SMALL)
     assert [p.name for p in tmp_path.iterdir()] == ["demo.lock.toml"]
-    assert read_lock(path) == small()
+    assert read_lock(path) == SMALL
 
 
 @pytest.mark.parametrize(
@@ -131,8 +84,6 @@ def test_a_written_lock_reads_for_people(tmp_path: Path, umask: int) -> None:
         ('"1.0"', '"1.1"', "lock-digest-mismatch", ExitCode.INTEGRITY, "cp311-linux_x86_64"),
         (SHA, SHA[::-1], "lock-digest-mismatch", ExitCode.INTEGRITY, "digest"),
         ("version = 1\n", "version = 2\n", "lock-invalid", ExitCode.USAGE, ""),
-        ("version = 1\n", "version = 1\nfoo = 1\n", "lock-invalid", ExitCode.USAGE, "foo"),
-        ("version = 1\n", "version = 1\nas_of = 2020-01-01\n", "lock-invalid", ExitCode.USAGE, "JSON"),
         ("version = 1\n", 'version = "1"\n', "lock-invalid", ExitCode.USAGE, "version"),
         ("version = 1\n", "version = = 1\n", "lock-invalid", ExitCode.USAGE, "line 4, column"),
         ("version = 1\n", "version = 1\nversion = 1\n", "lock-invalid", ExitCode.USAGE, "line 5, column"),
@@ -143,7 +94,7 @@ def test_a_damaged_lock_is_refused_with_its_code(
     tmp_path: Path, old: str, new: str, code: str, exit_code: ExitCode, says: str
 ) -> None:
     path = tmp_path / "x.lock.toml"
-    text = render_lock(small())
+    text = render_lock(SMALL)
     changed = text.replace(old, new) if old == SHA else text.replace(old, new, 1)
     assert changed != text
     path.write_text(changed)
@@ -166,17 +117,12 @@ def test_a_lock_that_cannot_be_read_is_refused_and_a_missing_one_names_the_comma
         read_lock(path)
 
 
-def test_an_unwritable_place_is_a_coded_error_and_leaves_the_old_lock(tmp_path: Path) -> None:
-    with fails("output-unwritable"):
-        write_lock(tmp_path / "no" / "x.lock.toml", small())
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_patch_pins_are_part_of_the_digest_and_must_name_the_patches() -> None:
     plain = {"name": "a", "git": "https://example.org/a.git", "commit": "0" * 40, "tree": "1" * 40, "patches": ["fix"]}
     pin = {"name": "fix", "digest": "a" * 64, "least": 1, "most": 2}
-    named, pinned = LockedSource.from_plain(plain), LockedSource.from_plain(plain | {"patch_pins": [pin]})
-    with_names, with_pins = lock(variant(sources=(named,))), lock(variant(sources=(pinned,)))
+    with_names, with_pins = (
+        lock(variant(sources=(LockedSource.from_plain(plain | more),))) for more in ({}, {"patch_pins": [pin]})
+    )
     assert with_names.variants[0].digest != with_pins.variants[0].digest
     assert parse_lock(render_lock(with_pins), "again") == with_pins
     assert "patch_pins" not in with_names.variants[0].contents()["sources"][0]

@@ -110,7 +110,7 @@ def test_a_file_of_a_folder_is_recorded_with_its_size_and_what_it_takes(tmp_path
     assert (tmp_path / "cache" / file.sha256 / FILE).read_bytes() == path.read_bytes(), "a delivery takes it from there"
 
 
-@pytest.mark.parametrize("form", ["html", "json"])
+@pytest.mark.parametrize("form", ["html", "json", "links"])
 def test_a_file_comes_from_the_named_index_under_exactly_its_name(tmp_path: Path, serve: Serve, form: str) -> None:
     path = wheel(tmp_path / "far")
     near = "/files/other-1.0-py3-none-any.whl", f"/files/{FILE}.metadata"
@@ -119,17 +119,15 @@ def test_a_file_comes_from_the_named_index_under_exactly_its_name(tmp_path: Path
         page = (200, {"Content-Type": "application/vnd.pypi.simple.v1+json"}, json.dumps({"files": files}).encode())
     else:
         page = html(*near, f"/files/{FILE}#sha256={sha256(path)}")
-    url, asked = serve({"/simple/alpha/": page, f"/files/{FILE}": whole(path)})
+    # Some indexes are one page of links.
+    index, place, at = ("pytorch-stable-cu102", "/links.html", "/links.html") if form == "links" else (
+        "house", "/simple", "/simple/alpha/"
+    )  # fmt: skip
+    url, asked = serve({at: page, f"/files/{FILE}": whole(path)})
     notes: list[str] = []
-    file = got(tmp_path, url + "/simple", notes=notes)
-    assert (file.sha256, notes) == (sha256(path), [f"fetching {FILE} from the index house, unencrypted"])
-    assert [one["path"] for one in asked] == ["/simple/alpha/", f"/files/{FILE}"], "fetched once"
-
-
-def test_an_index_of_one_page_of_links_is_read(tmp_path: Path, serve: Serve) -> None:
-    path = wheel(tmp_path / "far")
-    url, _ = serve({"/links.html": html(f"/files/{FILE}"), f"/files/{FILE}": whole(path)})
-    assert got(tmp_path, url + "/links.html", index="pytorch-stable-cu102").sha256 == sha256(path)
+    file = got(tmp_path, url + place, index=index, notes=notes)
+    assert (file.sha256, notes) == (sha256(path), [f"fetching {FILE} from the index {index}, unencrypted"])
+    assert [one["path"] for one in asked] == [at, f"/files/{FILE}"], "fetched once"
 
 
 def test_no_other_index_is_asked_for_a_file_without_a_hash(
@@ -161,38 +159,38 @@ def test_credentials_go_to_the_index_and_nowhere_else(tmp_path: Path, serve: Ser
     assert "hush" not in str(notes)
 
 
-def test_a_file_that_differs_from_what_its_index_states_is_refused(tmp_path: Path, serve: Serve) -> None:
+def test_a_file_that_differs_from_what_its_index_states_or_ends_early_is_refused(tmp_path: Path, serve: Serve) -> None:
     path = wheel(tmp_path / "far")
     url, _ = serve({"/alpha/": html(f"/{FILE}#sha256={'a' * 64}"), f"/{FILE}": whole(path)})
     error = failed("hash-mismatch", 5, tmp_path, url)
     assert "a" * 64 in error.why and hashlib.sha256(path.read_bytes()).hexdigest() in error.why
-    assert left(tmp_path) == []
-
-
-def test_a_download_that_ends_early_is_not_taken(tmp_path: Path, serve: Serve) -> None:
-    path = wheel(tmp_path / "far")
     cut = (200, {"Content-Length": str(path.stat().st_size)}, path.read_bytes()[:100])
     url, _ = serve({"/alpha/": html(f"/{FILE}"), f"/{FILE}": cut})
     assert "after 100 bytes" in failed("download-failed", 75, tmp_path, url).why
     assert left(tmp_path) == []
 
 
-@pytest.mark.parametrize("broken", [{"Content-Length": "1000"}, {"Transfer-Encoding": "chunked"}])
-def test_a_page_that_ends_early_is_not_read(tmp_path: Path, serve: Serve, broken: dict[str, str]) -> None:
-    path = wheel(tmp_path / "far")
-    page = html(f"/{FILE}")[2]
-    body = b"%x\r\n" % (len(page) + 1) + page if "Transfer-Encoding" in broken else page
-    url, _ = serve({"/alpha/": (200, {"Content-Type": "text/html", **broken}, body), f"/{FILE}": whole(path)})
-    failed("network-unreachable", 75, tmp_path, url)
-    assert left(tmp_path) == []
+Answer = tuple[int, dict[str, str], bytes]
+PAGE = html(f"/{FILE}")[2]
 
 
-@pytest.mark.parametrize(("status", "code", "number"), [(403, "index-refused", 4), (500, "network-unreachable", 75)])
-def test_an_index_that_does_not_answer_is_told(
-    tmp_path: Path, serve: Serve, status: int, code: str, number: int
+@pytest.mark.parametrize(
+    ("page", "code", "number"),
+    [
+        ((200, {"Content-Type": "text/html", "Content-Length": "1000"}, PAGE), "network-unreachable", 75),
+        ((200, {"Content-Type": "text/html", "Transfer-Encoding": "chunked"}, b"%x\r\n" % (len(PAGE) + 1) + PAGE),
+         "network-unreachable", 75),
+        ((403, {}, b""), "index-refused", 4),
+        ((500, {}, b""), "network-unreachable", 75),
+    ],
+    ids=["shorter than its length", "without its last chunk", "refused", "broken"],
+)  # fmt: skip
+def test_a_page_that_ends_early_or_an_index_that_does_not_answer_gives_nothing(
+    tmp_path: Path, serve: Serve, page: Answer, code: str, number: int
 ) -> None:
-    url, _ = serve({"/alpha/": (status, {}, b"")})
-    assert ("--from DIR" in failed(code, number, tmp_path, url).hint) == (status == 500)
+    url, _ = serve({"/alpha/": page, f"/{FILE}": whole(wheel(tmp_path / "far"))})
+    assert ("--from DIR" in failed(code, number, tmp_path, url).hint) == (number == 75)
+    assert left(tmp_path) == []
 
 
 def test_https_is_never_left_by_a_redirect() -> None:
@@ -203,11 +201,32 @@ def test_https_is_never_left_by_a_redirect() -> None:
         index_client._NoDowngrade().redirect_request(Request(), None, 302, "", {}, "http://there.example.org/x")
 
 
-def test_a_wheel_is_what_its_record_says(tmp_path: Path) -> None:
+def _another_package(path: Path) -> None:
+    wheel(path.parent, "gamma", "2.0").replace(path)
+
+
+def _member_elsewhere(path: Path) -> None:
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("../evil.py", "x")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        (tampered, "record-mismatch", "alpha/__init__.py"),
+        (_another_package, "record-mismatch", "gamma 2.0"),
+        (_member_elsewhere, "wheel-unsafe", ""),
+        (lambda path: path.write_bytes(b""), "artifact-damaged", ""),
+        (lambda path: path.write_bytes(b"PK\x03\x04 half a header"), "artifact-damaged", ""),
+    ],
+    ids=["a file that its RECORD contradicts", "another package", "a member elsewhere (D28)", "empty", "no zip"],
+)
+def test_a_wheel_that_is_not_what_it_says_is_refused(
+    tmp_path: Path, change: Callable[[Path], object], code: str, says: str
+) -> None:
     path = wheel(tmp_path / "far")
-    tampered(path)
-    error = failed("record-mismatch", 5, tmp_path, folders=(str(path.parent),))
-    assert "alpha/__init__.py" in error.what
+    change(path)
+    assert says in failed(code, 5, tmp_path, folders=(str(path.parent),)).what
     assert left(tmp_path) == []
 
 
@@ -217,26 +236,6 @@ def test_d02_a_record_that_is_wrong_about_the_wheels_own_metadata_is_noted(tmp_p
     notes: list[str] = []
     got(tmp_path, folders=(str(path.parent),), notes=notes)
     assert notes[1:] == [f"{FILE}: its own RECORD is wrong about alpha-1.0.dist-info/METADATA"]
-
-
-def test_a_wheel_is_the_package_it_is_named_after(tmp_path: Path) -> None:
-    wheel(tmp_path / "far", "gamma", "2.0").rename(tmp_path / "far" / FILE)
-    assert "gamma 2.0" in failed("record-mismatch", 5, tmp_path, folders=(str(tmp_path / "far"),)).what
-
-
-def test_d28_a_member_that_would_lie_elsewhere_is_refused(tmp_path: Path) -> None:
-    path = wheel(tmp_path / "far")
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("../evil.py", "x")
-    failed("wheel-unsafe", 5, tmp_path, folders=(str(path.parent),))
-    assert left(tmp_path) == []
-
-
-@pytest.mark.parametrize("data", [b"", b"no zip", b"PK\x03\x04 half a header", b"<!DOCTYPE html><html>log in</html>"])
-def test_something_that_is_no_wheel_is_refused(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / FILE).write_bytes(data)
-    failed("artifact-damaged", 5, tmp_path, folders=(str(tmp_path),))
-    assert left(tmp_path) == []
 
 
 def test_a_lock_takes_the_hashes_that_it_lacks_and_no_other() -> None:

@@ -32,13 +32,11 @@ def torch(*names: str, **more: object) -> Stack:
     return stack(packages=["torch==2.1.2", *names], **more)
 
 
-def test_d61_a_lock_takes_what_no_rule_refuses(tmp_path: Path, supply: MakeSupply) -> None:
-    lock = make(torch("numpy"), supply(house(tmp_path)))
-    assert versions(lock)["numpy"] == "1.26.4"
-    assert not findings(lock, compat())
-
-
-def test_d61_what_the_stack_asks_for_is_locked_and_said_and_fails_the_check(tmp_path: Path, supply: MakeSupply) -> None:
+def test_d61_a_lock_takes_what_no_rule_refuses_but_for_what_the_stack_asks_which_fails_the_check(
+    tmp_path: Path, supply: MakeSupply
+) -> None:
+    free = make(torch("numpy"), supply(house(tmp_path)))
+    assert (versions(free)["numpy"], findings(free, compat())) == ("1.26.4", {})
     said: list[str] = []
     wanted = torch("numpy>=2")
     lock = make(wanted, supply(house(tmp_path)), say=said.append)
@@ -174,6 +172,13 @@ def test_d83_what_an_import_reaches_is_told_from_what_a_call_does_and_every_plac
     assert uses(FILES, reached) == {
         "np-int": "megatron/data/indexed.py:3 at import, megatron/vision.py:2, megatron/vision.py:5, tests/test_it.py:2"
     }
+    # A script that the stack starts is where imports begin (D95), and setup.py comes first (D20).
+    assert list(imported_from_top(TITAN, ["run/train.py"])) == [
+        "titan/__init__.py", "run/train.py", "titan/model.py", "titan/kernels.py"
+    ]  # fmt: skip
+    assert uses({"a.py": OLD, "setup.py": OLD}) == {"np-int": "setup.py:3, a.py:3 at import"}
+    assert uses({"setup.py": "from setuptools import setup\nsetup(use_2to3=True)\n"}) == {"use-2to3": "setup.py:2"}
+    assert uses({"x_pb2.py": "D = _descriptor.FileDescriptor(name='x')\n"}) == {"old-protobuf": "x_pb2.py:1 at import"}
 
 
 @pytest.mark.parametrize(
@@ -181,20 +186,14 @@ def test_d83_what_an_import_reaches_is_told_from_what_a_call_does_and_every_plac
     [
         # Removed names, and the modules that have them (D20).
         (OLD, {"np-int": "a.py:3 at import"}),
-        ("import numpy\nX = numpy.bool\n", {"np-bool": "a.py:2 at import"}),
-        ("import numpy as np\nX = np.float_\n", {"np-float_": "a.py:2 at import"}),
-        ("from torch._six import inf\n", {"torch-six": "a.py:1 at import"}),
         ("import torch\nX = torch._six.inf\n", {"torch-six": "a.py:2 at import"}),
         ("from torch import _six\n", {"torch-six": "a.py:1 at import"}),
-        ("import imp\n", {"imp": "a.py:1 at import"}),
         ("from distutils import util\n", {"distutils": "a.py:1 at import"}),
         ("import pkg_resources\n", {"pkg-resources": "a.py:1 at import"}),
         ("from pkg_resources import packaging\n",
          {"pkg-resources": "a.py:1 at import", "pkg-resources-packaging": "a.py:1 at import"}),
         # What only looks like one.
         ("import numpy as np\nX = np.float32\n", {}),
-        ("X = np.float\n", {}),
-        ("class C:\n    float = 1\nX = C.float\n", {}),
         ("try:\n    from torch._six import inf\nexcept ImportError:\n    from math import inf\n", {}),
         ("# np.float and torch._six\nTEXT = 'import imp'\n", {}),
         ("print 'of another Python'\nimport imp\n", {}),
@@ -203,12 +202,10 @@ def test_d83_what_an_import_reaches_is_told_from_what_a_call_does_and_every_plac
         ("import importlib\nimportlib.import_module('distutils.util')\n", {"distutils": "a.py:2 at import"}),
         ("from importlib import import_module\nX = import_module('torch._six')\n", {"torch-six": "a.py:2 at import"}),
         ("try:\n    __import__('pkg_resources')\nexcept ImportError:\n    pass\n", {}),
-        ("import importlib\nimportlib.import_module(NAME)\n", {}),
         # What runs when a module is imported, and what does not (D83).
         ("import numpy as np\nclass C:\n    kind = np.float\n", {"np-int": "a.py:3 at import"}),
         ("import numpy as np\ndef f(kind=np.float):\n    pass\n", {"np-int": "a.py:2 at import"}),
         ("import numpy as np\ndef f():\n    return np.float\n", {"np-int": "a.py:3"}),
-        ("import numpy as np\nf = lambda: np.float\n", {"np-int": "a.py:2"}),
         ("import numpy as np\nif __name__ == '__main__':\n    print(np.float)\n", {"np-int": "a.py:3"}),
         ("import numpy as np\ntry:\n    X = np.float\nexcept AttributeError:\n    X = float\n", {"np-int": "a.py:3"}),
     ],
@@ -278,15 +275,3 @@ def test_d95_modules_that_no_package_brings_are_told_when_locking_with_the_way_t
     said.clear()
     make(wanted, supply(house(tmp_path)), say=said.append, previous=lock, upgrade=True)
     assert not [text for text in said if "known to have" in text], "the same commit is told of once"
-
-
-def test_d95_a_script_that_the_stack_starts_is_where_imports_begin() -> None:
-    assert list(imported_from_top(TITAN, ["run/train.py"])) == [
-        "titan/__init__.py", "run/train.py", "titan/model.py", "titan/kernels.py"
-    ]  # fmt: skip
-
-
-def test_d20_setup_py_comes_first_and_the_place_has_a_line() -> None:
-    assert uses({"a.py": OLD, "setup.py": OLD}) == {"np-int": "setup.py:3, a.py:3 at import"}
-    assert uses({"setup.py": "from setuptools import setup\nsetup(use_2to3=True)\n"}) == {"use-2to3": "setup.py:2"}
-    assert uses({"x_pb2.py": "D = _descriptor.FileDescriptor(name='x')\n"}) == {"old-protobuf": "x_pb2.py:1 at import"}

@@ -45,22 +45,28 @@ def test_d76_a_server_that_takes_the_connection_and_says_nothing_is_given_up(mon
     assert done.returncode != 0 and git_source._TRANSPORT.search(done.stderr), done.stderr
 
 
-def test_a_commit_becomes_commit_and_tree_with_everything_else_kept(repos: Repos) -> None:
+def test_a_commit_becomes_commit_tree_and_pins_of_its_patches_with_everything_else_kept(
+    repos: Repos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = repos.create("a")
-    repos.commit("a", "x", "later")
+    repos.git("a", "tag", "-a", "v1", "-m", "v1")
+    later = repos.commit("a", "x", "later")
+    for ref, found in (("main", later), ("v1", commit), ("none", None)):
+        assert resolve_ref(Repos.url("a"), ref) == found
     made = locked(source("a", commit, ref="main", install="path", path="lib", patches=[FIX], generated=["v.py"]))
     assert (made.commit, made.tree) == (commit, repos.tree("a", commit))
     assert (made.git, made.ref, made.install, made.path) == (Repos.url("a"), "main", "path", "lib")
     assert (made.patches, made.generated) == ((FIX,), ("v.py",))
-
-
-def test_a_patch_is_pinned_by_what_it_does_and_by_the_places_it_must_find(repos: Repos) -> None:
-    (pin,) = locked(source("a", repos.create("a"), patches=[FIX])).patch_pins
-    patch = load_patch(FIX)
+    (pin,), patch = made.patch_pins, load_patch(FIX)
     assert (pin.name, pin.digest, (pin.least, pin.most)) == (FIX, digest_of(FIX), patch.expected())
     tried = patch.tried[0]
     (exact,) = pin_patches((FIX,), tried.commit)
     assert (exact.least, exact.most) == (tried.hits, tried.hits)
+    # A commit that no branch has any more is found where the server keeps it.
+    repos.git("a", "reset", "-q", "--hard", commit)
+    assert locked(source("a", later)).tree == repos.tree("a", later)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert refusal(source("a", commit)).code == "git-missing"
 
 
 def test_what_cannot_be_pinned_is_refused_with_both_sides(repos: Repos) -> None:
@@ -83,13 +89,6 @@ def test_what_cannot_be_pinned_is_refused_with_both_sides(repos: Repos) -> None:
     assert locked(source("a", second, contains=[first, second])).commit == second
 
 
-def test_a_commit_that_no_branch_has_any_more_is_found_where_the_server_keeps_it(repos: Repos) -> None:
-    first = repos.create("a")
-    lost = repos.commit("a", "x", "1")
-    repos.git("a", "reset", "-q", "--hard", first)
-    assert locked(source("a", lost)).tree == repos.tree("a", lost)
-
-
 def test_a_server_that_sends_only_what_is_asked_for_is_enough(repos: Repos) -> None:
     commit = repos.create("a")
     repos.git("a", "config", "uploadpack.allowFilter", "true")
@@ -102,7 +101,9 @@ def test_a_server_that_sends_only_what_is_asked_for_is_enough(repos: Repos) -> N
         assert "tree" not in output_of(place, "cat-file", "--batch-all-objects", "--batch-check").split()
 
 
-def test_submodules_are_pinned_all_the_way_down(repos: Repos) -> None:
+def test_submodules_are_pinned_all_the_way_down_and_a_hostile_address_is_refused_before_git_sees_it(
+    repos: Repos,
+) -> None:
     inner = repos.create("inner")
     repos.create("middle")
     repos.git("middle", "submodule", "add", "-q", "../inner", "deep")
@@ -117,37 +118,15 @@ def test_submodules_are_pinned_all_the_way_down(repos: Repos) -> None:
         ("third/party/deep", Repos.url("inner"), inner, repos.tree("inner", inner)),
     ]
     assert locked(source("outer", outer)).submodules == ()
-
-
-def test_a_hostile_submodule_url_is_refused_before_git_sees_it(repos: Repos) -> None:
-    repos.create("inner")
-    repos.create("outer")
-    repos.git("outer", "submodule", "add", "-q", "../inner", "sub")
-    text = (repos.folder / "outer" / ".gitmodules").read_text().replace("../inner", "ext::sh -c id")
-    commit = repos.commit("outer", ".gitmodules", text)
-    assert refusal(source("outer", commit, submodules=True)).code == "submodule-invalid"
-
-
-def test_a_branch_and_an_annotated_tag_are_resolved_to_commits(repos: Repos) -> None:
-    first = repos.create("a")
-    repos.git("a", "tag", "-a", "v1", "-m", "v1")
-    second = repos.commit("a", "x", "2")
-    assert resolve_ref(Repos.url("a"), "main") == second
-    assert resolve_ref(Repos.url("a"), "v1") == first
-    assert resolve_ref(Repos.url("a"), "none") is None
-
-
-@pytest.mark.parametrize(
-    ("parent", "url", "expected"),
-    [
+    text = (repos.folder / "middle" / ".gitmodules").read_text().replace("../inner", "ext::sh -c id")
+    commit = repos.commit("middle", ".gitmodules", text)
+    assert refusal(source("middle", commit, submodules=True)).code == "submodule-invalid"
+    for parent, url, expected in (
         ("https://x.org/a/b.git", "../c.git", "https://x.org/a/c.git"),
         ("https://x.org/a/b", "./c", "https://x.org/a/b/c"),
         ("ssh://git@x.org/a/b", "../../c/d", "ssh://git@x.org/c/d"),
-        ("https://x.org/a", "https://y.org/b", "https://y.org/b"),
-    ],
-)
-def test_relative_submodule_urls_follow_git(parent: str, url: str, expected: str) -> None:
-    assert absolute_url(parent, url) == expected
+    ):
+        assert absolute_url(parent, url) == expected
 
 
 def test_a_git_that_runs_us_does_not_lend_its_repository(
@@ -174,12 +153,6 @@ def test_hooks_and_prompts_of_the_user_s_configuration_never_run(repos: Repos, h
     (tmp_path / "ran").unlink()
     assert locked(source("a", commit)).commit == commit
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_machine_without_git_is_told_so(repos: Repos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = repos.create("a")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert refusal(source("a", commit)).code == "git-missing"
 
 
 def test_a_lock_of_other_patches_gets_todays_pins_and_trees_without_a_resolution(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +15,9 @@ from envbuild.lock.readers.wheel_record import of_wheel
 from envbuild.lock.record import write_lock
 from envbuild.lock.sources import taken_by, with_what_trees_say
 from envbuild.model.common import BLOCK, Unpacked
-from envbuild.model.stack import Source, Stack
+from envbuild.model.stack import Source
 from envbuild.node import paths
-from tests.lock.build import MakeSupply, make, make_wheel
+from tests.lock.build import MakeSupply, make, make_wheel, stack
 from tests.lock.conftest import Repos, locked
 from tests.support.repositories import git, lose_file
 from tests.support.served import Silent, serving
@@ -54,32 +52,21 @@ class _Parts(Silent):
         self.answer(200 if part is data else 206, part)
 
 
-@pytest.fixture
-def address(wheel: Path) -> Iterator[tuple[str, type[_Parts]]]:
-    handler = type("Handler", (_Parts,), {"file": wheel})
-    with serving(handler) as server:
-        yield f"{server}/{wheel.name}", handler
-
-
-def test_d11_a_wheel_takes_what_its_listing_says(wheel: Path, tmp_path: Path) -> None:
+def test_d11_a_wheel_takes_what_its_listing_says_of_which_only_the_end_is_fetched(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "out")
     assert of_wheel(wheel.as_uri()) == taken(tmp_path / "out")
-
-
-def test_d11_of_a_wheel_on_an_index_only_the_end_is_fetched(wheel: Path, address: tuple[str, type[_Parts]]) -> None:
-    url, handler = address
     assert wheel.stat().st_size > 4 << 20
-    assert of_wheel(url) == of_wheel(wheel.as_uri()) is not None
-    handler.gives_parts = False
-    assert of_wheel(url) is None
-
-
-def test_d11_what_cannot_be_asked_stays_unknown(tmp_path: Path) -> None:
+    handler = type("Handler", (_Parts,), {"file": wheel})
+    with serving(handler) as server:
+        url = f"{server}/{wheel.name}"
+        assert of_wheel(url) == of_wheel(wheel.as_uri())
+        handler.gives_parts = False
+        assert of_wheel(url) is None
     (tmp_path / "b-1.0-py3-none-any.whl").write_bytes(b"no archive")
-    assert of_wheel((tmp_path / "b-1.0-py3-none-any.whl").as_uri()) is None
-    assert of_wheel("http://127.0.0.1:9/c-1.0-py3-none-any.whl") is None
-    assert of_wheel((tmp_path / "d-1.0.tar.gz").as_uri()) is None
+    unknown = ((tmp_path / name).as_uri() for name in ("b-1.0-py3-none-any.whl", "d-1.0.tar.gz"))
+    for address in (*unknown, "http://127.0.0.1:9/c-1.0-py3-none-any.whl"):
+        assert of_wheel(address) is None
 
 
 def test_d11_a_tree_takes_what_git_lists_with_its_submodules(repos: Repos, tmp_path: Path) -> None:
@@ -98,39 +85,25 @@ def test_d11_a_tree_takes_what_git_lists_with_its_submodules(repos: Repos, tmp_p
         assert taken_by(source, reader) == taken(tmp_path / "out")
 
 
-def made(tmp_path: Path, repos: Repos, supply: MakeSupply) -> Path:
-    """A stack file with one package and one source, locked beside it."""
-    make_wheel(tmp_path / "house", "alpha", "1.0")
-    sources = [{"name": "s", "git": repos.url("s"), "commit": repos.git("s", "rev-parse", "HEAD")}]
-    profile = {"python": ["3.11"], "packages": ["alpha"], "sources": sources, "smoke": []}
-    path = tmp_path / "my.yaml"
-    path.write_text(json.dumps({"name": "my", "summary": "s", "profiles": {"exact": profile}}))
-    stack = Stack.from_plain(json.loads(path.read_text()))
-    write_lock(path.with_name("my.lock.toml"), make(stack, supply(tmp_path / "house")))
-    return path
-
-
 def test_d11_a_lock_says_what_its_files_take_and_no_digest_covers_it(
     tmp_path: Path, repos: Repos, supply: MakeSupply
 ) -> None:
     repos.create("s")
-    path = made(tmp_path, repos, supply)
-    file = path.with_name("my.lock.toml")
+    make_wheel(tmp_path / "house", "alpha", "1.0")
+    sources = [{"name": "s", "git": repos.url("s"), "commit": repos.git("s", "rev-parse", "HEAD")}]
+    file, lock = tmp_path / "my.lock.toml", make(stack(packages=["alpha"], sources=sources), supply(tmp_path / "house"))
+    write_lock(file, lock)
     text, (variant,) = file.read_text(), read_lock(file).variants
     assert variant.packages[0].files[0].unpacked == Unpacked(bytes=5 * BLOCK, inodes=5)
     assert variant.sources[0].unpacked == Unpacked(bytes=BLOCK, inodes=1)
-    assert variant.without_sizes().compute_digest("my", "exact") == variant.digest
+    assert variant.without_sizes().compute_digest("demo", "exact") == variant.digest
 
     file.write_text(re.sub(r"(, |\n)unpacked = {[^}]*}", "", text))
     assert read_lock(file).variants == (variant.without_sizes(),)
-
-
-def test_d11_what_is_not_to_be_had_is_said_and_stays_unknown(tmp_path: Path, repos: Repos, supply: MakeSupply) -> None:
-    repos.create("s")
+    # What is not to be had stays unknown.
     said: list[str] = []
-    lock = read_lock(made(tmp_path, repos, supply).with_name("my.lock.toml"))
     lose_file(repos.folder / "s", "README")
-    bare = [source.model_copy(update={"unpacked": None}) for source in lock.variants[0].sources]
+    bare = [source.model_copy(update={"unpacked": None}) for source in variant.sources]
     with git_reader() as reader:
         (source,) = with_what_trees_say(bare, None, reader, said.append)
     assert source.unpacked is None
