@@ -15,12 +15,17 @@ def mounts(point: str, options: str = "rw", source: str = "srv:/x") -> str:
     return f"1 0 0:1 / / rw - ext4 /dev/root rw\n2 1 0:2 / {point} {options} - nfs4 {source} rw\n"
 
 
-def test_prefix_that_is_not_there_yet_is_judged_by_its_parent(tmp_path: Path) -> None:
+def test_prefix_that_is_not_there_yet_is_judged_by_its_parent_and_what_is_in_its_way_is_named(tmp_path: Path) -> None:
     facts = disks.disk_facts(str(tmp_path / "a/b/c"), {})
     assert facts["writable"]
     assert facts["reason"] is None
     assert facts["path"].endswith("a/b/c")
     assert 0 < facts["free_bytes"] <= facts["total_bytes"]
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "is not a folder" in disks.disk_facts(str(tmp_path / "file/x"), {})["reason"]
+    assert "leads nowhere" in disks.disk_facts(str(tmp_path / "link/x"), {})["reason"]
+    assert not disks.disk_facts(str(tmp_path / "link"), {})["writable"]
 
 
 def test_quota_that_is_less_than_the_free_space_counts(tmp_path: Path) -> None:
@@ -37,14 +42,6 @@ def test_quota_that_is_less_than_the_free_space_counts(tmp_path: Path) -> None:
 def test_mount_flags(tmp_path: Path, options: str, writable: bool, noexec: bool) -> None:
     facts = disks.disk_facts(str(tmp_path), {}, mounts(str(tmp_path), options))
     assert (facts["writable"], facts["noexec"]) == (writable, noexec)
-
-
-def test_file_or_dangling_link_in_the_way_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to("nowhere")
-    assert "is not a folder" in disks.disk_facts(str(tmp_path / "file/x"), {})["reason"]
-    assert "leads nowhere" in disks.disk_facts(str(tmp_path / "link/x"), {})["reason"]
-    assert not disks.disk_facts(str(tmp_path / "link"), {})["writable"]
 
 
 @pytest.mark.parametrize(("mode", "good"), [(0o777, False), (0o1777, True), (0o2775, True), (0o755, True)])

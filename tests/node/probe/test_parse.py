@@ -20,47 +20,15 @@ def read(name: str) -> str:
     return (DATA / name).read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "driver", "ceiling"),
-    [
-        ("a100", "470.57.02", "11.4"),
-        ("v100", "440.33.01", "10.2"),
-        ("h200", "580.159.04", "13.0"),
-        ("mig", "535.161.08", "12.2"),
-        ("umd", "610.43.02", "13.3"),
-    ],
-)
-def test_header_gives_driver_and_cuda_ceiling(name: str, driver: str, ceiling: str) -> None:
-    text = read(f"{name}/plain.txt")
-    assert (first(gpus.DRIVER, text), first(gpus.CEILING, text), gpus.parse_problem(text)) == (driver, ceiling, None)
-
-
-def test_query_of_a100() -> None:
-    rows = gpus.parse_query(read("a100/query.txt"))
-    assert [gpu["index"] for gpu in rows] == list(range(8))
-    assert rows[7] == {
-        "index": 7,
-        "name": "NVIDIA A100-SXM4-80GB",
-        "uuid": "GPU-00000017-1111-2222-3333-000000000017",
-        "memory_mib": 81251,
-        "compute_capability": "8.0",
-        "pci_bus_id": "00000000:71:00.0",
-        "mig_enabled": False,
-        "ecc_errors": 0,
-        "driver_version": "470.57.02",
-    }
-
-
 def test_lost_gpu_does_not_hide_the_others() -> None:
     text = read("lost/query.txt")
     assert [gpu["index"] for gpu in gpus.parse_query(text)] == [1]
     assert "Unable to determine the device handle" in (gpus.parse_problem(text) or "")
 
 
-def test_values_that_nvidia_smi_does_not_have_are_none() -> None:
-    first, second = gpus.parse_query(read("na/query.txt"))
-    assert (first["mig_enabled"], first["ecc_errors"]) == (None, None)
-    assert (second["memory_mib"], second["compute_capability"], second["ecc_errors"]) == (None, None, None)
+def distribution(text: str) -> tuple[str, str | None]:
+    found = system.parse_os_release(text)
+    return found["ID"], found.get("VERSION_ID")
 
 
 VERSIONS: list[tuple[Callable[[str], object], dict[str, object]]] = [
@@ -82,6 +50,11 @@ VERSIONS: list[tuple[Callable[[str], object], dict[str, object]]] = [
         system.parse_ldd,
         {f"ldd/{name}": {"kind": name.partition("-")[0], "version": version}
          for name, version in {"glibc-debian": "2.36", "glibc-rhel": "2.28", "musl": "1.2.4"}.items()},
+    ),
+    (
+        distribution,
+        {"os-release/rhel-8.8": ("rhel", "8.8"), "os-release/alpine-3.19": ("alpine", "3.19.1"),
+         "os-release/debian-12": ("debian", "12"), "os-release/arch": ("arch", None)},
     ),
 ]  # fmt: skip
 
@@ -116,66 +89,51 @@ def test_any_nine_cells_give_a_gpu_or_nothing(cells: list[str]) -> None:
         assert gpu["memory_mib"] is None or gpu["memory_mib"] >= 0
 
 
-@pytest.mark.parametrize(
-    ("name", "identity", "version"),
-    [
-        ("rhel-8.8", "rhel", "8.8"),
-        ("alpine-3.19", "alpine", "3.19.1"),
-        ("debian-12", "debian", "12"),
-        ("arch", "arch", None),
-    ],
-)
-def test_os_release(name: str, identity: str, version: str | None) -> None:
-    found = system.parse_os_release(read(f"os-release/{name}.txt"))
-    assert (found["ID"], found.get("VERSION_ID")) == (identity, version)
-
-
 def test_os_release_quoting() -> None:
     assert system.parse_os_release('# x=1\nA=\'b c\'\nB="d \\"e\\""\nC="\n') == {"A": "b c", "B": 'd "e"', "C": '"'}
 
 
-def test_d56_a_warning_before_the_line_of_a_compiler_is_not_its_answer() -> None:
-    line = "gcc (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0\nCopyright (C) 2021\n"
-    assert programs.parse_compiler(f"ccache: warning: version 4.8 is old\n{line}") == "11.4.0"
-    assert programs.parse_compiler(f"perl: warning: Setting locale failed.\n{line}") == "11.4.0"
-    assert programs.parse_compiler("x86_64-linux-gnu-gcc-12 (Debian) 12.2.0") == "12.2.0"
+GCC = "gcc (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0\nCopyright (C) 2021\n"
+LINES: list[tuple[Callable[[str], object], dict[str, object]]] = [
+    (
+        programs.parse_compiler,  # D56: a warning before the line of a compiler is not its answer
+        {
+            f"ccache: warning: version 4.8 is old\n{GCC}": "11.4.0",
+            f"perl: warning: Setting locale failed.\n{GCC}": "11.4.0",
+            "x86_64-linux-gnu-gcc-12 (Debian) 12.2.0": "12.2.0",
+        },
+    ),
+    (
+        programs.parse_tool,
+        {
+            "git version 2.39.5": "2.39.5",
+            "tar (GNU tar) 1.34\nCopyright": "1.34",
+            "*** Zstandard CLI (64-bit) v1.5.4, by Yann Collet ***": "1.5.4",
+            "curl 7.88.1 (x86_64-pc-linux-gnu) libcurl/7.88.1": "7.88.1",
+            "1.13.2.git.kitware.jobserver-pipe-1": "1.13.2.git.kitware.jobserver-pipe-1",
+            "BusyBox multi-call binary": None,
+            "": None,
+        },
+    ),
+    (system.parse_cpu_max, {"400000 100000\n": 4.0, "max 100000\n": None, "-1 100000": None, "1 0": None}),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("git version 2.39.5", "2.39.5"),
-        ("tar (GNU tar) 1.34\nCopyright", "1.34"),
-        ("*** Zstandard CLI (64-bit) v1.5.4, by Yann Collet ***", "1.5.4"),
-        ("xz (XZ Utils) 5.4.1\nliblzma 5.4.1", "5.4.1"),
-        ("uv 0.13.8 (abc 2026-01-01)", "0.13.8"),
-        ("curl 7.88.1 (x86_64-pc-linux-gnu) libcurl/7.88.1", "7.88.1"),
-        ("1.13.2.git.kitware.jobserver-pipe-1", "1.13.2.git.kitware.jobserver-pipe-1"),
-        ("BusyBox multi-call binary", None),
-        ("", None),
-    ],
-)
-def test_tool_version(text: str, version: str | None) -> None:
-    assert programs.parse_tool(text) == version
+@pytest.mark.parametrize(("parse", "text", "value"), [(parse, *row) for parse, rows in LINES for row in rows.items()])
+def test_a_line_of_a_tool_a_compiler_or_a_cgroup_is_read(
+    parse: Callable[[str], object], text: str, value: object
+) -> None:
+    assert parse(text) == value
 
 
 def test_mounts_and_the_one_that_a_path_is_on() -> None:
     mounts = disks.parse_mountinfo(read("mountinfo.txt"))
     assert len(mounts) == 5
-
-    def on(path: str) -> str:
-        return (disks.mount_of(path, mounts) or {})["filesystem"]
-
-    assert on("/") == "ext4"
-    assert on("/homework/x") == "ext4"
-    assert on("/home/alice/envbuild") == "nfs4"
-    assert on("/mnt/two words/x") == "tmpfs"
+    of_paths = {"/": "ext4", "/homework/x": "ext4", "/home/alice/envbuild": "nfs4", "/mnt/two words/x": "tmpfs"}
+    assert {path: (disks.mount_of(path, mounts) or {})["filesystem"] for path in of_paths} == of_paths
     assert "noexec" in (disks.mount_of("/mnt/two words", mounts) or {})["options"]
-
-
-def test_later_mount_hides_the_earlier_one() -> None:
-    text = "1 0 0:1 / /a rw - ext4 x rw\n2 0 0:2 / /a ro - nfs y rw\n"
-    assert (disks.mount_of("/a/b", disks.parse_mountinfo(text)) or {})["filesystem"] == "nfs"
+    later = disks.parse_mountinfo("1 0 0:1 / /a rw - ext4 x rw\n2 0 0:2 / /a ro - nfs y rw\n")
+    assert (disks.mount_of("/a/b", later) or {})["filesystem"] == "nfs", "a later mount hides the earlier one"
 
 
 def test_quota_counts_what_is_left_and_knows_no_limit() -> None:
@@ -187,10 +145,3 @@ def test_quota_counts_what_is_left_and_knows_no_limit() -> None:
         "inodes_left": 200000,
     }
     assert found["/dev/sdb1"]["bytes"] is None
-
-
-def test_cgroup_cpu_limit() -> None:
-    assert system.parse_cpu_max("400000 100000\n") == 4.0
-    assert system.parse_cpu_max("max 100000\n") is None
-    assert system.parse_cpu_max("-1 100000") is None
-    assert system.parse_cpu_max("1 0") is None
