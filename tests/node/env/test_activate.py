@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pip
 import pytest
@@ -16,7 +17,7 @@ from envbuild.node.build import environment as build_environment
 from envbuild.node.env import activation_files
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke.runner import child_environment
-from tests.node.env_support import Node, make_variant, make_wheel
+from tests.node.env_support import Node, make_variant, make_wheel, run_python
 from tests.support.fails import fails
 from tests.support.programs import completed, executable
 
@@ -57,12 +58,19 @@ echo "$PS1$KEPT"; shown > after; set | grep _envbuild_ || :
     assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
 
 
-def test_programs_of_the_base_are_found_behind_those_of_the_caller(node: Node, tmp_path: Path) -> None:
+def test_a_virtual_environment_is_a_base_whose_packages_are_seen_and_whose_programs_come_last(
+    node: Node, tmp_path: Path
+) -> None:
     lower = node.build(make_variant([make_wheel(node.wheels, name="below", scripts={"tool": "below:main"})]))
-    above = make_variant([make_wheel(node.wheels, name="above")], base={"kind": "system", "provides": ["below>=1"]})
-    node.install(above, interpreter=str(lower / "bin" / "python"))
+    provides = {"base": {"kind": "system", "provides": ["below>=1"]}, "provided": {"below": "1.0"}}
+    above = make_variant([make_wheel(node.wheels, name="above")], **provides)
+    changed, result = node.install(above, interpreter=str(lower / "bin" / "python"))
+    assert (changed, result["base_packages"]) == (True, {"below": "1.0"})
     node.activate(above)
     on_base = node.environment(above)
+    places = run_python(on_base, "import above, below; print(above.__file__); print(below.__file__)").split()
+    assert places[0].startswith(str(on_base)) and places[1].startswith(str(lower))
+    assert node.verify(deep=True, variant=above)["ok"]
     own = executable(tmp_path / "own" / "tool", "#!/bin/sh\necho mine\n").parent
     script = f". '{on_base}/.envbuild/activate.sh'\ntool\n"
     # As a command over SSH has it, and with a caller's own behind it.
@@ -110,7 +118,11 @@ def test_pip_of_another_python_installs_nothing_behind_the_stacks_back(node: Nod
     assert said("pip")[0] == 0, "one that the lock has is the stack's own"
 
 
-def test_values_arrive_literally_through_a_module(node: Node) -> None:
+def test_values_arrive_literally_through_a_module_which_is_ascii(node: Node) -> None:
+    """Lmod takes other bytes for Latin-1."""
+    text = activation_files.modulefile("/e", "demo", {"A": "größe $x", "B": "€"})
+    assert text.isascii()
+    assert 'setenv A "gr\\u00f6\\u00dfe \\$x"' in text and 'setenv B "\\u20ac"' in text
     places = ("/usr/lib/x86_64-linux-gnu/modulecmd.tcl", "/usr/share/modules/libexec/modulecmd.tcl")
     program = next((path for path in places if os.path.exists(path)), None)
     if program is None or shutil.which("tclsh") is None:
@@ -121,24 +133,19 @@ def test_values_arrive_literally_through_a_module(node: Node) -> None:
     done = completed([program, "sh", "load", "envbuild/demo"], env=env, check=True)
     names = [*variables, "VIRTUAL_ENV", "PATH"]
     code = f"import os, json; print(json.dumps({{k: os.environ.get(k) for k in {json.dumps(names)}}}))"
-    text = completed(["sh"], input=f"{done.stdout}\nexec {sys.executable} -c '{code}'", env=env, check=True)
-    found = json.loads(text.stdout)
+    shell = completed(["sh"], input=f"{done.stdout}\nexec {sys.executable} -c '{code}'", env=env, check=True)
+    found = json.loads(shell.stdout)
     assert {key: found[key] for key in NASTY} == NASTY
     assert found["I_GONE"] is None
     assert found["VIRTUAL_ENV"] == str(environment)
     assert found["PATH"].startswith(f"{environment}/bin:")
 
 
-def test_a_modulefile_is_ascii_as_lmod_takes_other_bytes_for_latin_1() -> None:
-    text = activation_files.modulefile("/e", "demo", {"A": "größe $x", "B": "€"})
-    assert text.isascii()
-    assert 'setenv A "gr\\u00f6\\u00dfe \\$x"' in text and 'setenv B "\\u20ac"' in text
-
-
-@pytest.mark.parametrize("variables", [{"A B": "1"}, {"A": "x\ny"}, {"1A": ""}, {"A": 1}, {"A": {"path": "\0"}}])
-def test_what_cannot_be_written_safely_is_refused(variables: dict[str, object]) -> None:
-    with pytest.raises(NodeError, match="cannot be set"):
-        activation_files.checked_variables(variables)
+def test_what_cannot_be_written_safely_is_refused() -> None:
+    refused: list[dict[str, Any]] = [{"A B": "1"}, {"A": "x\ny"}, {"1A": ""}, {"A": 1}, {"A": {"path": "\0"}}]
+    for variables in refused:
+        with pytest.raises(NodeError, match="cannot be set"):
+            activation_files.checked_variables(variables)
 
 
 def test_a_folder_in_the_place_of_the_link_is_named_and_half_a_switch_is_not_the_link(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -51,25 +52,6 @@ def seen(node: Node, variant: dict[str, Any], **more: Any) -> Any:
     return names["SEEN"]
 
 
-def local(node: Node) -> dict[str, Any]:
-    """Artifacts of a node that is not offline."""
-    return {"find_links": [str(node.wheels)], "offline": False}
-
-
-def test_a_package_is_built_anew_beside_other_packages_whatever_the_cache_has(node: Node) -> None:
-    archive = make_sdist(node.wheels, "def seen():\n    import alpha\n    return alpha.VERSION")
-    for version in ("1.0", "2.0"):
-        beside = make_wheel(node.wheels, version=version)
-        assert seen(node, make_variant([beside, archive])) == version
-
-
-def test_setup_code_has_a_home_of_its_own_and_the_users_caches(node: Node, tmp_path: Path) -> None:
-    writes = "open(os.path.expanduser('~/.bashrc'), 'a').close()"
-    code = f"import os\ndef seen():\n    {writes}\n    return os.environ['XDG_CACHE_HOME']"
-    assert seen(node, make_variant([make_sdist(node.wheels, code)])) == str(tmp_path / "home" / ".cache")
-    assert not (tmp_path / "home" / ".bashrc").exists()
-
-
 CONNECT = """
 import socket
 def seen():
@@ -89,18 +71,29 @@ def listening() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_setup_code_of_a_package_has_no_network(node: Node, listening: int) -> None:
-    words, said = build_environment.no_network()
-    if not words:
-        pytest.skip(f"the network cannot be switched off here ({said})")
-    variant = make_variant([make_sdist(node.wheels, CONNECT.format(port=listening))])
-    assert seen(node, variant) == "nothing"
+SEES = CONNECT.replace("def seen():", "def connected():") + (
+    "def seen():\n    import os, alpha\n    open(os.path.expanduser('~/.bashrc'), 'a').close()\n"
+    "    return alpha.VERSION, os.environ['XDG_CACHE_HOME'], connected()\n"
+)
 
 
-def test_links_of_the_users_uv_that_a_build_cannot_reach_do_not_stop_it(node: Node, tmp_path: Path) -> None:
-    config = tmp_path / "home" / ".config" / "uv" / "uv.toml"
-    write_file(config, 'find-links = ["http://127.0.0.1:9/links.html"]\n')
-    assert seen(node, make_variant([make_sdist(node.wheels, "def seen():\n    return 1")]), artifacts=local(node)) == 1
+def test_a_package_is_built_anew_beside_the_others_with_a_home_of_its_own_and_no_network(
+    node: Node, tmp_path: Path, listening: int
+) -> None:
+    archive = make_sdist(node.wheels, SEES.format(port=listening))
+    network = "nothing" if build_environment.no_network()[0] else "a network"
+    for version in ("1.0", "2.0"):
+        beside = make_wheel(node.wheels, version=version)
+        caches = str(tmp_path / "home" / ".cache")
+        assert seen(node, make_variant([beside, archive])) == (version, caches, network)
+    assert not (tmp_path / "home" / ".bashrc").exists()
+    # Links of the user's uv that a build cannot reach do not stop it.
+    write_file(tmp_path / "home/.config/uv/uv.toml", 'find-links = ["http://127.0.0.1:9/links.html"]\n')
+    artifacts = {"find_links": [str(node.wheels)], "offline": False}
+    alone = make_sdist(node.wheels, "def seen():\n    return 1")
+    assert seen(node, make_variant([alone]), artifacts=artifacts) == 1
+    failing = "def seen():\n    raise SystemExit('dns error: client error (Connect)')"
+    node.fails(make_variant([make_sdist(node.wheels, failing)]), "build-failed", 4)
 
 
 def test_where_the_network_cannot_be_switched_off_a_package_is_built_and_that_is_said(
@@ -111,11 +104,6 @@ def test_where_the_network_cannot_be_switched_off_a_package_is_built_and_that_is
     variant = make_variant([make_sdist(node.wheels, CONNECT.format(port=listening))])
     assert seen(node, variant) == "a network"
     assert "building old 1.0 (network on: " in capsys.readouterr().err
-
-
-def test_a_package_that_needs_a_network_for_its_build_has_failed_and_nothing_is_tried_again(node: Node) -> None:
-    code = "def seen():\n    raise SystemExit('dns error: client error (Connect)')"
-    node.fails(make_variant([make_sdist(node.wheels, code)]), "build-failed", 4)
 
 
 @pytest.fixture
@@ -191,26 +179,21 @@ def logins(way: str, url: str, top: Path) -> dict[str, str]:
     return {"UV_DEFAULT_INDEX": address, "UV_KEYRING_PROVIDER": "subprocess", "PATH": path}
 
 
-@pytest.mark.parametrize("way", ["variables", "netrc", "keyring"])
-def test_an_archive_of_a_private_index_comes_with_the_login_that_uv_knows_and_its_code_sees_none(
+@pytest.mark.parametrize("way", ["variables", "netrc", "keyring", "a certificate that uv is told not to check"])
+def test_an_archive_of_a_private_index_comes_with_what_uv_knows_and_its_code_sees_no_login(
     node: Node, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     archive = put(tmp_path, VARIABLES)
-    with guarded(tmp_path / "www", PRIVATE) as (url, _):
-        for name, value in logins(way, f"{url}/simple", tmp_path).items():
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with contextlib.ExitStack() as running:
+        if way.startswith("a certificate"):
+            (tmp_path / "both.pem").write_text("".join(certificate()))
+            url = running.enter_context(served(tmp_path / "www", cert=str(tmp_path / "both.pem")))
+            known = {"UV_DEFAULT_INDEX": f"{url}/simple", "UV_INSECURE_HOST": "127.0.0.1"}
+        else:
+            url, _ = running.enter_context(guarded(tmp_path / "www", PRIVATE))
+            known = logins(way, f"{url}/simple", tmp_path)
+        for name, value in known.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         there = seen(node, make_variant([archive]), artifacts={"find_links": [], "offline": False})
     assert "s3cret" not in str(there) + str(capfd.readouterr())
-
-
-def test_an_archive_comes_from_a_host_whose_certificate_uv_is_told_not_to_check(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = put(tmp_path, "def seen():\n    return 1")
-    (tmp_path / "both.pem").write_text("".join(certificate()))
-    with served(tmp_path / "www", cert=str(tmp_path / "both.pem")) as url:
-        monkeypatch.setenv("UV_DEFAULT_INDEX", f"{url}/simple")
-        monkeypatch.setenv("UV_INSECURE_HOST", "127.0.0.1")
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        assert seen(node, make_variant([archive]), artifacts={"find_links": [], "offline": False}) == 1

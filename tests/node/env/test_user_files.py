@@ -24,60 +24,65 @@ FILES = {"train.py": "print('train')\n", "data/prepare.py": "print('prepare')\n"
 
 
 @pytest.fixture
-def variant(node: Node, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A package, and a source that declares files of its own and others as generated."""
-    redirect_git(monkeypatch, node.top / "hub")
-    source = pin(node.top / "hub", "nano", FILES, install="path", generated=["data/**", "out*/**"])
-    return make_variant([make_wheel(node.wheels)], sources=[source])
+def variant(node: Node) -> dict[str, Any]:
+    return make_variant([make_wheel(node.wheels)])
 
 
-def test_an_environment_that_nobody_wrote_into_leaves_nothing(node: Node, variant: dict[str, Any]) -> None:
-    environment = node.build(variant)
-    os.utime(site(environment) / "alpha" / "__init__.py")
-    python = str(environment / "bin" / "python")
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    subprocess.run([python, "-c", "import alpha, train"], check=True, cwd=node.top, env=env)
-    assert any((environment / "src" / "nano").glob("__pycache__/*.pyc"))
+def left_alone(node: Node, environment: Path) -> None:
+    """It is removed, and nothing of it was a user's."""
     assert remove.run(node.request("remove", environment=str(environment), force=True))[1]["notes"] == []
     assert not (node.prefix / "kept").exists()
 
 
-def test_what_a_build_had_generated_before_the_stamp_is_not_a_user_s(node: Node, variant: dict[str, Any]) -> None:
+def test_what_nobody_wrote_leaves_nothing_and_what_a_user_wrote_changed_or_installed_is_kept(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redirect_git(monkeypatch, node.top / "hub")
+    source = pin(node.top / "hub", "nano", FILES, install="path", generated=["data/**", "out*/**"])
+    variant = make_variant([make_wheel(node.wheels)], sources=[source])
     node.install(variant)
     environment = node.environment(variant)
-    out = environment / "src" / "nano" / "out"
-    write_file(out / "helpers.so", "compiled")
+    packages, out = site(environment), environment / "src" / "nano" / "out"
+    write_file(out / "helpers.so", "compiled")  # what a build had generated before the stamp is not a user's
     (out / "version.py").write_text("1")
     node.activate(variant)
+    os.utime(packages / "alpha" / "__init__.py")
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([environment / "bin/python", "-c", "import alpha, train"], check=True, cwd=node.top, env=env)
+    assert any((environment / "src" / "nano").glob("__pycache__/*.pyc"))
+
+    def found() -> list[str]:
+        return user_files.check(str(node.prefix), str(environment))
+
+    assert found() == []
     (out / "version.py").write_text("2")
-    assert user_files.check(str(node.prefix), str(environment)) == ["src/nano/out/version.py"]
-    (out / "version.py").write_text("1")
-    assert user_files.check(str(node.prefix), str(environment)) == []
-
-
-def test_a_package_that_a_user_installed_and_a_file_that_was_changed_anywhere_are_kept(node: Node) -> None:
-    environment = node.build(make_variant([make_wheel(node.wheels)]))
-    packages = site(environment)
     write_file(packages / "mine" / "__init__.py", "mine")
+    true = (packages / "alpha" / "__init__.py").read_bytes()
     (packages / "alpha" / "__init__.py").write_text("changed")
-    found = user_files.check(str(node.prefix), str(environment))
-    assert found == sorted(str((packages / each).relative_to(environment)) for each in ("mine", "alpha/__init__.py"))
+    kept = sorted(str((packages / each).relative_to(environment)) for each in ("mine", "alpha/__init__.py"))
+    assert found() == [*kept, "src/nano/out/version.py"]
+    (out / "version.py").write_text("1")
+    (packages / "alpha" / "__init__.py").write_bytes(true)
+    shutil.rmtree(packages / "mine")
+    left_alone(node, environment)
 
 
-def test_without_a_list_of_files_everything_is_kept_and_what_was_never_stamped_is_not(node: Node) -> None:
-    environment = node.build(make_variant([make_wheel(node.wheels)]))
+def test_without_a_list_of_files_everything_is_kept_and_what_was_never_stamped_is_not(
+    node: Node, variant: dict[str, Any]
+) -> None:
+    environment = node.build(variant)
     (environment / ".envbuild" / "files.json").write_text("torn")
     remove.run(node.request("remove", environment=str(environment), force=True))
     assert list((node.prefix / "kept").glob(f"{environment.name}-*Z*/pyvenv.cfg"))
     shutil.rmtree(node.prefix / "kept")
     half = node.prefix / "envs" / f"demo-exact-{'0' * 12}"
     write_file(half / "lib" / "file", "half built")
-    assert remove.run(node.request("remove", environment=str(half)))[1]["notes"] == []
-    assert not (node.prefix / "kept").exists()
+    left_alone(node, half)
 
 
-def test_where_files_cannot_be_moved_the_environment_stays(node: Node) -> None:
-    variant = make_variant([make_wheel(node.wheels)])
+def test_where_files_cannot_be_moved_the_environment_stays_and_none_is_built_in_its_place(
+    node: Node, variant: dict[str, Any]
+) -> None:
     environment = node.build(variant)
     (environment / "notes.txt").write_text("notes")
     (node.prefix / "kept").write_text("a file in the place of the folder")
@@ -87,12 +92,14 @@ def test_where_files_cannot_be_moved_the_environment_stays(node: Node) -> None:
     assert "was replaced and stays" in note and "cannot move" in note
     with fails("user-files-blocked", 7):
         remove.run(node.request("remove", environment=str(environment), force=True))
-    assert (environment / "notes.txt").read_text() == "notes"
     assert (environment / ".envbuild" / "stamp.json").exists()
+    (environment / ".envbuild" / "stamp.json").write_text("torn")
+    with fails("user-files-blocked"):
+        node.install(variant)
+    assert (environment / "notes.txt").read_text() == "notes"
 
 
-def test_an_environment_that_a_process_runs_from_stays_and_is_named(node: Node) -> None:
-    variant = make_variant([make_wheel(node.wheels)])
+def test_an_environment_that_a_process_runs_from_stays_and_is_named(node: Node, variant: dict[str, Any]) -> None:
     environment = node.build(variant)
     again = {"environment": f"{environment}.2"}
     code = "import sys; print(flush=True); sys.stdin.read()"
@@ -111,8 +118,9 @@ def test_an_environment_that_a_process_runs_from_stays_and_is_named(node: Node) 
     assert node.verify(deep=True)["ok"]
 
 
-def test_on_a_prefix_that_nodes_share_the_generation_that_was_replaced_stays(node: Node) -> None:
-    variant = make_variant([make_wheel(node.wheels)])
+def test_on_a_prefix_that_nodes_share_the_generation_that_was_replaced_stays(
+    node: Node, variant: dict[str, Any]
+) -> None:
     environment = node.build(variant)
     (environment / "notes.txt").write_text("notes")
     half = environment.with_name(f"{environment.name}.3")
@@ -175,8 +183,9 @@ def imports(node: Node) -> None:
 
 
 @pytest.mark.slow
-def test_d100_a_removal_that_is_killed_anywhere_leaves_no_dangling_link_and_loses_nothing(node: Node) -> None:
-    variant = make_variant([make_wheel(node.wheels)])
+def test_d100_a_removal_that_is_killed_anywhere_leaves_no_dangling_link_and_loses_nothing(
+    node: Node, variant: dict[str, Any]
+) -> None:
     environment = node.build(variant)
     (environment / "notes.txt").write_text("notes")
     request = node.request("remove", environment=str(environment), force=True)
@@ -236,14 +245,3 @@ def test_d100_a_switch_that_is_killed_anywhere_leaves_one_of_both_in_use(node: N
             break
     assert number > 2
     assert (node.prefix / "current" / "demo").resolve() == node.environment(first)
-
-
-def test_d89_a_build_in_the_place_of_an_environment_whose_files_cannot_be_moved_deletes_nothing(node: Node) -> None:
-    variant = make_variant([make_wheel(node.wheels)])
-    environment = node.build(variant)
-    (environment / "notes.txt").write_text("notes")
-    (environment / ".envbuild" / "stamp.json").write_text("torn")
-    (node.prefix / "kept").write_text("a file in the place of the folder")
-    with fails("user-files-blocked"):
-        node.install(variant)
-    assert (environment / "notes.txt").read_text() == "notes"

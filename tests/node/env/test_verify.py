@@ -10,17 +10,15 @@ import shutil
 import subprocess
 import zlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from envbuild.node import merkle
 from envbuild.node.protocol import NodeError
 from envbuild.node.shared import look
-from tests.node.env_support import MINOR, Node, make_variant, make_wheel, site
+from tests.node.env_support import MINOR, Node, make_variant, make_wheel, run_python, site
 from tests.support.fails import fails
 from tests.support.files import write_files
-from tests.support.programs import completed
 
 FILES = {
     "alpha/__init__.py": b"VALUE = 1\n",
@@ -38,16 +36,12 @@ def built(node: Node) -> Path:
 WRITES = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
 
-def cached(environment: Path, module: str = "alpha") -> Path:
-    source = site(environment) / module / "__init__.py"
-    subprocess.run([str(environment / "bin" / "python"), "-c", f"import {module}"], check=True, env=WRITES)
-    path = Path(importlib.util.cache_from_source(str(source)))
-    assert path.exists()
-    return path
-
-
 def test_an_untouched_environment_passes_and_only_the_time_is_written(node: Node, built: Path) -> None:
-    cached(built)
+    source = site(built) / "alpha" / "__init__.py"
+    for flags in ([], ["-O"], ["-OO"]):
+        subprocess.run([built / "bin" / "python", *flags, "-c", "import alpha, json.tool"], check=True, env=WRITES)
+    assert Path(importlib.util.cache_from_source(str(source))).exists()
+    assert len(list(site(built).rglob("*.opt-*.pyc"))) == 2
     before = {path: os.lstat(path).st_mtime_ns for path in node.prefix.rglob("*")}
     result = node.verify(deep=True)
     assert result["ok"]
@@ -55,32 +49,16 @@ def test_an_untouched_environment_passes_and_only_the_time_is_written(node: Node
     read = built / ".envbuild" / "read.json"
     before[read], before[read.parent] = (os.lstat(path).st_mtime_ns for path in (read, read.parent))
     assert [check["name"] for check in result["checks"]] == ["stamp", "packages", "link", "files", "bytecode"]
-    stamped = built / ".envbuild" / "stamp.json"
-    told = [str(built / "bin" / "python"), "-c", "import platform; print(platform.python_version())"]
-    version = completed(told, check=True).stdout.strip()
-    assert result["checks"][0]["details"] == {"python": version, "built_in": json.loads(stamped.read_text())["run"]}
+    stamped = json.loads((built / ".envbuild" / "stamp.json").read_text())
+    version = run_python(built, "import platform; print(platform.python_version())")
+    assert result["checks"][0]["details"] == {"python": version, "built_in": stamped["run"]}
     assert {path: os.lstat(path).st_mtime_ns for path in node.prefix.rglob("*")} == before
-
-
-def test_packages_of_the_base_are_told_where_they_are_asked_for(node: Node, built: Path) -> None:
-    path = built / ".envbuild" / "stamp.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "base_packages": {"numpy": "1.22.2"}}))
-    assert node.verify(base=True)["base_packages"] == {"numpy": "1.22.2"}
-    assert "base_packages" not in node.verify()
-
-
-def unread(result: dict[str, Any]) -> dict[str, Any]:
-    assert result["level"] == "stamped"
-    (found,) = [check for check in result["checks"] if check["name"] == "files"]
-    assert (found["status"], found["level"]) == ("not-run", "not-checked")
-    return dict(found)
-
-
-def test_d31_a_note_about_another_build_at_this_place_is_not_believed(node: Node, built: Path) -> None:
-    node.verify(deep=True)
-    note = built / ".envbuild" / "read.json"
-    note.write_text(json.dumps({**json.loads(note.read_text()), "run": "another", "at": "2040-01-01T00:00:00Z"}))
-    assert "2040" not in unread(node.verify())["says"]
+    # D31: a note about another build at this place is not believed.
+    read.write_text(json.dumps({**json.loads(read.read_text()), "run": "another", "at": "2040-01-01T00:00:00Z"}))
+    quick = node.verify()
+    (files,) = [check for check in quick["checks"] if check["name"] == "files"]
+    assert (quick["level"], files["status"], files["level"]) == ("stamped", "not-run", "not-checked")
+    assert "2040" not in files["says"]
 
 
 def test_missing_extra_and_mode_are_told_apart_and_a_file_that_became_something_else(
@@ -142,41 +120,31 @@ def test_orphan_foreign_and_broken_pycs_are_refused(node: Node) -> None:
     assert {each["path"].partition("site-packages/")[2] for each in drift} == set(PYCS)
 
 
-def test_optimised_byte_code_is_what_its_source_gives(node: Node, built: Path) -> None:
-    for flag in ("-O", "-OO"):
-        subprocess.run([str(built / "bin" / "python"), flag, "-c", "import alpha, json.tool"], check=True, env=WRITES)
-    assert len(list(site(built).rglob("*.opt-*.pyc"))) == 2
-    assert node.verify(deep=True)["ok"]
-
-
-def test_a_list_of_files_that_was_edited_is_noticed(node: Node, built: Path) -> None:
-    path = built / ".envbuild" / "files.json"
-    files = json.loads(path.read_text())
+def test_stamp_and_list_of_files_are_told_and_where_they_are_changed_or_missing_that_is_noticed(
+    node: Node, built: Path
+) -> None:
+    stamp, listed = built / ".envbuild" / "stamp.json", built / ".envbuild" / "files.json"
+    changed, answer = look.run(node.request("verify", tell="files", environment=str(built)))
+    files = json.loads(zlib.decompress(base64.b64decode(answer["files"])))
+    stamped = json.loads(stamp.read_text())
+    assert (changed, answer["root"], files) == (False, stamped["root"], json.loads(listed.read_text()))
+    assert merkle.root_of(files) == stamped["root"], "the list gives the root"
+    assert "base_packages" not in node.verify()
+    stamp.write_text(json.dumps({**stamped, "base_packages": {"numpy": "1.22.2"}}))
+    assert node.verify(base=True)["base_packages"] == {"numpy": "1.22.2"}
     files.popitem()
-    path.write_text(json.dumps(files))
+    listed.write_text(json.dumps(files))
     result = node.verify(deep=True)
     assert not result["ok"]
     assert result["drift"] == [{"path": ".envbuild/files.json", "kind": "changed"}]
-
-
-def test_no_stamp_a_link_elsewhere_and_nothing_at_all(node: Node, built: Path) -> None:
     (node.prefix / "current" / "demo").unlink()
     assert node.verify(environment=str(built))["ok"]
     with pytest.raises(NodeError, match="in use"):
         node.verify()
-    (built / ".envbuild" / "stamp.json").write_text("{")
+    stamp.write_text("{")
     assert not node.verify(environment=str(built))["ok"]
-    with pytest.raises(NodeError, match="there is no environment"):
-        node.verify(environment=str(built) + "0")
-
-
-def test_the_files_of_a_stamp_are_told_as_the_list_that_gives_its_root(node: Node, built: Path) -> None:
-    changed, told = look.run(node.request("verify", tell="files", environment=str(built)))
-    stamped = json.loads((built / ".envbuild" / "files.json").read_text())
-    assert not changed
-    assert told["root"] == json.loads((built / ".envbuild" / "stamp.json").read_text())["root"]
-    files = json.loads(zlib.decompress(base64.b64decode(told["files"])))
-    assert (files, merkle.root_of(files)) == (stamped, told["root"])
-    (built / ".envbuild" / "stamp.json").unlink()
+    stamp.unlink()
     with fails("environment-unstamped", match="no stamp"):
         look.run(node.request("verify", tell="files", environment=str(built)))
+    with pytest.raises(NodeError, match="there is no environment"):
+        node.verify(environment=str(built) + "0")
