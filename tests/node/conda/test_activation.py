@@ -9,9 +9,9 @@ import pytest
 from envbuild.node.build import environment as build_environment
 from envbuild.node.conda import activation
 from envbuild.node.env import activation_files
-from envbuild.node.protocol import NodeError
 from envbuild.node.smoke.runner import child_environment
 from tests.support.conda import ACTIVATE
+from tests.support.fails import fails
 from tests.support.files import write_file
 from tests.support.need import need
 from tests.support.programs import completed
@@ -46,6 +46,16 @@ def test_what_they_set_is_known_by_name_and_has_nothing_of_the_user(
         "SEEN": "nothing",
         "TOOL_HOME": f"{environment}/share",
     }
+    text = activation_files.modulefile(str(environment), "mine", {})
+    assert f'setenv TOOL_HOME "{environment}/share"' in text
+    assert f'prepend-path LD_LIBRARY_PATH "{environment}/lib"' in text
+    (environment / "etc/conda/activate.d/z.sh").write_text("echo no licence >&2\nexit 3\n")
+    with fails("conda-script-failed") as caught:
+        activation.variables(str(environment))
+    assert "no licence" in caught.value.why and "z.sh" in caught.value.why
+    (environment / "conda-meta").rmdir()  # without conda packages nothing is run
+    assert activation.onto(str(environment), {}) == {}
+    assert activation.scripts(str(environment)) == []
 
 
 def test_builds_and_smoke_tests_get_them_below_what_the_stack_says(
@@ -84,22 +94,3 @@ def test_every_shell_gets_them_and_gives_them_back(environment: Path, shell: str
     lines = [line for line in said.stdout.splitlines() if "|" in line]
     there = f"{environment}/share|-DANSWER=7 -Wl,-rpath,{environment}/lib|{environment}/lib:/l"
     assert (lines, said.stderr) == ([there, "|-g|/l"], "")
-
-
-def test_a_modulefile_sets_the_same(environment: Path) -> None:
-    text = activation_files.modulefile(str(environment), "mine", {})
-    assert f'setenv TOOL_HOME "{environment}/share"' in text
-    assert f'prepend-path LD_LIBRARY_PATH "{environment}/lib"' in text
-
-
-def test_a_script_that_ends_its_shell_is_named(environment: Path) -> None:
-    (environment / "etc/conda/activate.d/z.sh").write_text("echo no licence >&2\nexit 3\n")
-    with pytest.raises(NodeError, match="conda-script-failed") as caught:
-        activation.variables(str(environment))
-    assert "no licence" in caught.value.why and "z.sh" in caught.value.why
-
-
-def test_without_conda_packages_nothing_is_run(environment: Path) -> None:
-    (environment / "conda-meta").rmdir()
-    assert activation.onto(str(environment), {}) == {}
-    assert activation.scripts(str(environment)) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from tests.node.conda.support import CondaNode, rattler_folder
 from tests.node.env_support import Node
 from tests.support.conda import Channel, File, Package, member
 from tests.support.fails import fails
-from tests.support.served import served as served_
+from tests.support.served import served
 
 ROW = {"path_type": "hardlink", "sha256": "0" * 64, "size_in_bytes": 7}
 UNSAFE: dict[str, dict[str, Any]] = {
@@ -139,34 +138,23 @@ def test_an_archive_that_is_cut_short_is_damaged(bare: CondaNode, suffix: Litera
     assert cut["sha256"] in error.why and locked["sha256"] in error.why
 
 
-@pytest.fixture
-def served(bare: CondaNode) -> Iterator[str]:
-    """The channel's folder over HTTP: its address."""
-    with served_(bare.channel.folder) as url:
-        yield url
-
-
-def test_an_archive_is_fetched_from_the_next_address_where_the_first_has_none(bare: CondaNode, served: str) -> None:
-    bad = Package("evil", files={"lib/out": File(link="/etc")})
-    locked = bare.add(bad)
-    channels = {"channels": {"conda-forge": [f"{served}/nothing", served]}}
-    artifacts = {"find_links": [], "offline": False, "conda": channels}
-    bare.fails(bare.variant(locked), "conda-package-unsafe", 5, artifacts=artifacts)
-    wrong = [dict(locked[0], sha256="0" * 64)]
-    bare.fails(bare.variant(wrong), "hash-mismatch", 5, artifacts=artifacts)
-    nowhere = dict(artifacts, conda={"channels": {"conda-forge": [f"{served}/nothing"]}})
-    bare.fails(bare.variant(wrong), "network-unreachable", 75, artifacts=nowhere)
-    bare.fails(bare.variant(wrong), "package-not-found", 4, artifacts=dict(artifacts, conda={}))
-
-
-def test_nothing_is_fetched_twice_into_a_lasting_cache(bare: CondaNode, served: str) -> None:
+def test_an_archive_is_fetched_once_and_from_the_next_address_where_the_first_has_none(bare: CondaNode) -> None:
     locked = bare.add(Package("evil", files={"lib/out": File(link="/etc")}))
-    artifacts = {"find_links": [], "offline": False, "conda": {"channels": {"conda-forge": [served]}}}
-    bare.fails(bare.variant(locked), "conda-package-unsafe", 5, artifacts=artifacts)
-    kept = list(Path(bare.cache, "conda").iterdir())
-    assert [path.name for path in kept] == [f"{locked[0]['sha256'][:12]}-evil-1.0-0.conda"]
-    artifacts["conda"] = {"channels": {"conda-forge": ["http://127.0.0.1:9/gone"]}}
-    bare.fails(bare.variant(locked), "conda-package-unsafe", 5, artifacts=artifacts)
+    wrong = [dict(locked[0], sha256="0" * 64)]
+
+    def ends(code: str, exit_code: int, conda: list[dict[str, Any]], *addresses: str) -> None:
+        channels = {"channels": {"conda-forge": list(addresses)}} if addresses else {}
+        artifacts = {"find_links": [], "offline": False, "conda": channels}
+        bare.fails(bare.variant(conda), code, exit_code, artifacts=artifacts)
+
+    with served(bare.channel.folder) as url:
+        ends("conda-package-unsafe", 5, locked, f"{url}/nothing", url)
+        kept = list(Path(bare.cache, "conda").iterdir())
+        assert [path.name for path in kept] == [f"{locked[0]['sha256'][:12]}-evil-1.0-0.conda"]
+        ends("hash-mismatch", 5, wrong, f"{url}/nothing", url)
+        ends("network-unreachable", 75, wrong, f"{url}/nothing")
+        ends("package-not-found", 4, wrong)
+    ends("conda-package-unsafe", 5, locked, "http://127.0.0.1:9/gone")  # it lies in a cache that lasts
 
 
 def test_a_binary_placeholder_is_put_back_with_its_padding_and_a_changed_byte_shows() -> None:

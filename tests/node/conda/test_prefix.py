@@ -88,37 +88,10 @@ def test_conda_packages_wheels_and_entry_points_become_one_environment_with_one_
     assert str(conda_node.top) not in record and json.loads(record)["channel"] == "conda-forge"
 
 
-def test_a_change_before_the_stamp_is_refused_a_second_install_changes_nothing_and_a_missing_record_is_drift(
-    conda_node: CondaNode,
-) -> None:
-    variant = conda_node.variant(conda_node.add(TOOL))
-    conda_node.install(variant)
-    environment = conda_node.environment(variant)
-    config = environment / "etc" / "tool.conf"
-    true = config.read_text()
-    config.write_text("other")
-    with pytest.raises(NodeError, match="record-mismatch"):
-        conda_node.activate(variant)
-    config.write_text(true)
-    conda_node.activate(variant)
-    assert conda_node.install(variant)[0] is False
-    assert conda_node.verify(variant=variant)["checks"][0]["details"]["python"].startswith("3.")
-    (environment / "conda-meta" / "tool-2.0-h1_3.json").unlink()
-    with pytest.raises(NodeError, match="environment-drifted") as caught:
-        conda_node.install(variant)
-    assert "tool-2.0-h1_3 is missing" in caught.value.why
-
-
-def test_a_wheel_of_a_distribution_that_conda_brought_is_refused_by_both_names(conda_node: CondaNode) -> None:
-    wheel = make_wheel(conda_node.wheels, name="pure", version="9.0")
-    error = conda_node.fails(conda_node.variant(conda_node.add(PURE), [wheel]), "conda-and-wheel", 7)
-    assert "pure 9.0" in error.what and "pure 1.5 pyhd_0" in error.what
-
-
-def test_archives_are_taken_from_what_was_delivered_on_a_node_without_certificates_too(
+def test_what_was_delivered_is_installed_once_and_a_change_before_the_stamp_or_a_missing_record_is_noticed(
     conda_node: CondaNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """rattler makes a client that fetches nothing, and would not without certificates of the system."""
+    # rattler makes a client that fetches nothing, and would not without certificates of the system.
     empty = {"SSL_CERT_FILE": "/nonexistent", "SSL_CERT_DIR": "/nonexistent"}
     monkeypatch.setattr(prefix, "_ENVIRON", {**prefix._ENVIRON, **empty})
     variant = conda_node.variant(conda_node.add(TOOL))
@@ -127,42 +100,51 @@ def test_archives_are_taken_from_what_was_delivered_on_a_node_without_certificat
     (delivered / "conda-forge").symlink_to(conda_node.channel.folder)
     artifacts = {"find_links": [], "offline": True, "conda": {"folder": str(delivered)}}
     assert conda_node.install(variant, artifacts=artifacts)[0]
+    environment = conda_node.environment(variant)
+    config = environment / "etc" / "tool.conf"
+    true = config.read_text()
+    config.write_text("other")
+    with pytest.raises(NodeError, match="record-mismatch"):
+        conda_node.activate(variant)
+    config.write_text(true)
     os.unlink(conda_node.channel.folder / "linux-64" / TOOL.file)
     conda_node.activate(variant)
+    assert conda_node.install(variant, artifacts=artifacts)[0] is False
+    assert conda_node.verify(variant=variant)["checks"][0]["details"]["python"].startswith("3.")
     with pytest.raises(NodeError, match="package-not-found"):
         conda_node.install(dict(variant, digest="f" * 64), artifacts=artifacts)
+    (environment / "conda-meta" / "tool-2.0-h1_3.json").unlink()
+    with pytest.raises(NodeError, match="environment-drifted") as caught:
+        conda_node.install(variant)
+    assert "tool-2.0-h1_3 is missing" in caught.value.why
 
 
-def test_link_scripts_run_only_where_they_are_listed_and_see_nothing_of_the_user(
+def test_link_scripts_run_only_where_they_are_listed_see_nothing_of_the_user_and_fail_the_install(
     conda_node: CondaNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2hunter2")
-    packages = []
-    for name in ("one", "two"):
-        script = f'env > "$PREFIX/{name}.txt"\necho hello > "$PREFIX/.messages.txt"\n'.encode()
-        packages.append(Package(name, files={f"bin/.{name}-post-link.sh": script}))
-    variant = conda_node.variant(conda_node.add(*packages), link_scripts=["one"])
+    scripts = {name: f'env > "$PREFIX/{name}.txt"\necho hello > "$PREFIX/.messages.txt"\n' for name in ("one", "two")}
+    scripts["three"] = "echo no luck >&2\nexit 3\n"
+    packages = [Package(name, files={f"bin/.{name}-post-link.sh": text.encode()}) for name, text in scripts.items()]
+    conda = conda_node.add(*packages)
+    variant = conda_node.variant(conda, link_scripts=["one"])
     result = conda_node.install(variant)[1]
     environment = conda_node.environment(variant)
-    assert result["conda"]["link_scripts_skipped"] == ["two"]
+    assert sorted(result["conda"]["link_scripts_skipped"]) == ["three", "two"]
     said = (environment / "one.txt").read_text()
     assert f"PREFIX={environment}\n" in said and "hunter2" not in said
     assert not (environment / "two.txt").exists() and not (environment / ".messages.txt").exists()
+    failing = conda_node.variant(conda, link_scripts=["three"])
+    assert "no luck" in conda_node.fails(failing, "conda-script-failed", 4).why
 
 
-def test_a_link_script_that_fails_fails_the_install(conda_node: CondaNode) -> None:
-    package = Package("one", files={"bin/.one-post-link.sh": b"echo no luck >&2\nexit 3\n"})
-    variant = conda_node.variant(conda_node.add(package), link_scripts=["one"])
-    assert "no luck" in conda_node.fails(variant, "conda-script-failed", 4).why
-
-
-def test_a_prefix_longer_than_its_place_in_a_binary_is_refused_before_anything_is_installed(node: Node) -> None:
+def test_what_cannot_become_an_environment_is_refused_before_anything_is_installed(node: Node) -> None:
     bare = CondaNode(node.top, None)
+    unlocked = bare.variant([])
+    unlocked["conda"] = {"packages": [], "unrecorded": "no channel was in reach"}
+    assert "no channel" in bare.fails(unlocked, "conda-unrecorded", 5).why
+    wheel = make_wheel(bare.wheels, name="pure", version="9.0")
+    error = bare.fails(bare.variant(bare.add(PURE), [wheel]), "conda-and-wheel", 7)
+    assert "pure 9.0" in error.what and "pure 1.5 pyhd_0" in error.what, "a wheel of what conda brings"
     bare.prefix = bare.top / "/".join(["p" * 60] * 5)
     assert "255" in bare.fails(bare.variant(bare.add(TOOL)), "conda-prefix-too-long", 7).why
-
-
-def test_what_was_never_locked_is_refused(conda_node: CondaNode) -> None:
-    variant = conda_node.variant([])
-    variant["conda"] = {"packages": [], "unrecorded": "no channel was in reach"}
-    assert "no channel" in conda_node.fails(variant, "conda-unrecorded", 5).why
