@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.model.evidence import Check
-from envbuild.node.smoke import extensions, smoke
+from envbuild.node.smoke import smoke
 from tests.node.torch_env import torch_environment
 from tests.support.files import write_file, write_files
 from tests.support.need import need
@@ -122,8 +122,9 @@ def test_right_extensions_pass_and_say_what_was_compared(environment: Path) -> N
     assert all(check.seconds is not None for check in found.values())
 
 
-# Each round breaks lines of several stand-ins at once: what is changed, and {check: words of a failure}.
 NORM = "each = torch.stack([part.double().norm() for part in lists[0]])"
+ILLEGAL = "raise RuntimeError('CUDA error: an illegal memory access was encountered')"
+OTHER_GPUS = "CUDA error: no kernel image is available for execution on the device"
 ROUNDS: list[tuple[list[Change], dict[str, str]]] = [
     (
         [
@@ -184,6 +185,23 @@ ROUNDS: list[tuple[list[Change], dict[str, str]]] = [
         ],
         {"multi-tensor-norm": "multi-tensor L2 norm, float32: wrong in 1 of 1", "fused-adam": "wrong in"},
     ),
+    # What ends a check is its failure, and the others go on.
+    (
+        [
+            ("amp_C", "    each = torch.stack", "    import os; os.kill(os.getpid(), 11)\n    each = torch.stack"),
+            ("amp_C", "target.copy_(", f"{ILLEGAL}\n        target.copy_("),
+            (
+                "flash_attn",
+                "    dtype = q.dtype",
+                f"    raise RuntimeError('{OTHER_GPUS}\\nCompile with `TORCH_USE_CUDA_DSA`.')",
+            ),
+        ],
+        {
+            "multi-tensor-norm": "the check crashed with SIGSEGV during multi-tensor L2",
+            "multi-tensor-scale": "float32: CUDA error: an illegal memory access",
+            "flash-attention": f"{OTHER_GPUS}: it was built for other GPUs",
+        },
+    ),
 ]
 
 
@@ -191,13 +209,17 @@ ROUNDS: list[tuple[list[Change], dict[str, str]]] = [
 def test_a_wrong_line_in_an_extension_is_found(
     environment: Path, broken: list[Change], expected: dict[str, str]
 ) -> None:
-    of_apex = {file for file, _, _ in broken} <= {"amp_C", "optimizers"}
-    add(environment, *(["amp_C", "apex"] if of_apex else []), broken=broken)
+    files, few = {file for file, _, _ in broken}, ["amp_C", "apex"]
+    if files == {"amp_C", "flash_attn"}:
+        few += ["apex_C", "flash_attn", "flash_attn_2_cuda"]
+    alone = files <= {"optimizers", *few}
+    add(environment, *(few if alone else []), broken=broken)
     found = checks(environment)
-    failed = {name: check.details["failures"] for name, check in found.items() if check.status == "failed"}
-    assert set(failed) == set(expected) if of_apex else set(failed) >= set(expected)
+    failed = {name: check for name, check in found.items() if check.status == "failed"}
+    assert set(failed) == set(expected) if alone else set(failed) >= set(expected)
     for name, says in expected.items():
-        assert any(says in text for text in failed[name]), (name, failed[name])
+        told = [failed[name].says, *failed[name].details.get("failures", [])]
+        assert any(says in text for text in told), (name, told)
 
 
 @pytest.mark.parametrize("cuda", [False, True])
@@ -218,61 +240,21 @@ def test_nothing_installed_is_skipped_and_counted(without_torch: Path) -> None:
     assert found["imports"].says == "no compiled extension that is known here is installed"
 
 
-def test_an_extension_that_the_lock_names_must_be_there(environment: Path) -> None:
-    add(environment, "apex_C")
+def test_an_extension_that_the_lock_names_must_be_there_and_have_its_python_side(environment: Path) -> None:
+    add(environment, "apex_C", "amp_C", "xentropy_cuda")
     modules = [{"name": "helpers_cuda", "sources": ["a.cu"]}]
-    sources = [{"name": "apex", "build": {"extensions": ["apex_C", "amp_C", "syncbn"], "modules": modules}}]
-    found = checks(environment, {}, sources=sources)
+    sources = [{"name": "apex", "build": {"extensions": ["apex_C", "mlp_cuda", "syncbn"], "modules": modules}}, {}]
+    found = checks(environment, sources=[*sources, {"build": None}])
     failures = found["imports"].details["failures"]
     assert [text.split(":")[0] for text in failures] == [
         "import syncbn",
         "import envbuild_kernels.helpers_cuda",
-        "import amp_C",
+        "import mlp_cuda",
     ]
     assert found["imports"].status == "failed"
-    assert found["apex-flatten"].status == "passed"
-
-
-def test_an_extension_without_its_python_side_is_a_failure(environment: Path) -> None:
-    add(environment, "amp_C", "xentropy_cuda")
-    found = checks(environment)
-    assert "No module named 'apex'" in found["fused-adam"].says
-    assert "No module named 'apex'" in found["cross-entropy"].says
-    assert found["multi-tensor-norm"].status == "passed"
-
-
-OTHER_GPUS = "CUDA error: no kernel image is available for execution on the device"
-
-
-def test_what_ends_a_check_is_its_failure_and_the_others_go_on(environment: Path) -> None:
-    ends = {
-        "multi-tensor-norm": "the check crashed with SIGSEGV during multi-tensor L2",
-        "multi-tensor-scale": "float32: CUDA error: an illegal memory access",
-        "flash-attention": f"{OTHER_GPUS}: it was built for other GPUs",
-    }
-    broken = [
-        (
-            "amp_C",
-            "    each = torch.stack",
-            "    __import__('os').kill(__import__('os').getpid(), 11)\n    each = torch.stack",
-        ),
-        (
-            "amp_C",
-            "target.copy_(",
-            "raise RuntimeError('CUDA error: an illegal memory access was encountered')\n        target.copy_(",
-        ),
-        (
-            "flash_attn",
-            "    dtype = q.dtype",
-            f"    raise RuntimeError('{OTHER_GPUS}\\nCompile with `TORCH_USE_CUDA_DSA`.')",
-        ),
-    ]
-    add(environment, "amp_C", "apex", "apex_C", "flash_attn", "flash_attn_2_cuda", broken=broken)
-    found = checks(environment)
-    assert {name for name, check in found.items() if check.status == "failed"} == set(ends)
-    for name, says in ends.items():
-        assert says in found[name].says
-    assert found["apex-flatten"].status == found["fused-adam"].status == "passed"
+    assert found["apex-flatten"].status == found["multi-tensor-norm"].status == "passed"
+    for name in ("fused-adam", "cross-entropy"):
+        assert "No module named 'apex'" in found[name].says
 
 
 def test_a_hang_names_its_check_and_what_did_not_run(environment: Path) -> None:
@@ -327,16 +309,6 @@ def test_the_real_mpi_sees_two_ranks(environment: Path) -> None:
     if not real:
         pytest.skip("no mpi4py here")
     assert real[0]["status"] == "passed", real[0]["says"]
-
-
-def test_names_come_from_extensions_and_kernels() -> None:
-    build = {"extensions": ["a", "b"], "modules": [{"name": "c"}, {"name": "a"}]}
-    assert extensions.expected({"sources": [{"build": build}, {"build": None}, {}]}) == [
-        "a",
-        "b",
-        "envbuild_kernels.c",
-        "envbuild_kernels.a",
-    ]
 
 
 def test_kernels_built_ahead_and_those_of_apex_are_told_apart(environment: Path) -> None:

@@ -30,12 +30,14 @@ from tests.support.patience import PATIENCE, alive, text_of, until, with_deadlin
 from tests.support.programs import completed
 
 
-def test_a_good_program_passes_with_its_median_and_spread(subject: Subject) -> None:
-    check = subject.training(GOOD_TRAINING)
+def test_a_good_program_passes_with_its_median_and_spread_and_facts_that_are_no_numbers(subject: Subject) -> None:
+    check = subject.training("c.facts({'eager_loss': [9.2, float('nan')], 'peak': float('inf')})\n" + GOOD_TRAINING)
     assert check.status == "passed"
     assert check.says == "the loss fell from 4.412 to 0.03066 in 9 steps"
     metric = check.metrics[0]
     assert (metric.n, metric.median, metric.least, metric.greatest) == (3, 20.0, 10.0, 30.0)
+    assert (check.details["eager_loss"], check.details["peak"]) == ([9.2, "NaN"], "Infinity")
+    protocol.encode({"checks": [check.to_json_dict()]})
 
 
 def test_a_hang_is_killed_at_the_deadline_with_a_stack(subject: Subject) -> None:
@@ -58,14 +60,6 @@ def test_a_child_of_a_hanging_program_is_killed_with_it(subject: Subject, tmp_pa
     until(lambda: not alive(pid_file.read_text()))
 
 
-def test_a_metric_that_is_not_finite_is_a_failure(subject: Subject) -> None:
-    check = subject.training(GOOD_TRAINING.replace("30.0", "float('nan')"))
-    assert "training_tokens_per_second is not a finite number" in check.details["failures"]
-    metric = "dict(name='training_tokens_per_second', unit='x', n=1, median=float('inf'), least=1, greatest=1)"
-    check = subject.training(f"c.emit('metric', {metric})\nc.done()\n")
-    assert "the metric training_tokens_per_second is not a finite number" in check.details["failures"]
-
-
 OUT_OF_MEMORY = "error = RuntimeError('CUDA error: out of memory\\nFor debugging pass X=1\\nCompile with `Y`.')\n"
 BY_RANK = """
 import traceback
@@ -81,9 +75,15 @@ sys.excepthook = hook
     [
         ("c.facts({'loss_first': 4., 'loss_last': .1, 'steps_done': 9})\nc.done()\n",
          "the metric training_tokens_per_second was not reported"),
+        (GOOD_TRAINING.replace("30.0", "float('nan')"), "training_tokens_per_second is not a finite number"),
+        ("c.emit('metric', dict(name='training_tokens_per_second', unit='x', n=1, median=float('inf'), least=1,"
+         " greatest=1))\nc.done()\n", "the metric training_tokens_per_second is not a finite number"),
         ("c.stage('step 3 of 9')\nos.kill(os.getpid(), signal.SIGSEGV)\n",
          "the training program crashed with SIGSEGV during step 3 of 9"),
         ("sys.exit(3)\n", "the training program ended with exit code 3 during start-up"),
+        # much output neither blocks nor is kept
+        ("sys.stdout.write('x' * 5_000_000 + '\\n')\nsys.exit('last words')\n",
+         "exit code 1 during start-up: last words"),
         ("raise ImportError('libcudart.so.11.0')\n", "ImportError: libcudart.so.11.0"),
         # as torch says it, and with a rank before each line once a process group is there
         (f"{OUT_OF_MEMORY}raise error\n", "during start-up: RuntimeError: CUDA error: out of memory"),
@@ -98,6 +98,7 @@ def test_an_irregular_end_is_a_failure_that_says_how(subject: Subject, text: str
     assert check.status == "failed"
     assert says in check.says
     assert "SIGSEGV" not in text or "Segmentation fault" in check.details["output"]
+    assert len(check.details.get("output", "")) <= 6000
 
 
 HALF_MADE = """
@@ -124,12 +125,6 @@ def test_that_numpy_is_not_there_is_not_the_last_word_of_a_program_and_other_war
         (check,) = subject.checks({"name": "training"}, programs={"training": text})
         assert check.status == "failed"
         assert ("warnings.warn" in check.says) == shown, check.says
-
-
-def test_much_output_neither_blocks_nor_is_kept(subject: Subject) -> None:
-    check = subject.training("sys.stdout.write('x' * 5_000_000 + '\\n')\nsys.exit('last words')\n")
-    assert "exit code 1 during start-up: last words" in check.says
-    assert len(check.details["output"]) <= 6000
 
 
 def test_floors_are_compared_by_name_and_end_in_exit_6(subject: Subject) -> None:
@@ -170,13 +165,6 @@ def test_a_sum_stands_beside_what_the_links_give(gpu: str, told: bool, subject: 
     assert (reduce.details.get("nvlink_gbps") == 4.0) == told
 
 
-def test_facts_that_are_no_numbers_lose_no_check(subject: Subject) -> None:
-    text = "c.facts({'eager_loss': [9.2, float('nan')], 'peak': float('inf')})\n" + GOOD_TRAINING
-    check = subject.training(text)
-    assert (check.details["eager_loss"], check.details["peak"]) == ([9.2, "NaN"], "Infinity")
-    protocol.encode({"checks": [check.to_json_dict()]})
-
-
 @pytest.mark.parametrize(
     ("name", "rate", "says"),
     [
@@ -199,52 +187,56 @@ NO_MEMORY = "c.facts({'left_out': [[8 << 30, 'a GPU has memory for 2048 MiB at m
 NO_TIME = "c.facts({'too_slow': [[2 << 30, 12.5], [8 << 30, 50.0]]})\n"
 
 
-def test_a_floor_of_a_size_that_does_not_fit_is_not_checked_and_one_of_another_size_is(subject: Subject) -> None:
-    largest = {"all_reduce_8192_mib_busbw_gbps": 100.0}
-    reduce, gap = subject.reduced(largest, NO_MEMORY)
-    assert (reduce.status, gap.name, gap.status, gap.level) == ("passed", "smoke/floors", "skipped", "not-checked")
-    assert gap.says.endswith("all_reduce_8192_mib_busbw_gbps was not measured: a GPU has memory for 2048 MiB at most")
-    assert smoke.summary([check.to_json_dict() for check in (reduce, gap)])["exit"] == 0
-    assert all(metric.floor is None for metric in reduce.metrics), "no other size is compared with it"
+ONE, MEASURED, LARGEST, ANY = (f"all_reduce_{size}busbw_gbps" for size in ("1_mib_", "953_mib_", "8192_mib_", ""))
+WITHOUT = f"{LARGEST} was not measured: a GPU has memory for 2048 MiB at most"
+WOULD = {LARGEST: "measured at 953 MiB, 8192 MiB would have taken 50 s",
+         ANY: "measured at 953 MiB, 2048 MiB would have taken 12.5 s"}  # fmt: skip
+BELOW = f"{MEASURED} is 3 GB/s, below its floor"
+# Floors, facts of the ranks, status and last words of each check, the floor of the largest sum, and the exit code.
+FLOORS: dict[str, tuple[dict[str, float], str, list[tuple[str, str]], float | None, int]] = {
+    "a size that does not fit is not checked": (
+        {LARGEST: 100.0}, NO_MEMORY, [("passed", ""), ("skipped", WITHOUT)], None, 0,
+    ),
+    "one of another size is": (
+        {LARGEST: 100.0, ONE: 100.0}, NO_MEMORY,
+        [("failed", f"{ONE} is 0.01049 GB/s, below its floor 100"), ("skipped", WITHOUT)], None, 6,
+    ),
+    "one that nothing has": (
+        {"all_reduce_3_mib_busbw_gbps": 1.0}, NO_MEMORY,
+        [("failed", "the floor all_reduce_3_mib_busbw_gbps has no metric of that name")], None, 1,
+    ),
+    # That it would take too long is what a broken link looks like.
+    "one that would take too long is judged by the largest measured": (
+        {LARGEST: 228.0}, NO_TIME, [("failed", f"{BELOW} 228; {WOULD[LARGEST]}")], 228.0, 6,
+    ),
+    "one that would take too long is held": (
+        {LARGEST: 2.0}, NO_TIME, [("passed", f"floor 2 of {LARGEST}: {WOULD[LARGEST]}")], 2.0, 0,
+    ),
+    "one without a size that would take too long": (
+        {ANY: 228.0}, NO_TIME, [("failed", f"{BELOW} 228; {WOULD[ANY]}")], 228.0, 6,
+    ),
+    "one without a size that is held": ({ANY: 2.0}, NO_TIME, [("passed", f"floor 2 of {ANY}: {WOULD[ANY]}")], 2.0, 0),
+    "the higher of two that one size judges": ({MEASURED: 300.0, LARGEST: 2.0}, NO_TIME, [("failed", "")], 300.0, 6),
+    "one without a size": ({ANY: 5.0}, "", [("failed", f"{BELOW} 5")], 5.0, 6),
+    "one without a size where another does not fit": ({ANY: 5.0}, NO_MEMORY, [("failed", f"{BELOW} 5")], 5.0, 6),
+}  # fmt: skip
 
-    reduce, gap = subject.reduced({**largest, "all_reduce_1_mib_busbw_gbps": 100.0}, NO_MEMORY)
-    assert "all_reduce_1_mib_busbw_gbps is 0.01049 GB/s, below its floor 100" in reduce.says
-    assert gap.name == "smoke/floors"
-    (reduce,) = subject.reduced({"all_reduce_3_mib_busbw_gbps": 1.0}, NO_MEMORY)
-    assert reduce.says == "the floor all_reduce_3_mib_busbw_gbps has no metric of that name"
 
-
-@pytest.mark.parametrize(
-    ("floor", "would"),
-    [
-        ("all_reduce_8192_mib_busbw_gbps", "8192 MiB would have taken 50 s"),
-        ("all_reduce_busbw_gbps", "2048 MiB would have taken 12.5 s"),
-    ],
-)
-def test_a_floor_of_a_size_that_would_take_too_long_is_judged_by_the_largest_measured(
-    subject: Subject, floor: str, would: str
+@pytest.mark.parametrize(("floors", "facts", "wanted", "judged", "code"), FLOORS.values(), ids=FLOORS)
+def test_a_floor_of_an_all_reduce_is_judged_by_its_size(
+    subject: Subject,
+    floors: dict[str, float],
+    facts: str,
+    wanted: list[tuple[str, str]],
+    judged: float | None,
+    code: int,
 ) -> None:
-    """That it would is what a broken link looks like."""
-    checks = subject.reduced({floor: 228.0}, NO_TIME)
-    told = f"all_reduce_953_mib_busbw_gbps is 3 GB/s, below its floor 228; measured at 953 MiB, {would}"
-    assert [(check.status, check.says) for check in checks] == [("failed", told)]
-    assert smoke.summary([checks[0].to_json_dict()])["exit"] == 6
-    (held,) = subject.reduced({floor: 2.0}, NO_TIME)
-    assert (held.status, held.metrics[-1].floor) == ("passed", 2.0)
-    assert held.says.endswith(f"floor 2 of {floor}: measured at 953 MiB, {would}")
-
-
-def test_of_two_floors_that_one_size_judges_the_higher_one_is_beside_it(subject: Subject) -> None:
-    floors = {"all_reduce_953_mib_busbw_gbps": 300.0, "all_reduce_8192_mib_busbw_gbps": 2.0}
-    (reduce,) = subject.reduced(floors, NO_TIME)
-    assert (reduce.status, reduce.metrics[-1].floor) == ("failed", 300.0)
-
-
-@pytest.mark.parametrize("facts", ["", NO_MEMORY])
-def test_a_floor_without_a_size_is_about_the_largest_one_that_is_measured(subject: Subject, facts: str) -> None:
-    checks = subject.reduced({"all_reduce_busbw_gbps": 5.0}, facts)
-    assert [check.says for check in checks] == ["all_reduce_953_mib_busbw_gbps is 3 GB/s, below its floor 5"]
-    assert smoke.summary([check.to_json_dict() for check in checks])["exit"] == 6
+    checks = subject.reduced(floors, facts)
+    assert [check.status for check in checks] == [status for status, _ in wanted]
+    assert all(check.says.endswith(says) for check, (_, says) in zip(checks, wanted, strict=True)), checks
+    assert [(check.name, check.level) for check in checks[1:]] == [("smoke/floors", "not-checked")] * (len(wanted) - 1)
+    assert checks[0].metrics[-1].floor == judged, "no other size is compared with it"
+    assert smoke.summary([check.to_json_dict() for check in checks])["exit"] == code
 
 
 @pytest.mark.parametrize(
@@ -269,17 +261,14 @@ def test_a_rank_that_is_wrong_fails_the_all_reduce(subject: Subject, rank: str, 
     assert failure in reduce.details["failures"]
 
 
-def test_a_rank_that_dies_stops_the_others_before_the_deadline(subject: Subject) -> None:
+def test_a_cause_is_told_before_what_it_did_to_others(subject: Subject) -> None:
     started = time.monotonic()
     text = "c.stage('rendezvous')\nif args['rank']: os.kill(os.getpid(), signal.SIGBUS)\ntime.sleep(600)\n"
     failures = subject.machine(text)[1].details["failures"]
-    assert time.monotonic() - started < PATIENCE
-    assert failures[0] == "rank 1 of 2 crashed with SIGBUS during rendezvous"  # a cause before what it did to others
+    assert time.monotonic() - started < PATIENCE, "a rank that dies stops the others before the deadline"
+    assert failures[0] == "rank 1 of 2 crashed with SIGBUS during rendezvous"
     assert failures[1].startswith("rank 0 of 2 was stopped")
-
-
-def test_a_rank_that_hangs_is_told_before_the_one_that_waited_for_it_in_vain() -> None:
-    """As seen with gloo on an H100: its own time-out ends the other rank just before the check's deadline."""
+    # As seen with gloo on an H100: its own time-out ends the other rank just before the check's deadline.
     waited, stopped, hung = (Outcome() for _ in range(3))
     waited.returncode, stopped.stopped, hung.timed_out = 1, True, True
     assert [rank for rank, _ in causes_first([stopped, waited, hung])] == [2, 1, 0]
@@ -296,9 +285,6 @@ def test_cuda_demands_its_metrics_and_each_of_several_gpus_is_a_rank(
     assert (reduce.status, reduce.details["backend"], reduce.details["ranks"]) == ("passed", backend, ranks)
     assert ("NCCL needs a GPU for each rank and only one is visible" in reduce.says) == (count == 1)
     assert math.isclose(reduce.metrics[-1].greatest, 2 * (ranks - 1) / ranks * 1.0 / 0.25)
-
-
-def test_a_gemm_that_crashes_before_counting_gpus_fails_the_all_reduce(subject: Subject) -> None:
     gemm, reduce = subject.machine(GOOD_RANK + TIMED, gemm="sys.exit(1)\n", cuda=True)
     assert gemm.status == reduce.status == "failed"
     assert reduce.says.startswith("the number of GPUs is not known")

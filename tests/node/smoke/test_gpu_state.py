@@ -29,10 +29,13 @@ def test_a_gpu_that_others_fill_is_named() -> None:
     assert gpu_state.full([{"index": 0}, {"index": 1, "memory_used_mib": None, "memory_total_mib": 5.0}]) == []
 
 
-@pytest.mark.parametrize("text", ["", "No devices were found", "Unable to determine the device handle for GPU0000:01"])
-def test_words_are_no_gpus(text: str) -> None:
-    assert gpu_state.busiest(text) == []
+def test_words_are_no_gpus_and_who_uses_a_part_of_one_is_not_asked() -> None:
+    for text in ("", "No devices were found", "Unable to determine the device handle for GPU0000:01"):
+        assert gpu_state.busiest(text) == []
     assert gpu_state.reasons("[N/A]") is None
+    for devices in ([], ["MIG-5c"]):
+        assert gpu_state.questions(devices) == [] == gpu_state.in_use(devices)
+    assert [words[-2:] for words in gpu_state.questions(["2", "3"])] == [["-i", "2,3"]] * 2
 
 
 def test_it_looks_while_the_body_runs_at_the_visible_gpus_and_not_longer(
@@ -89,9 +92,3 @@ def test_who_uses_a_gpu_is_told_by_pid_and_program_and_nothing_of_a_command_line
     unnamed = "is in use by processes that nvidia-smi does not name here: "
     assert f"GPU 1 {unnamed}30,720 MiB of its memory, 0 % busy; " in one
     assert f"GPU 2 {unnamed}558 MiB of its memory, 78 % busy; " in two, "another container has a context on it"
-
-
-@pytest.mark.parametrize("devices", [[], ["MIG-5c"]])
-def test_who_uses_a_part_of_a_gpu_is_not_asked(devices: list[str]) -> None:
-    assert gpu_state.questions(devices) == [] == gpu_state.in_use(devices)
-    assert [words[-2:] for words in gpu_state.questions(["2", "3"])] == [["-i", "2,3"]] * 2

@@ -92,34 +92,19 @@ def test_pythonpath_and_user_site_serve_nothing(bare: Bare, tmp_path: Path, monk
     assert [failure.split(":")[1].strip() for failure in failures] == ["ModuleNotFoundError"] * 2
 
 
-def test_versions_must_equal_the_lock_however_metadata_writes_a_name(bare: Bare) -> None:
-    """importlib.metadata of Python 3.8 and 3.9 finds no `Name_Space.part` where it is asked for its normal name."""
-    bare.package("a", "1.1")
-    bare.package("b", "2.0+cpu")
-    bare.package("Name_Space.part", "1.0")
-    check = bare.sound(packages=packages(a="1.0", b="2.0", c="3", **{"name-space-part": "1.0"}))
-    assert check.details["failures"] == ["a is 1.1, the lock says 1.0", "c 3 is in the lock and not installed"]
-
-
-def test_a_crash_is_named_and_the_rest_still_runs(bare: Bare) -> None:
+def test_what_an_import_raises_or_crashes_with_is_named_and_the_rest_still_runs(bare: Bare) -> None:
     bare.module("first")
     bare.module("bad", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    bare.module("ends", "raise SystemExit(4)")
+    bare.module("needs", "import missing_dependency")
     bare.module("last")
-    check = bare.sound(imports=["first", "bad", "last"])
-    assert check.says == "python crashed with SIGSEGV during import bad"
+    check = bare.sound(imports=["first", "bad", "ends", "needs", "last"])
+    assert sorted(check.details["failures"]) == [
+        "import ends: SystemExit: 4",
+        "import needs: ModuleNotFoundError: No module named 'missing_dependency'",
+        "python crashed with SIGSEGV during import bad",
+    ]
     assert [module["module"] for module in check.details["modules"]] == ["first", "last"]
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("raise SystemExit(4)", "import bad: SystemExit: 4"),
-        ("import missing_dependency", "import bad: ModuleNotFoundError: No module named 'missing_dependency'"),
-    ],
-)
-def test_a_module_that_raises_is_a_failure(bare: Bare, text: str, says: str) -> None:
-    bare.module("bad", text)
-    assert bare.sound(imports=["bad"]).says == says
 
 
 @pytest.mark.parametrize(("header", "built"), [((2, 183), "aarch64"), ((1, 3), "i386"), ((2, 9999), "another machine")])
@@ -194,18 +179,20 @@ def test_what_an_image_keeps_of_its_base_has_the_version_that_it_had_there(
     assert check.status == "passed", check
 
 
-@pytest.mark.parametrize(
-    ("locked", "found", "equal"),
-    [
-        ("1.0", "1.0+cu118", True),
-        ("1.0+cpu", "1.0+cu118", False),
-        ("2022.1.1", "2022.01.01", True),
-        ("1.0rc1", "1.0.rc1", True),
-        ("1.10", "1.1", False),
-    ],
-)
-def test_versions_compare_as_installers_write_them(locked: str, found: str, equal: bool) -> None:
-    assert same_version(locked, found) is equal
+def test_versions_must_equal_the_lock_as_installers_and_metadata_write_them(bare: Bare) -> None:
+    """importlib.metadata of Python 3.8 and 3.9 finds no `Name_Space.part` where it is asked for its normal name."""
+    pairs = {"a": ("1.0", "1.1"), "b": ("2.0", "2.0+cpu"), "c": ("3", ""), "name-space-part": ("1.0", "1.0")}
+    pairs |= {"d": ("1.0+cpu", "1.0+cu118"), "e": ("1.0rc1", "1.0.rc1"), "f": ("1.10", "1.1")}
+    for name, (_, found) in pairs.items():
+        if found:
+            bare.package({"name-space-part": "Name_Space.part"}.get(name, name), found)
+    check = bare.sound(packages=packages(**{name: locked for name, (locked, _) in pairs.items()}))
+    assert sorted(check.details["failures"]) == [
+        "a is 1.1, the lock says 1.0",
+        "c 3 is in the lock and not installed",
+        "d is 1.0+cu118, the lock says 1.0+cpu",
+        "f is 1.1, the lock says 1.10",
+    ]
 
 
 @given(st.lists(st.integers(0, 9999), min_size=1, max_size=5), st.text(max_size=20))
@@ -229,42 +216,33 @@ def test_it_runs_from_the_zipapp_and_a_failing_check_is_exit_1(bare: Bare, tmp_p
         assert answer["result"]["exit"] == code
 
 
-def gaps(cuda: bool, items: tuple[str, ...], **facts: object) -> list[dict[str, Any]]:
-    spec = smoke.Spec("/env", {}, cuda)
-    return only.gaps(spec, [{"name": name} for name in items], [{"name": "smoke/sound", "details": facts}])
+def gaps(cuda: bool, items: tuple[str, ...], only_: tuple[str, ...] = (), **facts: object) -> list[dict[str, Any]]:
+    """What is said to be missing, each of which may be published."""
+    spec = smoke.Spec("/env", {}, cuda, only=only_)
+    found = only.gaps(spec, [{"name": name} for name in items], [{"name": "smoke/sound", "details": facts}])
+    for gap in found:
+        assert public_fields(Check.from_plain(gap), {})["says"] == gap["says"]
+    return found
 
 
-def test_a_cuda_build_without_a_gpu_says_that_nothing_ran_on_cuda() -> None:
+def test_what_was_not_tried_is_said() -> None:
     (gap,) = gaps(False, ("sound", "machine", "training"), torch="1.11.0+cu113", torch_cuda="11.3")
     assert Check.from_plain(gap).level == "not-checked"
     assert gap["says"] == "no usable GPU here: nothing ran on CUDA, though torch is built for CUDA 11.3"
     assert gaps(True, ("sound", "machine"), torch="1.11.0+cu113", torch_cuda="11.3") == []
     assert gaps(False, ("sound", "machine"), torch="2.13.0+cpu", torch_cuda=None) == []
-
-
-def test_a_torch_that_was_imported_only_is_said_to_have_computed_nothing() -> None:
+    # A torch that was imported only has computed nothing.
     assert [gap["name"] for gap in gaps(False, ("sound",), torch="2.13.0+cpu", torch_cuda=None)] == ["smoke/training"]
     assert gaps(False, ("sound",)) == [], "without torch imports are all there is"
-
-
-def test_what_is_said_of_a_gap_may_be_published() -> None:
-    spec = smoke.Spec("/env", {}, False, only=("machine/gemm", "training"))
-    found = [
-        *gaps(False, ("sound",), torch="2"),
-        *gaps(False, ("step", "sound", "machine"), torch="2", torch_cuda="12.6"),
-    ]
-    for gap in [*found, *only.gaps(spec, [], [])]:
-        assert public_fields(Check.from_plain(gap), {})["says"] == gap["says"]
+    assert gaps(False, (), ("machine/gemm", "training"))
+    assert gaps(False, ("step", "sound", "machine"), torch="2", torch_cuda="12.6")
 
 
 def closure(
     bare: Bare, files: dict[str, str], only: tuple[str, ...] = (), imports: tuple[str, ...] = ("json",), **more: Any
 ) -> list[Check]:
     """The checks of `sound` where a source `code` lies in the environment with these files."""
-    for path, text in files.items():
-        place = bare.path / "src" / "code" / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+    write_files(bare.path / "src" / "code", files)
     source = {"name": "code", "git": "https://git.example.org/lab/code", "commit": "0" * 40, "install": "path"}
     variant = {"python": PYTHON, "sources": [source], "imports": list(imports), **more}
     return bare.checks(SOUND, variant=variant, only=only)
@@ -277,7 +255,8 @@ def test_what_the_code_imports_and_nothing_brings_is_a_deviation_with_its_place(
     files["own/lone.py"] = "import lone.part\n"  # a file is not what it imports under its own name
     sound, check = closure(bare, files)
     assert (sound.name, check.name, check.status) == ("smoke/sound", "smoke/sound/closure", "passed"), check.details
-    assert check.details["open"] == {"absent": "code/own/__init__.py:6", "lone": "code/own/lone.py:1"}
+    missing = {"absent": "code/own/__init__.py:6", "lone": "code/own/lone.py:1"}
+    assert check.details["open"] == missing
     assert check.details["resolved"] == ["good"]
     assert set(check.details["optional"]) == {"fast", "pytest_of_nobody"}
     assert check.says == (
@@ -285,21 +264,24 @@ def test_what_the_code_imports_and_nothing_brings_is_a_deviation_with_its_place(
         "lone (code/own/lone.py:1); 2 optional ones missing: fast, pytest_of_nobody"
     )
     assert check.details["deviation"] == "imports-open"
-
-
-def test_missing_modules_are_beside_the_point_where_the_stack_s_own_first_steps_are_tested(bare: Bare) -> None:
-    _, check = closure(bare, {"tools/clean.py": "import absent\n"}, smoke=[{"name": "sound"}, {"name": "step"}])
-    assert (check.details["open"], check.details["beside"]) == ({}, {"absent": "code/tools/clean.py:1"})
-    assert "missing, in code that the stack's first training steps do without: absent (code/tools" in check.says
+    # Beside the point where the stack's own first steps are tested.
+    _, check = closure(bare, {}, smoke=[{"name": "sound"}, {"name": "step"}])
+    assert (check.details["open"], check.details["beside"]) == ({}, missing)
+    assert "missing, in code that the stack's first training steps do without: absent (code/own" in check.says
+    # Untried where no import says that the code starts.
+    _, check = closure(bare, {}, imports=())
+    assert (check.status, check.details["deviation"], check.details["unimported"]) == ("passed", "imports-open", True)
+    assert "; none of the code was imported: name what brings them" in check.says
 
 
 def test_a_module_that_a_package_of_the_tree_lacks_is_missing_with_the_nearest_name(bare: Bare) -> None:
     bare.module("pkg_of_others")
+    write_files(bare.site, {"net/__init__.py": "", "net/installed.py": ""})
     files = {
         "net/__init__.py": "", "net/metrics.py": "", "net/sub/__init__.py": "", "net/kernel.cpython-311-x.so": "",
         "net/train.py": "from net.metrcs import mse\nfrom .data import x\nfrom net import nothing\nimport net.kernel\n"
         "from .metrics import y\nfrom net.sub.deep import z\nfrom net.version import v\nimport net._made, modle\n",
-        "net/soft.py": "try:\n    from .fast import f\nexcept ImportError: ...\n",
+        "net/soft.py": "try:\n    from .fast import f\nexcept ImportError: ...\nimport net.installed\n",
         "net/hints.py": "if TYPE_CHECKING:\n    import net.types\n",
         "tests/test_net.py": "import net.gone\n",
         "lazy/__init__.py": "def __getattr__(name): ...\n", "lazy/a.py": "import lazy.b\n",
@@ -313,20 +295,6 @@ def test_a_module_that_a_package_of_the_tree_lacks_is_missing_with_the_nearest_n
         "net.sub.deep": "code/net/train.py:6",
     }
     assert "missing: modle (code/net/train.py:8; near: model), net.data" in check.says
-
-
-def test_a_module_of_the_tree_s_package_may_be_installed(bare: Bare) -> None:
-    (bare.site / "net").mkdir()
-    for name in ("__init__", "there"):
-        (bare.site / "net" / f"{name}.py").write_text("")
-    _, check = closure(bare, {"net/__init__.py": "", "net/a.py": "import net.there, net.absent\n"})
-    assert list(check.details["open"]) == ["net.absent"]
-
-
-def test_missing_modules_are_said_to_be_untried_where_no_import_says_that_the_code_starts(bare: Bare) -> None:
-    _, check = closure(bare, {"a.py": "import absent\n"}, imports=())
-    assert (check.status, check.details["deviation"], check.details["unimported"]) == ("passed", "imports-open", True)
-    assert "missing: absent (code/a.py:1); none of the code was imported: name what brings them" in check.says
 
 
 def test_the_folder_of_environments_in_a_tree_is_not_its_code(tmp_path: Path) -> None:

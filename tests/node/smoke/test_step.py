@@ -5,7 +5,6 @@ The scripts are small ones without torch.
 
 from __future__ import annotations
 
-import os
 import stat
 import subprocess
 import sys
@@ -45,15 +44,11 @@ def step_check(
     return check
 
 
-def test_a_script_whose_loss_falls_passes(environment: Path, tmp_path: Path) -> None:
-    check = step_check(environment, tmp_path, GOOD)
-    assert (check.name, check.status) == ("smoke/step", "passed")
-    assert check.says == "tools/train.py: the loss fell from 5.9 to 5.6 in 4 steps on 2 ranks"
-    assert check.details["losses"] == [5.9, 5.8, 5.7, 5.6]
-
-
-def test_ranks_words_files_data_and_variables_are_what_the_stack_says(environment: Path, tmp_path: Path) -> None:
-    text = GOOD + (
+def test_ranks_words_files_data_and_variables_are_what_the_stack_says(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Much output around the losses hides none.
+    text = "print('argument ' * 20000)\n" + GOOD + "print('checkpoint ' * 20000)\n" + (
         "told = json.load(open('ds.json'))\n"
         "assert told == {'batch': 4, 'zero': {'stage': 1}, 'name': 'of 2'}, told\n"
         "assert sys.argv[1:] == ['--tp', '2', '--data', os.getcwd() + '/data_text_document'], sys.argv\n"
@@ -62,17 +57,16 @@ def test_ranks_words_files_data_and_variables_are_what_the_stack_says(environmen
         "assert os.environ['WORLD_SIZE'] == '2' and os.environ['LOCAL_RANK'] == str(rank)\n"
         "assert os.path.getsize('data_text_document.bin') == 200 * 401 * 2\n"
         "assert len(json.load(open('gpt2-vocab.json'))) == 262\n"
-    )
-    os.environ["SLURM_PROCID"] = "3"
-    try:
-        check = step_check(
-            environment, tmp_path, text, arguments=["--tp", "{tensor}", "--data", "{work}/data_text_document"],
-            environment={"MODE": "small"}, data="gpt2",
-            files={"ds.json": {"batch": "{batch}", "zero": {"stage": 1}, "name": "of {ranks}"}},
-        )  # fmt: skip
-    finally:
-        del os.environ["SLURM_PROCID"]
-    assert check.status == "passed", check.details
+    )  # fmt: skip
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    check = step_check(
+        environment, tmp_path, text, arguments=["--tp", "{tensor}", "--data", "{work}/data_text_document"],
+        environment={"MODE": "small"}, data="gpt2",
+        files={"ds.json": {"batch": "{batch}", "zero": {"stage": 1}, "name": "of {ranks}"}},
+    )  # fmt: skip
+    assert (check.name, check.status) == ("smoke/step", "passed"), check.details
+    assert check.says == "tools/train.py: the loss fell from 5.9 to 5.6 in 4 steps on 2 ranks"
+    assert check.details["losses"] == [5.9, 5.8, 5.7, 5.6]
 
 
 @pytest.mark.parametrize(
@@ -109,11 +103,6 @@ def test_a_hang_ends_at_its_deadline_with_the_last_line_of_every_rank(environmen
     assert "train.py" in check.details["output"], "the stacks are there"
 
 
-def test_much_output_before_the_losses_hides_none(environment: Path, tmp_path: Path) -> None:
-    text = "print('argument ' * 20000)\n" + GOOD + "print('checkpoint ' * 20000)\n"
-    assert step_check(environment, tmp_path, text).status == "passed"
-
-
 def test_ranks_of_mpi_start_under_mpiexec_and_share_one_output(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,14 +131,13 @@ def test_ranks_of_mpi_start_under_mpiexec_and_share_one_output(
     assert alone.details["ranks"] == 1, "without mpiexec one rank, which needs none"
 
 
-def test_without_a_gpu_it_is_said_loudly_and_nothing_runs(subject: Subject) -> None:
+def test_without_a_gpu_it_is_said_loudly_and_without_a_visible_one_it_fails(
+    environment: Path, tmp_path: Path, subject: Subject
+) -> None:
     item = {"name": "step", "step": {"source": "none", "script": "none.py", "log": "megatron", "steps": 2}}
     (check,) = subject.checks(item)
     assert (check.name, check.status, check.level) == ("smoke/step", "skipped", "not-checked")
     assert check.says.startswith("no usable GPU here: the stack's own training script was not run")
-
-
-def test_without_a_visible_gpu_it_fails(environment: Path, tmp_path: Path) -> None:
     none = {"gpus": PROGRAMS["gpus"].replace("2", "0")}
     assert step_check(environment, tmp_path, GOOD, programs=none).says == "no GPU is visible"
 
@@ -179,15 +167,10 @@ def test_it_does_not_wait_until_torch_is_imported_for_others(environment: Path, 
     assert (check.name, check.status, check.details["ranks"]) == ("smoke/step", "passed", 2), check
 
 
-@pytest.mark.parametrize(
-    ("ranks", "tensor", "data", "batch"), [(1, 1, 1, 4), (2, 2, 1, 4), (3, 1, 3, 12), (8, 2, 4, 16)]
-)
-def test_batches_fit_every_number_of_ranks(ranks: int, tensor: int, data: int, batch: int) -> None:
-    values = values_for(ranks, "/w")
-    assert values == {"ranks": ranks, "tensor": tensor, "data": data, "batch": batch, "work": "/w"}
-
-
-def test_a_name_that_is_unknown_is_an_error() -> None:
+def test_batches_fit_every_number_of_ranks_and_a_name_that_is_unknown_is_an_error() -> None:
+    for ranks, tensor, data, batch in ((1, 1, 1, 4), (2, 2, 1, 4), (3, 1, 3, 12), (8, 2, 4, 16)):
+        values = {"ranks": ranks, "tensor": tensor, "data": data, "batch": batch, "work": "/w"}
+        assert values_for(ranks, "/w") == values
     assert fill({"a": ["{ranks}", "{work}/x", 1]}, {"ranks": 2, "work": "/w"}) == {"a": [2, "/w/x", 1]}
     with pytest.raises(KeyError):
         fill("{other}", {})

@@ -51,12 +51,6 @@ def run(tmp: Path, where: Path, **programs: str) -> list[dict[str, Any]]:
     return Subject(where, tmp).raw(*ITEMS, programs={**PROGRAMS, **programs})
 
 
-def test_torch_is_imported_once_for_each_rank(tmp_path: Path, log: Path) -> None:
-    where = with_torch(tmp_path, log, FAKE)
-    assert [check["status"] for check in run(tmp_path, where)] == ["passed"] * 4
-    assert len(log.read_text().split()) == 2
-
-
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 11)", "raise RuntimeError('broken')", "os._exit(3)"])
 def test_after_a_program_that_ends_badly_the_others_get_a_new_worker(tmp_path: Path, log: Path, end: str) -> None:
     where = with_torch(tmp_path, log, FAKE)
@@ -67,13 +61,13 @@ def test_after_a_program_that_ends_badly_the_others_get_a_new_worker(tmp_path: P
     assert len(log.read_text().split()) == 3
 
 
-def test_a_program_has_its_own_output_and_its_own_request(tmp_path: Path, log: Path) -> None:
+def test_torch_is_imported_once_for_each_rank_and_each_program_has_its_own_output(tmp_path: Path, log: Path) -> None:
     where = with_torch(tmp_path, log, FAKE)
+    assert [check["status"] for check in run(tmp_path, where)] == ["passed"] * 4
+    assert len(log.read_text().split()) == 2
     copies = "import torch\n" + BEGIN + "print('words of copies')\nraise SystemExit('no copy')\n"
-    checks = run(
-        tmp_path, where, gemm=PROGRAMS["gemm"].replace(BEGIN, BEGIN + "print('words of gemm')\n"), copies=copies
-    )
-    output = checks[1]["details"]["output"]
+    gemm = PROGRAMS["gemm"].replace(BEGIN, BEGIN + "print('words of gemm')\n")
+    output = run(tmp_path, where, gemm=gemm, copies=copies)[1]["details"]["output"]
     assert "words of copies" in output and "no copy" in output and "words of gemm" not in output
 
 
@@ -104,7 +98,7 @@ def test_a_torch_that_cannot_be_imported_is_told_by_each_program(
     assert says in str(gemm["says"]) and says in str(training["says"])
 
 
-def test_with_gpus_what_measures_no_speed_runs_at_once(subject: Subject, tmp_path: Path) -> None:
+def test_with_gpus_what_measures_no_speed_runs_at_once_and_no_error_is_lost(subject: Subject, tmp_path: Path) -> None:
     meet = "import os\nopen({own!r}, 'w').close()\nwhile not os.path.exists({other!r}):\n    time.sleep(0.01)\n"
     places = [str(tmp_path / name) for name in ("one", "two")]
     programs = {
@@ -112,14 +106,10 @@ def test_with_gpus_what_measures_no_speed_runs_at_once(subject: Subject, tmp_pat
         "extensions": BEGIN + meet.format(own=places[1], other=places[0]) + "c.facts({'steps': []})\nc.done()\n",
     }
     items = [{"name": name, "deadline": PATIENCE} for name in ("sound", "extensions")]
-    checks = subject.raw(*items, programs=programs, cuda=True)
-    by_name = {check["name"]: check for check in checks}
-    assert by_name["smoke/sound"]["status"] == "passed"
-    assert by_name["smoke/extensions/imports"]["says"] == "no compiled extension that is known here is installed"
-    assert [check["name"] for check in checks][:2] == ["smoke/sound", "smoke/extensions/imports"]
-
-
-def test_an_error_of_one_of_them_is_not_lost(subject: Subject) -> None:
+    sound, extensions, *_ = subject.raw(*items, programs=programs, cuda=True)
+    assert (sound["name"], sound["status"]) == ("smoke/sound", "passed")
+    assert extensions["name"] == "smoke/extensions/imports"
+    assert extensions["says"] == "no compiled extension that is known here is installed"
     with pytest.raises(ValueError, match="soon"):
         subject.raw({"name": "sound", "deadline": "soon"}, cuda=True)
 
