@@ -38,6 +38,8 @@ def test_a_schedulers_programs_are_asked_and_a_job_is_only_tried(
     assert result["facts"]["node"] == "n"
     assert "try" not in ask(tmp_path / "prefix")["site"]["programs"]
     assert not (tmp_path / "prefix").exists()
+    with fails("request-invalid"):
+        ask(tmp_path, submit="--nodes=1")
 
 
 @pytest.mark.parametrize(("configured", "asked"), [(None, "{index}"), ("{mirror}", "{mirror}"), ("none", None)])
@@ -58,11 +60,6 @@ def test_d109_the_default_index_is_asked_where_this_host_has_it(
             monkeypatch.setenv("UV_DEFAULT_INDEX", mirror)
         reached = ask(tmp_path, reach={"pypi": index})["facts"]["reachable"]
     assert reached == ({} if asked is None else {"pypi": asked == "{index}"})
-
-
-def test_a_strange_request_is_refused(tmp_path: Path) -> None:
-    with fails("request-invalid"):
-        ask(tmp_path, submit="--nodes=1")
 
 
 def test_conda_and_its_kin_are_found_with_their_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

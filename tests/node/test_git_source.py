@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node import git_source
 from envbuild.node.env import remove
-from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, git, locked, make_repository, make_variant, pin, redirect_git, run_python, site
 from tests.support.fails import fails
 from tests.support.files import write_tar
@@ -61,7 +59,9 @@ NANO = {
 }
 
 
-def test_d89_data_in_a_source_is_told_and_no_drift_and_what_to_declare(node: Node, hub: Path) -> None:
+def test_d89_data_in_a_source_is_told_and_no_drift_and_code_and_links_are_drift(
+    node: Node, hub: Path, tmp_path: Path
+) -> None:
     source = pin(hub, "nano", NANO, install="path")
     environment = node.build(make_variant([], sources=[source]))
     tree = environment / "src" / "nano"
@@ -83,16 +83,6 @@ def test_d89_data_in_a_source_is_told_and_no_drift_and_what_to_declare(node: Nod
         "`outputs:`",
     ):
         assert words in added["says"]
-    (tree / "model.py").write_text("X = 2\n")
-    (tree / "data" / "shakespeare_char" / "prepare.py").unlink()
-    result = node.verify(deep=True)
-    assert not result["ok"]
-    kinds = {each["path"]: each["kind"] for each in result["drift"]}
-    assert kinds == {"src/nano/model.py": "changed", "src/nano/data/shakespeare_char/prepare.py": "missing"}
-
-
-def test_d89_code_and_links_that_nobody_declared_are_drift(node: Node, hub: Path, tmp_path: Path) -> None:
-    environment = node.build(make_variant([], sources=[pin(hub, "nano", NANO, install="path")]))
     planted = {
         "torch.py": Path.touch,
         "fast.so": Path.touch,
@@ -100,12 +90,15 @@ def test_d89_code_and_links_that_nobody_declared_are_drift(node: Node, hub: Path
         "pipe": os.mkfifo,
     }
     for name, plant in planted.items():
-        plant(environment / "src" / "nano" / name)
+        plant(tree / name)
+    (tree / "model.py").write_text("X = 2\n")
+    (tree / "data" / "shakespeare_char" / "prepare.py").unlink()
     result = node.verify(deep=True)
-    assert sorted((each["path"], each["kind"]) for each in result["drift"]) == [
-        (f"src/nano/{name}", "extra") for name in sorted(planted)
-    ]
-    assert not [check for check in result["checks"] if check["name"] == "added-files"]
+    assert not result["ok"]
+    kinds = {"model.py": "changed", "data/shakespeare_char/prepare.py": "missing", **dict.fromkeys(planted, "extra")}
+    assert {each["path"]: each["kind"] for each in result["drift"]} == {
+        f"src/nano/{path}": kind for path, kind in kinds.items()
+    }
 
 
 def test_d89_outputs_lie_outside_the_environment_and_outlive_it(node: Node, hub: Path) -> None:
@@ -140,78 +133,57 @@ def test_d89_outputs_with_files_of_the_repository_are_refused(node: Node, hub: P
     assert not (node.top / "out").exists()
 
 
-def test_a_path_source_is_on_sys_path_and_builds_in_place(node: Node, hub: Path) -> None:
+def test_path_sources_build_in_place_with_pinned_submodules_and_nothing_of_the_user_or_the_repository_runs(
+    node: Node, hub: Path, tmp_path: Path
+) -> None:
     files = {"setup.py": SETUP, "sub/mod.py": "X = 5\n"}
     build = {"kind": "inplace", "flags": ["fast"]}
-    source = pin(hub, "megatron", files, install="path", build=build, generated=["helpers*.so"])
-    environment = node.build(make_variant([], sources=[source], environment={"MY_ARCH": "9.0"}))
-    assert run_python(environment, "import sub.mod; print(sub.mod.X)") == "5"
-    assert (environment / "src" / "megatron" / "helpers.so").read_text() == "built with 9.0"
-    assert not (environment / "src" / "megatron" / "build").exists()
-    assert node.verify(deep=True)["ok"]
-
-
-def test_a_missing_repository(node: Node, hub: Path) -> None:
-    source = {**pin(hub, "lib", PROJECT), "git": "https://git.example.org/none"}
-    node.fails(make_variant([], sources=[source]), "source-unreachable", 4)
-
-
-def test_submodules_are_pinned_and_gitmodules_urls_are_never_followed(node: Node, hub: Path) -> None:
+    built = pin(hub, "megatron", files, install="path", build=build, generated=["helpers*.so"])
+    beside = pin(hub, "lib", {**PROJECT, "a.txt": "one\ntwo\n"}, install="path", path="lib")
     commit, tree = make_repository(hub / "inner", {"inner.py": "Y = 7\n"})
-    outer = hub / "outer"
-    make_repository(outer, {"outer.py": ""})
-    git(outer, "submodule", "-q", "add", f"file://{hub}/inner", "third/inner")
+    make_repository(hub / "outer", {"outer.py": ""})
+    git(hub / "outer", "submodule", "-q", "add", f"file://{hub}/inner", "third/inner")
     text = '[submodule "x"]\n\tpath = third/inner\n\turl = ext::sh -c touch% /nonexistent\n'
     part = {"path": "third/inner", "git": "https://git.example.org/inner", "commit": commit, "tree": tree}
-    source = pin(hub, "outer", {".gitmodules": text}, install="path", submodules=[part])
-    environment = node.build(make_variant([], sources=[source]))
-    assert (environment / "src" / "outer" / "third" / "inner" / "inner.py").read_text() == "Y = 7\n"
-    assert not list((environment / "src").rglob(".git"))
+    outer = pin(hub, "outer", {".gitmodules": text}, install="path", submodules=[part])
+    hook = executable(tmp_path / "hooks" / "post-checkout", f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    config = hub / "gitconfig"
+    config.write_text(config.read_text() + f"[core]\n\thooksPath = {hook.parent}\n\tautocrlf = true\n")
+    environment = node.build(make_variant([], sources=[built, beside, outer], environment={"MY_ARCH": "9.0"}))
+    assert run_python(environment, "import sub.mod; print(sub.mod.X)") == "5"
+    src = environment / "src"
+    assert (src / "megatron" / "helpers.so").read_text() == "built with 9.0"
+    assert not (src / "megatron" / "build").exists()
+    assert (src / "outer" / "third" / "inner" / "inner.py").read_text() == "Y = 7\n"
+    assert not list(src.rglob(".git"))
+    assert (src / "lib" / "a.txt").read_bytes() == b"one\ntwo\n", "no filter of the user's has changed it"
+    assert not (tmp_path / "ran").exists()
+    assert (site(environment) / "envbuild-source-lib.pth").read_text() == f"{environment}/src/lib/lib\n"
+    assert node.verify(deep=True)["ok"]
     node.run = "run-2"
     other, other_tree = make_repository(hub / "inner", {"inner.py": "Y = 8\n"})
-    moved = dict(source, submodules=[dict(part, commit=other, tree=other_tree)])
+    moved = dict(outer, submodules=[dict(part, commit=other, tree=other_tree)])
     node.fails(make_variant([], sources=[moved]), "tree-mismatch", 5)
 
 
-def test_a_submodule_path_through_a_link_is_refused(node: Node, hub: Path, tmp_path: Path) -> None:
-    outer = hub / "outer"
-    outer.mkdir(parents=True)
-    (outer / "third").symlink_to(tmp_path)
+def test_what_is_not_in_its_repository_or_would_lie_outside_its_source_is_refused(
+    node: Node, hub: Path, tmp_path: Path
+) -> None:
+    (hub / "outer").mkdir(parents=True)
+    (hub / "outer" / "third").symlink_to(tmp_path)
     part = {"path": "third/inner", "git": "https://git.example.org/inner", "commit": "1" * 40, "tree": "2" * 40}
     source = pin(hub, "outer", {"a": ""}, install="path", submodules=[part])
     node.fails(make_variant([], sources=[source]), "tree-mismatch", 5)
     assert not (tmp_path / "inner").exists()
-
-
-def test_hooks_and_filters_of_the_user_do_not_run(node: Node, hub: Path, tmp_path: Path) -> None:
-    hook = executable(tmp_path / "hooks" / "post-checkout", f"#!/bin/sh\ntouch {tmp_path}/ran\n")
-    config = hub / "gitconfig"
-    config.write_text(config.read_text() + f"[core]\n\thooksPath = {hook.parent}\n\tautocrlf = true\n")
-    source = pin(hub, "lib", {**PROJECT, "a.txt": "one\ntwo\n"}, install="path")
-    environment = node.build(make_variant([], sources=[source]))
-    assert (environment / "src" / "lib" / "a.txt").read_bytes() == b"one\ntwo\n"
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("path", ["../x", "/x", "a/../b", "-x", "a//b", ".git/x", ""])
-def test_a_submodule_path_stays_inside_its_source(path: str) -> None:
-    part = {"path": path, "git": "https://git.example.org/i", "commit": "1" * 40, "tree": "2" * 40}
-    source = {
-        "name": "s",
-        "git": "https://git.example.org/s",
-        "commit": "1" * 40,
-        "tree": "2" * 40,
-        "submodules": [part],
-    }
-    with pytest.raises(NodeError, match="not a path inside a source"):
-        git_source.check_pins([source])
-
-
-def test_a_source_in_the_environment_is_kept_out_of_site_packages(node: Node, hub: Path) -> None:
-    source = pin(hub, "lib", PROJECT, install="path", path="lib")
-    environment = node.build(make_variant([], sources=[source]))
-    listed = (site(environment) / "envbuild-source-lib.pth").read_text()
-    assert listed == f"{environment}/src/lib/lib\n"
+    gone = {**source, "submodules": [], "git": "https://git.example.org/none"}
+    node.fails(make_variant([], sources=[gone]), "source-unreachable", 4)
+    foreign = {**source, "submodules": [], "git": "ext::sh -c true"}
+    node.fails(make_variant([], sources=[foreign]), "request-invalid", 2)
+    for path in ("../x", "/x", "a/../b", "-x", "a//b", ".git/x", ""):
+        outside = {**source, "submodules": [{**part, "path": path}]}
+        assert (
+            "not a path inside a source" in node.fails(make_variant([], sources=[outside]), "request-invalid", 2).what
+        )
 
 
 COMPILED = """
@@ -224,35 +196,22 @@ subprocess.check_call(command)
 """
 
 
-def test_code_compiled_under_two_prefixes_has_one_root(node: Node, hub: Path, tmp_path: Path) -> None:
+def test_d33_what_is_compiled_or_built_by_code_that_writes_a_set_and_the_day_down_has_one_root(
+    node: Node, hub: Path, tmp_path: Path
+) -> None:
     need("cc")
     files = {"setup.py": COMPILED, "c.c": "#include <type.h>\nof_environment used;\nint f(void) { return __LINE__; }\n"}
     source = pin(hub, "ext", files, install="path", build={"kind": "inplace"})
-    variant = make_variant([], sources=[source])
-    roots = []
-    for prefix in ("one", "two/deeper"):
-        node.prefix = tmp_path / prefix
-        environment = node.build(variant)
-        assert str(tmp_path).encode() not in (environment / "src" / "ext" / "c.so").read_bytes()
-        roots.append(node.verify(deep=True)["root"])
-    assert roots[0] == roots[1]
-
-
-def _archive(node: Node, files: dict[str, str]) -> Path:
-    """The source distribution lib 1.0 in the folder of wheels."""
-    members = {**files, "PKG-INFO": "Metadata-Version: 2.1\nName: lib\nVersion: 1.0\n"}
-    return write_tar(
-        node.wheels / "lib-1.0.tar.gz", {f"lib-1.0/{path}": text for path, text in members.items()}, "w:gz"
-    )
-
-
-def test_d33_a_source_distribution_that_writes_a_set_and_the_day_down_has_one_root(node: Node, tmp_path: Path) -> None:
     unequal = "repr([*set('abcdefgh'), os.environ.get('SOURCE_DATE_EPOCH', os.times().elapsed)])"
     backend = BACKEND.replace('repr((config_settings or {}).get("--build-option"))', unequal)
-    package = locked(_archive(node, {**PROJECT, "backend.py": backend}), "lib", "1.0")
+    members = {**PROJECT, "backend.py": backend, "PKG-INFO": "Metadata-Version: 2.1\nName: lib\nVersion: 1.0\n"}
+    members = {f"lib-1.0/{path}": text for path, text in members.items()}
+    package = locked(write_tar(node.wheels / "lib-1.0.tar.gz", members, "w:gz"), "lib", "1.0")
+    variant = make_variant([package], sources=[source])
     roots = []
-    for prefix in ("one", "two"):
+    for prefix in ("one", "two/deeper"):
         node.prefix, node.cache = tmp_path / prefix, tmp_path / f"{prefix}-cache"
-        node.build(make_variant([package]))
+        environment = node.build(variant)
+        assert str(tmp_path).encode() not in (environment / "src" / "ext" / "c.so").read_bytes()
         roots.append(node.verify(deep=True)["root"])
     assert roots[0] == roots[1]

@@ -26,11 +26,14 @@ def dead_pid() -> int:
     return done.pid
 
 
+def dated(path: Path, age: float, text: str) -> None:
+    path.write_text(text)
+    os.utime(path, (time.time() - age,) * 2)
+
+
 def write(prefix: Path, age: float = 0.0, **changes: Any) -> None:
     owner = {**identity.here(), "run": "other", "controller": {}, "token": "t", **changes}
-    (prefix / "lease.json").write_text(json.dumps(owner))
-    then = time.time() - age
-    os.utime(prefix / "lease.json", (then, then))
+    dated(prefix / "lease.json", age, json.dumps(owner))
 
 
 def test_another_run_is_refused_and_told_whose_it_is(tmp_path: Path) -> None:
@@ -97,28 +100,26 @@ def test_a_waiting_run_says_for_whom_and_gets_the_lease_when_it_is_released(
     assert shown == [("waiting for another run of envbuild", lease.describe(held.owner))]
 
 
-def test_a_later_step_of_the_same_run_enters_again_and_keeps_who_provisions(tmp_path: Path) -> None:
-    controller = {**identity.here(), "pid": 7}
-    first = lease.acquire(str(tmp_path), "one", controller, 0)
-    again = lease.acquire(str(tmp_path), "one", None, 0)
-    assert (again.owner["token"], again.owner["controller"]) == (first.owner["token"], controller)
-
-
-@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"run": "other", "pid": 1}'])
-@pytest.mark.parametrize(("age", "taken"), [(1, False), (6, True)])
-def test_d104_a_damaged_lease_is_called_so_and_taken_over_soon(
-    tmp_path: Path, content: str, age: float, taken: bool
+def test_a_later_step_of_the_same_run_enters_again_and_what_its_controller_knows_is_not_written_down(
+    tmp_path: Path,
 ) -> None:
-    (tmp_path / "lease.json").write_text(content)
-    then = time.time() - age
-    os.utime(tmp_path / "lease.json", (then, then))
+    controller = {**identity.here(), "pid": 7}
+    first = lease.acquire(str(tmp_path), "one", {**controller, "ended": ["other"]}, 0)
+    for again in (None, {**controller, "ended": ["other"]}):
+        entered = lease.acquire(str(tmp_path), "one", again, 0)
+        assert (entered.owner["token"], entered.owner["controller"]) == (first.owner["token"], controller)
+        assert "ended" not in json.dumps(lease.read(str(tmp_path)))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"run": "other", "pid": 1}'])
+def test_d104_a_damaged_lease_is_called_so_and_taken_over_soon(tmp_path: Path, content: str) -> None:
+    dated(tmp_path / "lease.json", 1, content)
     assert lease.read(str(tmp_path)) == {}
-    if taken:
-        assert lease.acquire(str(tmp_path), "mine", None, 0).held()
-    else:
-        with fails("prefix-busy") as caught:
-            lease.acquire(str(tmp_path), "mine", None, 0)
-        assert "the lease is damaged" in caught.value.why
+    with fails("prefix-busy") as caught:
+        lease.acquire(str(tmp_path), "mine", None, 0)
+    assert "the lease is damaged" in caught.value.why
+    dated(tmp_path / "lease.json", 6, content)
+    assert lease.acquire(str(tmp_path), "mine", None, 0).held()
 
 
 def test_an_owner_that_lost_its_lease_is_fenced_off_and_does_not_release_the_others(tmp_path: Path) -> None:
@@ -149,22 +150,22 @@ def test_of_many_at_once_exactly_one_takes_over(tmp_path: Path) -> None:
     assert said == ["NodeError"] * 5 + ["won"]
 
 
-def test_a_controller_in_another_container_of_this_machine_is_not_taken_for_dead() -> None:
-    me = identity.here()
-    dead = {**me, "pid": 2**22 + 1}
-    assert lease.is_abandoned({**dead, "controller": dead}, age=0)
-    elsewhere = {**dead, "pidns": "pid:[1]"}
-    assert not lease.is_abandoned({**dead, "controller": elsewhere}, age=0)
-    assert lease.is_abandoned({**dead, "controller": elsewhere}, age=lease.STALE_AFTER + 1)
-
-
 ME = identity.here()
 FAR = {"host": "controller", "boot_id": "y", "pid": 7}
 ENDED = {"pid": 2**22 + 1, "started": "1"}  # no process has that id
 NEAR = {key: ME[key] for key in ("host", "boot_id", "pid")}
+DEAD = {**ME, "pid": ENDED["pid"]}
+ELSEWHERE = {**DEAD, "pidns": "pid:[1]"}
 OWNERS: dict[str, tuple[float, dict[str, Any], bool]] = {
     "one that is dead": (0, ENDED, False),
     "a process id that was used again": (0, {"started": "1"}, False),
+    "one whose controller is dead too": (0, {**DEAD, "controller": DEAD}, False),
+    "one whose controller is in another container": (0, {**DEAD, "controller": ELSEWHERE}, True),
+    "one whose controller was in another container": (
+        lease.STALE_AFTER + 1,
+        {**DEAD, "controller": ELSEWHERE},
+        False,
+    ),
     "one between the steps of a controller that lives": (900, {**ENDED, "controller": NEAR}, True),
     "one on another machine whose heartbeat is fresh": (60, {"host": "elsewhere", "boot_id": "x"}, True),
     "one on another machine whose heartbeat is old": (130, {"host": "elsewhere", "boot_id": "x"}, False),
@@ -183,14 +184,6 @@ def test_a_lease_is_taken_over_from(tmp_path: Path, age: float, owner: dict[str,
     with fails("prefix-busy") if busy else contextlib.nullcontext():
         lease.acquire(str(tmp_path), "mine", {**identity.here(), "ended": ["over"]}, 0).release()
     assert [path.name for path in tmp_path.iterdir()] == ["lease.json"] * busy
-
-
-def test_what_a_controller_knows_is_not_written_into_the_lease(tmp_path: Path) -> None:
-    held = lease.acquire(str(tmp_path), "mine", {**identity.here(), "ended": ["other"]}, 0)
-    assert "ended" not in json.dumps(lease.read(str(tmp_path)))
-    again = lease.acquire(str(tmp_path), "mine", {**identity.here(), "ended": ["other"]}, 0)
-    assert again.owner["token"] == held.owner["token"]
-    assert "ended" not in json.dumps(lease.read(str(tmp_path)))
 
 
 def test_a_step_whose_connection_broke_is_ended_before_it_is_done_again(tmp_path: Path) -> None:

@@ -25,31 +25,20 @@ def _ask(prefix: Path, **args: object) -> dict[str, object]:
     return result
 
 
-def test_the_newest_log_is_told_line_by_line(tmp_path: Path) -> None:
+def test_the_newest_log_is_told_line_by_line_and_torn_lines_as_they_are(tmp_path: Path) -> None:
     log = protocol.Log()
     for run, text in (("run-1", "old"), ("run-2", "output of a build:\nfirst\nlast")):
         log.path = str(tmp_path / "logs" / f"{run}.log")
         log(text)
         os.utime(log.path, (int(run[-1]) * 10**9,) * 2)
+    (tmp_path / "logs" / "run-3.log").symlink_to(tmp_path / "nowhere")  # one that goes meanwhile hides no other
     result = _ask(tmp_path, lines=2)
     assert (result["file"], result["lines"]) == (str(tmp_path / "logs" / "run-2.log"), ["first", "last"])
     assert _ask(tmp_path, log_of="run-1")["lines"] == ["old"]
     assert stat.S_IMODE(os.stat(str(result["file"])).st_mode) == 0o600
-
-
-def test_a_log_that_goes_meanwhile_hides_no_other(tmp_path: Path) -> None:
-    log = protocol.Log()
-    log.path = str(tmp_path / "logs" / "run-1.log")
-    log("there")
-    (tmp_path / "logs" / "run-2.log").symlink_to(tmp_path / "nowhere")
-    assert _ask(tmp_path)["lines"] == ["there"]
-
-
-def test_a_torn_line_and_strange_bytes_are_shown_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
     whole = json.dumps({"t": 1, "message": "whole"}).encode()
-    (tmp_path / "logs" / "r.log").write_bytes(b'{"t": 1, "mess\xff\n' + whole + b"\n[1]\n")
-    assert _ask(tmp_path)["lines"] == ['{"t": 1, "mess\ufffd', "whole", "[1]"]
+    (tmp_path / "logs" / "torn.log").write_bytes(b'{"t": 1, "mess\xff\n' + whole + b"\n[1]\n")
+    assert _ask(tmp_path, log_of="torn")["lines"] == ['{"t": 1, "mess\ufffd', "whole", "[1]"]
 
 
 def test_only_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
@@ -110,24 +99,19 @@ def test_progress_is_told_while_a_step_works_and_gone_after(tmp_path: Path, monk
             raise found
         return found
 
-    with progress.following(str(tmp_path / "logs" / "r1.progress"), "install"):
-        progress("compiling", done=2, total=9, unit="files", ask=ask)
-        until(lambda: _told(path)[-1:] != [] and _told(path)[-1]["done"] == 5)
-        rows = _told(path)
+    before = os.umask(0)
+    try:
+        with progress.following(str(tmp_path / "logs" / "r1.progress"), "install"):
+            progress("compiling", done=2, total=9, unit="files", ask=ask)
+            until(lambda: _told(path)[-1:] != [] and _told(path)[-1]["done"] == 5)
+            rows = _told(path)
+    finally:
+        os.umask(before)
     assert [row["done"] for row in rows] == [3, 4, 5]
     assert {row["step"] for row in rows} == {"install"} and len({row["seq"] for row in rows}) == 3
     assert "hunter2" not in json.dumps(rows)
     assert not path.exists()
-
-
-def test_d25_nobody_else_can_write_into_the_folder_that_progress_makes(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        with logs.Progress().following(str(tmp_path / "prefix" / "logs" / "run.progress"), "install"):
-            until((tmp_path / "prefix" / "logs").is_dir)
-    finally:
-        os.umask(before)
-    assert (tmp_path / "prefix" / "logs").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o755, "D25: nobody else can write into it"
 
 
 def test_progress_is_bounded_and_a_file_that_cannot_be_written_stops_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +97,13 @@ def test_places_are_replaced_in_text_links_and_pyvenv_cfg_only(tmp_path: Path) -
     assert roots[0] == roots[1]
 
 
-def test_binary_files_are_never_normalised(tmp_path: Path) -> None:
-    roots = []
-    for name in ("one", "two"):
-        top = tmp_path / name
-        write_files(top, {"x.so": b"\0" + os.fsencode(top)})
-        roots.append(root(top))
-    assert roots[0] != roots[1]
-
-
-def test_a_text_with_a_placeholder_is_not_the_text_with_the_path(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    write_files(one, {"x": os.fsencode(one)})
-    write_files(two, {"x": b"@environment@"})
+@pytest.mark.parametrize(
+    "contents",
+    [lambda top: b"\0" + os.fsencode(top), lambda top: os.fsencode(top) if top.name == "one" else b"@environment@"],
+    ids=["a binary is never normalised", "a text with a placeholder is not the text with the path"],
+)
+def test_what_only_looks_like_the_place_has_another_root(tmp_path: Path, contents: Callable[[Path], bytes]) -> None:
+    one, two = (write_files(top, {"x": contents(top)}) for top in (tmp_path / "one", tmp_path / "two"))
     assert root(one) != root(two)
 
 

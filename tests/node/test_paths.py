@@ -10,18 +10,14 @@ import pytest
 from envbuild.node import paths
 
 
-def test_umask_is_read_without_changing_it() -> None:
-    before = os.umask(0o027)
-    try:
-        assert paths.umask() == 0o027
-        assert os.umask(0o027) == 0o027
-    finally:
-        os.umask(before)
-
-
 def test_writing_a_file_leaves_the_umask_of_other_threads_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = os.umask(0o027)
+    try:
+        assert paths.umask() == 0o027
+    finally:
+        assert os.umask(before) == 0o027, "it is read without changing it"
     set_to: list[int] = []
     monkeypatch.setattr(os, "umask", lambda mask: set_to.append(mask) or 0o002)
     paths.write_atomic(str(tmp_path / "file"), b"x")

@@ -28,21 +28,22 @@ def test_no_part_of_a_password_with_an_at_sign_is_left() -> None:
     assert told == "http://h/x http://x/,http://y/ http://h/p@q"
 
 
-def test_the_environment_variable_wins_over_files(tmp_path: Path) -> None:
-    write_file(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
-    assert find_links(environ(tmp_path)) == ["/user"]
-    assert find_links(environ(tmp_path, PIP_FIND_LINKS="/a https://example.org/b")) == ["/a", "https://example.org/b"]
-
-
-def test_the_section_of_the_command_wins_over_the_global_one_of_a_stronger_file(tmp_path: Path) -> None:
-    write_file(
+def test_variables_win_over_files_and_the_section_of_the_command_over_the_global_one_of_a_stronger_file(
+    tmp_path: Path,
+) -> None:
+    own = write_file(
         tmp_path / ".config/pip/pip.conf", "[install]\nfind_links = /user\nindex-url = https://example.org/user\n"
     )
+    assert find_links(environ(tmp_path)) == ["/user"]
+    assert find_links(environ(tmp_path, PIP_CONFIG_FILE="/dev/null")) == []
+    assert find_links(environ(tmp_path, PIP_FIND_LINKS="/a https://example.org/b")) == ["/a", "https://example.org/b"]
+    of_both = environ(tmp_path, PIP_FIND_LINKS="/a", UV_FIND_LINKS="/b,/a,https://example.org/c")
+    assert find_links(of_both) == ["/a", "/b", "https://example.org/c"]
     text = "[global]\nfind-links =\n    /one\n    /two\nindex-url = https://example.org/named\n"
     env = environ(tmp_path, PIP_CONFIG_FILE=str(write_file(tmp_path / "named.conf", text)))
     assert find_links(env) == ["/user"]
     assert pip_config.read(env).index_url == "https://example.org/user"
-    (tmp_path / ".config/pip/pip.conf").unlink()
+    own.unlink()
     assert find_links(env) == ["/one", "/two"]
     assert pip_config.read(env).index_url == "https://example.org/named"
 
@@ -61,16 +62,6 @@ def test_the_order_of_the_files_is_the_one_that_pip_states(tmp_path: Path) -> No
     # pip lists the weakest first; PIP_CONFIG_FILE is the strongest wherever pip happens to list it.
     expected = [path for path in reversed(listed) if path not in (own, named)]
     assert pip_config.config_files(env) == [named, *expected]
-
-
-def test_the_null_device_means_no_configuration(tmp_path: Path) -> None:
-    write_file(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
-    assert find_links(environ(tmp_path, PIP_CONFIG_FILE="/dev/null")) == []
-
-
-def test_uv_s_own_find_links_are_looked_at_too(tmp_path: Path) -> None:
-    env = environ(tmp_path, PIP_FIND_LINKS="/a", UV_FIND_LINKS="/b,/a,https://example.org/c")
-    assert find_links(env) == ["/a", "/b", "https://example.org/c"]
 
 
 @pytest.mark.parametrize("text", ["no section\n", "[global\n", "[global]\nfind-links\n"])

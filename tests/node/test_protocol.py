@@ -63,14 +63,13 @@ def test_bad_request_is_a_coded_error(data: bytes, code: str) -> None:
         protocol.parse_request(data, "probe")
 
 
-def test_a_refused_request_and_an_unknown_or_missing_verb_are_answered(pyz: Path) -> None:
+def test_a_refused_request_and_an_unknown_or_missing_verb_are_answered(
+    pyz: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for data, words in ((b"{", ("probe",)), (b"{}", ("explode",)), (b"{}", ())):
         exit_code, response, _ = call(pyz, data, *words)
         assert exit_code == response["error"]["exit"] == 2
         assert (response["ok"], response["changed"], response["error"]["code"]) == (False, False, "request-invalid")
-
-
-def test_request_larger_than_the_cap_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "REQUEST_LIMIT", 10)
     with fails("request-invalid", 2) as caught:
         protocol.parse_request(json.dumps(REQUEST).encode(), "probe")
@@ -144,20 +143,15 @@ def test_a_verb_ends_in_its_exit_code(
     assert ("Traceback" in err) == (exit_code == 70)
 
 
-def test_log_goes_to_stderr_and_to_the_named_file(tmp_path: Path) -> None:
+def test_log_goes_to_stderr_and_to_the_named_file_where_that_can_be_written(tmp_path: Path) -> None:
     imports = "from envbuild.node.protocol import log\n"
     body = imports + "def run(_):\n    log('one')\n    log('zw\\u00f6')\n    return False, {}\n"
     path = tmp_path / "log.jsonl"
     _, _, err = answer(tmp_path, body, log=str(path))
     assert err.splitlines() == ["one", "zwö"]
     assert [json.loads(line)["message"] for line in path.read_text().splitlines()] == ["one", "zwö"]
-
-
-def test_log_file_that_cannot_be_written_does_not_stop_the_work(tmp_path: Path) -> None:
-    body = "from envbuild.node.protocol import log\ndef run(request):\n    log('one')\n    return False, {}\n"
-    (tmp_path / "a-file").write_text("")
-    exit_code, _, err = answer(tmp_path, body, log=str(tmp_path / "a-file" / "log"))
-    assert exit_code == 0
+    exit_code, _, err = answer(tmp_path, body, log=str(path / "log"))
+    assert exit_code == 0, "the work goes on"
     assert "log file not written" in err
 
 

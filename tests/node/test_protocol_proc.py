@@ -25,11 +25,12 @@ def test_result_has_code_and_both_streams() -> None:
     done = proc.run(["/bin/sh", "-c", "cat; echo err >&2; exit 3"], stdin=b"in")
     assert (done.rc, done.out, done.err, done.ok) == (3, "in", "err\n", False)
     assert proc.run(["true"]).ok
-
-
-def test_missing_program_is_a_value() -> None:
     done = proc.run(["/nonexistent/program"])
     assert (done.rc, done.missing, done.ok) == (None, True, False)
+    assert len(proc.run(["head", "-c", "20000000", "/dev/zero"]).out) == 20_000_000
+    done = proc.run(["/bin/sh", "-c", "head -c 300000 /dev/zero"], limit=1000)
+    assert (done.truncated, len(done.out)) == (True, 1000)
+    assert done.rc is None, "a cut answer is never taken for a whole one"
 
 
 def test_deadline_kills_the_whole_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,18 +72,17 @@ def test_a_signal_while_a_program_starts_ends_it_too(tmp_path: Path, signalled: 
     until(lambda: not processes_of(str(marker)))
 
 
-def test_d50_a_signal_while_a_program_starts_leaves_it_its_grace(tmp_path: Path, signalled: Path) -> None:
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "sleep 0.3",
+        # More than a pipe holds: somebody has to read it, or the program never gets to what it has to end.
+        'trap "" TERM; head -c 1000000 /dev/zero',
+    ],
+)
+def test_d50_a_signal_while_a_program_starts_leaves_it_its_grace(tmp_path: Path, signalled: Path, ends: str) -> None:
     ended = tmp_path / "ended"
-    trap = f"trap 'sleep 0.3; touch {ended}; exit 143' TERM"
-    with pytest.raises(Interrupted):
-        proc.run(["/bin/sh", "-c", f"{trap}; touch {signalled}; while :; do sleep 0.1; done"], grace=30.0)
-    assert ended.exists()
-
-
-def test_a_program_that_prints_much_before_it_ends_has_its_grace_too(tmp_path: Path, signalled: Path) -> None:
-    """More than a pipe holds: somebody has to read it, or the program never gets to what it has to end."""
-    ended = tmp_path / "ended"
-    trap = f"trap 'trap \"\" TERM; head -c 1000000 /dev/zero; touch {ended}; exit 143' TERM"
+    trap = f"trap '{ends}; touch {ended}; exit 143' TERM"
     with pytest.raises(Interrupted):
         proc.run(["/bin/sh", "-c", f"{trap}; touch {signalled}; while :; do sleep 0.1; done"], grace=PATIENCE)
     assert ended.exists()
@@ -102,17 +102,6 @@ def test_grandchild_that_keeps_the_pipe_open_does_not_hold_us() -> None:
     done = proc.run(["/bin/sh", "-c", "echo done; sleep 100 &"])
     assert time.monotonic() - begun < 90
     assert (done.rc, done.out, done.timed_out) == (0, "done\n", False)
-
-
-def test_large_output_arrives_whole() -> None:
-    assert len(proc.run(["head", "-c", "20000000", "/dev/zero"]).out) == 20_000_000
-
-
-def test_output_is_cut_at_the_cap_and_says_so() -> None:
-    done = proc.run(["/bin/sh", "-c", "head -c 300000 /dev/zero"], limit=1000)
-    assert done.truncated
-    assert len(done.out) == 1000
-    assert done.rc is None  # a cut answer is never taken for a whole one
 
 
 @pytest.mark.parametrize("noisy", ["yes", "yes >&2", "trap '' TERM; while :; do printf %065536d 0; done", "yes & wait"])

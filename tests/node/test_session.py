@@ -20,6 +20,8 @@ from envbuild.node import identity
 signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"ended\\n"), os._exit(0)))
 identity._POLL = 0.1
 identity.follow(sys.argv[1])
+# As the node program does: what is printed goes to standard error while a verb runs.
+os.dup2(2, 1)
 print("begun", flush=True)
 time.sleep(0.8)
 print("done", flush=True)
@@ -29,42 +31,33 @@ LONG = "while True: time.sleep(0.1)"
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "says"),
+    ("name", "kind", "ends"),
     [
-        ("sshd", "ansible.builtin.ssh", "ended"),
-        ("sshd-session", "ansible.builtin.ssh", "ended"),
-        ("sshd", "ansible.builtin.local", "done"),
-        ("screen", "ansible.builtin.ssh", "done"),
+        ("sshd", "ansible.builtin.ssh", "killed"),
+        ("sshd-session", "ansible.builtin.ssh", "killed"),
+        # A connection that several sessions share goes on, and sshd keeps the pipe of standard error open.
+        ("sshd", "ansible.builtin.ssh", "nobody reads its answer"),
+        ("sshd", "ansible.builtin.local", ""),
+        ("screen", "ansible.builtin.ssh", ""),
     ],
 )
-def test_a_step_ends_with_its_ssh_session_alone(tmp_path: Path, name: str, kind: str, says: str) -> None:
+def test_a_step_ends_with_its_ssh_session_alone(tmp_path: Path, name: str, kind: str, ends: str) -> None:
     server = tmp_path / name
     server.symlink_to(sys.executable)
     # What has to be ended has all the time that a busy machine takes for it.
-    step = STEP if says == "done" else STEP.replace("time.sleep(0.8)", LONG)
+    step = STEP.replace("time.sleep(0.8)", LONG) if ends else STEP
     code = SERVER.format(python=sys.executable, code=step, kind=kind)
-    with subprocess.Popen([server, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        process.kill()
-        assert process.stdout.read() == f"{says}\n"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([server, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stderr.readline() == "begun\n"
+        if ends == "nobody reads its answer":
+            process.stdout.close()
+        else:
+            process.kill()
+        assert process.stderr.read() == ("ended\n" if ends else "done\n")
 
 
 def test_the_first_process_is_nobodys_session() -> None:
     assert identity.find(1) is None
     assert identity.find(2**22 + 1) is None
-
-
-def test_a_step_ends_when_nobody_reads_its_answer_though_its_log_is_still_read(tmp_path: Path) -> None:
-    """A connection that several sessions share goes on, and sshd keeps the pipe of standard error open."""
-    server = tmp_path / "sshd"
-    server.symlink_to(sys.executable)
-    # As the node program does: what is printed goes to standard error while a verb runs.
-    step = STEP.replace('print("begun"', 'os.dup2(2, 1); print("begun"').replace("time.sleep(0.8)", LONG)
-    code = SERVER.format(python=sys.executable, code=step, kind="ansible.builtin.ssh")
-    pipe = subprocess.PIPE
-    with subprocess.Popen([server, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        assert process.stderr.readline() == "begun\n"
-        process.stdout.close()
-        assert process.stderr.read() == "ended\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from envbuild.catalog.loader import list_stacks, load_stack
@@ -22,22 +24,27 @@ FOR_THE_USER_TO_ALLOW = """LESSOPEN HTTPS_PROXY SSL_CERT_FILE OPENSSL_CONF CUDA_
     UCX_STATS_DEST nccl_debug GREETING"""
 
 
-@pytest.mark.parametrize(
-    ("may", "names"),
-    [(True, MAY_SET.split()), (True, OF_STACKS.split()), (False, CHOOSES_CODE.split())],
-    ids=["of programs", "of stacks", "that choose code"],
-)
-def test_d23_variables_that_choose_code_may_not_be_set(may: bool, names: list[str]) -> None:
-    assert [name for name in names if variables.may_set(name) is not may] == []
+def _site(name: str) -> bool:
+    return variables.may_set(name, site=True)
 
 
 @pytest.mark.parametrize(
-    ("may", "names"),
-    [(True, OF_STACKS.split()), (False, [*FOR_THE_USER_TO_ALLOW.split(), "NCCL_DEBUG\n", ""])],
-    ids=["of this field", "a program, a place, a host or a secret"],
+    ("allows", "may", "names"),
+    [
+        (variables.may_set, True, MAY_SET.split()),
+        (variables.may_set, True, OF_STACKS.split()),
+        (variables.may_set, False, CHOOSES_CODE.split()),
+        (_site, True, ["LD_LIBRARY_PATH"]),  # a target alone says where libraries of the site lie
+        (_site, False, ["LD_PRELOAD"]),
+        # D69: a stack sets what stacks of this field set, and no program, place, host or secret.
+        (variables.is_of_stacks, True, OF_STACKS.split()),
+        (variables.is_of_stacks, False, [*FOR_THE_USER_TO_ALLOW.split(), "NCCL_DEBUG\n", ""]),
+    ],
 )
-def test_d69_a_stack_sets_what_stacks_of_this_field_set(may: bool, names: list[str]) -> None:
-    assert [name for name in names if variables.is_of_stacks(name) is not may] == []
+def test_d23_variables_that_choose_code_may_not_be_set(
+    allows: Callable[[str], bool], may: bool, names: list[str]
+) -> None:
+    assert [name for name in names if allows(name) is not may] == []
 
 
 def test_d69_shipped_stacks_need_no_allowance() -> None:
@@ -62,11 +69,6 @@ NOT_FOR_BUILDS = {
 def test_d22_a_build_sees_the_variables_of_tools_and_no_secret() -> None:
     assert [name for name in OF_TOOLS if not variables.for_build(name, "/some/value")] == []
     assert [name for name, value in NOT_FOR_BUILDS.items() if variables.for_build(name, value)] == []
-
-
-def test_d23_a_target_alone_says_where_libraries_of_the_site_lie() -> None:
-    assert variables.may_set("LD_LIBRARY_PATH", site=True)
-    assert not variables.may_set("LD_PRELOAD", site=True)
 
 
 @pytest.mark.parametrize(
