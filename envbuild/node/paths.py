@@ -264,10 +264,10 @@ def write_atomic(path: str, data: bytes, mode: int = 0o666) -> None:
         write_whole(path, data, mode)
 
 
-def write_json(path: str, data: object, mode: int = 0o666) -> None:
+def write_json(path: str, data: object) -> None:
     """`data` as JSON with sorted keys, written by `write_atomic`."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    write_atomic(path, text.encode("ascii") + b"\n", mode)
+    write_atomic(path, text.encode("ascii") + b"\n")
 
 
 def read_json(path: str) -> "Json | None":

@@ -163,12 +163,12 @@ def _physical(root: str) -> int:
     return max(len(names(os.path.join(root, "proc/driver/nvidia/gpus"))), len(devices), pci)
 
 
-def nvcc_facts(folders: "list[str]", root: str = "/") -> "list[dict[str, str]]":
+def nvcc_facts(folders: "list[str]") -> "list[dict[str, str]]":
     """Every CUDA compiler of PATH, CUDA_HOME, CUDA_PATH and /usr/local/cuda*: real path and version."""
     from envbuild.node.probe.programs import versions  # a brief probe needs none of it
 
     homes = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
-    local = os.path.join(root, "usr/local")
+    local = "/usr/local"
     homes += [os.path.join(local, name) for name in names(local) if name.startswith("cuda")]
     places = folders + [os.path.join(home, "bin") for home in homes if home.startswith("/")]
     paths = []

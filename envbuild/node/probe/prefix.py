@@ -8,7 +8,7 @@ from functools import partial
 from envbuild.node import hashing, pip_config, proc
 from envbuild.node.read_text import names, read
 
-REACH_DEADLINE = 3.0
+_REACH_DEADLINE = 3.0
 _PROGRAM = "envbuild-node"
 # `user@host:path`, as git has it.
 _SCP = re.compile(r"\A([^/:]+):")
@@ -40,18 +40,15 @@ def files_found(wanted: "list[str]") -> "dict[str, str]":
     return by_name
 
 
-def reachable(
-    targets: "dict[str, str]", repositories: "Sequence[str]" = (), deadline: float = REACH_DEADLINE
-) -> "dict[str, bool]":
-    """Index name, or address of a repository -> a TCP connection to its host, or to the proxy for it, came up within
-    `deadline` seconds.
+def reachable(targets: "dict[str, str]", repositories: "Sequence[str]" = ()) -> "dict[str, bool]":
+    """Index name, or address of a repository -> a TCP connection to its host, or to the proxy for it, came up in time.
 
     A repository is where git's configuration (`insteadOf`) says it is; a file address is reached where it is there.
     """
-    asked = {name: partial(_connects, targets[name], deadline) for name in targets}
-    asked.update({address: partial(_git_connects, address, deadline) for address in repositories})
+    asked = {name: partial(_connects, targets[name]) for name in targets}
+    asked.update({address: partial(_git_connects, address) for address in repositories})
     # Resolving a name has no deadline of its own, so late answers are given up here.
-    answers = proc.by_name(asked, deadline + 1.0)
+    answers = proc.by_name(asked, _REACH_DEADLINE + 1.0)
     return {name: bool(answers[name]) for name in sorted(asked)}
 
 
@@ -72,25 +69,25 @@ def configured_index(default: str) -> str:
     return default
 
 
-def _git_connects(address: str, deadline: float) -> bool:
+def _git_connects(address: str) -> bool:
     """Whether the host that git would ask for a repository takes connections; without git, the one that is named.
 
     Where it does not, git itself has the last word: its configuration may know a proxy, or `where` lack its `.git`.
     """
-    answer = proc.run(["git", "ls-remote", "--get-url", "--", address], timeout=deadline)
+    answer = proc.run(["git", "ls-remote", "--get-url", "--", address], timeout=_REACH_DEADLINE)
     where = answer.out.strip() if answer.ok else address
     host = _SCP.match(where)
     if "://" in where or host:
-        reached = _connects("ssh://" + host.group(1) if host and "://" not in where else where, deadline)
+        reached = _connects("ssh://" + host.group(1) if host and "://" not in where else where)
     else:
         reached = os.path.exists(where)
     if reached or not answer.ok:
         return reached
     words = ["git", "-c", "protocol.ext.allow=never", "ls-remote", "--", address, "HEAD"]
-    return proc.run(words, timeout=deadline, env=proc.clean_env({"GIT_TERMINAL_PROMPT": "0"})).ok
+    return proc.run(words, timeout=_REACH_DEADLINE, env=proc.clean_env({"GIT_TERMINAL_PROMPT": "0"})).ok
 
 
-def _connects(url: str, deadline: float) -> bool:
+def _connects(url: str) -> bool:
     import socket
     from urllib.parse import unquote, urlsplit
     from urllib.request import getproxies, proxy_bypass
@@ -107,7 +104,7 @@ def _connects(url: str, deadline: float) -> bool:
             host, port = via.hostname, via.port or _PORTS.get(via.scheme) or 1080
         if not host or not port:
             return False
-        socket.create_connection((host, port), timeout=deadline).close()
+        socket.create_connection((host, port), timeout=_REACH_DEADLINE).close()
     except (OSError, ValueError, UnicodeError):
         return False
     return True
