@@ -400,9 +400,9 @@ def test_d07_a_named_interpreter_keeps_the_name_it_was_asked_by_and_is_never_a_s
     fact = asked_for([], str(tmp_path), asked=[str(link), str(tmp_path / "not-there")])
     assert (fact["path"], fact["also"], fact["version"].startswith(f"{MINOR}.")) == (PYTHON, [str(link)], True)
     places = [tmp_path / "shims", tmp_path / "soft" / "bin"]
-    for place in places:
-        place.mkdir(parents=True)
-        (place / "python3").symlink_to(PYTHON)
+    program(places[0] / "python3", "exit 127\n")
+    places[1].mkdir(parents=True)
+    (places[1] / "python3").symlink_to(PYTHON)
     fact = asked_for([str(place) for place in places], str(tmp_path), asked=["python3", "python9"])
     assert (fact["path"], fact["also"]) == (PYTHON, ["python3"])
 

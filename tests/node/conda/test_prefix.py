@@ -138,13 +138,16 @@ def test_link_scripts_run_only_where_they_are_listed_see_nothing_of_the_user_and
     assert "no luck" in conda_node.fails(failing, "conda-script-failed", 4).why
 
 
+def test_a_wheel_of_a_distribution_that_conda_brought_is_refused_by_both_names(conda_node: CondaNode) -> None:
+    wheel = make_wheel(conda_node.wheels, name="pure", version="9.0")
+    error = conda_node.fails(conda_node.variant(conda_node.add(PURE), [wheel]), "conda-and-wheel", 7)
+    assert "pure 9.0" in error.what and "pure 1.5 pyhd_0" in error.what
+
+
 def test_what_cannot_become_an_environment_is_refused_before_anything_is_installed(node: Node) -> None:
     bare = CondaNode(node.top, None)
     unlocked = bare.variant([])
     unlocked["conda"] = {"packages": [], "unrecorded": "no channel was in reach"}
     assert "no channel" in bare.fails(unlocked, "conda-unrecorded", 5).why
-    wheel = make_wheel(bare.wheels, name="pure", version="9.0")
-    error = bare.fails(bare.variant(bare.add(PURE), [wheel]), "conda-and-wheel", 7)
-    assert "pure 9.0" in error.what and "pure 1.5 pyhd_0" in error.what, "a wheel of what conda brings"
     bare.prefix = bare.top / "/".join(["p" * 60] * 5)
     assert "255" in bare.fails(bare.variant(bare.add(TOOL)), "conda-prefix-too-long", 7).why
