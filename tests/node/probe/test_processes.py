@@ -12,35 +12,27 @@ from tests.support.patience import until
 from tests.support.programs import executable
 
 
-def test_the_file_is_named_that_a_compiler_or_a_script_in_its_place_works_on() -> None:
+def test_the_file_is_named_that_a_compiler_works_on(tmp_path: Path) -> None:
+    """By itself, as a script in its place or below another program, and not by what only has the name of a file."""
     waits = "import sys; sys.stdin.read()"
     # A Python that lies elsewhere than it was built for finds its modules by its name, which is another here.
     env = {**os.environ, "PYTHONHOME": sys.base_prefix}
-    for words in (["x86_64-linux-gnu-g++-12", "-c", waits], ["/usr/bin/nvcc", "-c", waits]):
-        argv = [*words, "/src/adam.cu"]
+    for compiler in ("x86_64-linux-gnu-g++-12", "/usr/bin/nvcc"):
+        argv = [compiler, "-c", waits, "/src/adam.cu"]
         with subprocess.Popen(argv, executable=sys.executable, env=env, stdin=subprocess.PIPE) as process:
             until(lambda: at_work() == {"what": "adam.cu"})
             process.communicate()
-    assert at_work() == {}
-
-
-def test_a_compiler_below_another_program_is_found_and_one_that_only_has_the_name_of_a_file_is_not(
-    tmp_path: Path,
-) -> None:
     executable(tmp_path / "cc", "#!/bin/sh\nread line\n")
-    for program, found in (("./cc", {"what": "a.c"}), ("cat", {})):
-        script = f"echo ready; {program} -c a.c; true" if found else "echo ready; cat a.c; true"
-        (tmp_path / "a.c").write_text("")
-        with subprocess.Popen(
-            ["/bin/sh", "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as process:
+    (tmp_path / "a.c").write_text("")
+    pipe = subprocess.PIPE
+    for script, found in (("./cc -c a.c", {"what": "a.c"}), ("cat a.c -", {})):
+        argv = ["/bin/sh", "-c", f"echo ready; {script}; read line"]
+        with subprocess.Popen(argv, cwd=tmp_path, stdin=pipe, stdout=pipe) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            if found:
-                until(lambda: at_work() == {"what": "a.c"})
-            else:
-                assert at_work() == {}
+            until(lambda found=found: at_work() == found)
             process.communicate()
+    assert at_work() == {}
 
 
 def test_bytes_that_a_program_has_written_are_counted(tmp_path: Path) -> None:
