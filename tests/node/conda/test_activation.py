@@ -63,6 +63,8 @@ def test_builds_and_smoke_tests_get_them_below_what_the_stack_says(
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/cuda/lib")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    flags = 'export LDFLAGS="-Wl,-O2 -Wl,-rpath,$CONDA_PREFIX/lib -Wl,-rpath-link,$CONDA_PREFIX/lib -L/x"\n'
+    (environment / "etc/conda/activate.d/flags.sh").write_text(flags)
     place = str(environment)
     built = build_environment.variables(place, {"TOOL_HOME": "/stack"}, {}, [], None)
     tried = child_environment(place, {"TOOL_HOME": "/stack"}, "/scratch")
@@ -71,15 +73,7 @@ def test_builds_and_smoke_tests_get_them_below_what_the_stack_says(
         assert each["LD_LIBRARY_PATH"] == f"{place}/lib:/opt/cuda/lib"
     assert built["PATH"] == f"{place}/bin:{place}/tools:/usr/bin:/bin"
     assert tried["PATH"] == f"{place}/tools:{place}/bin:/usr/bin:/bin"
-
-
-def test_what_is_linked_does_not_name_the_prefix(tmp_path: Path) -> None:
-    script = tmp_path / "env/etc/conda/activate.d/a.sh"
-    script.parent.mkdir(parents=True)
-    (tmp_path / "env/conda-meta").mkdir()
-    script.write_text('export LDFLAGS="-Wl,-O2 -Wl,-rpath,$CONDA_PREFIX/lib -Wl,-rpath-link,$CONDA_PREFIX/lib -L/x"\n')
-    found = build_environment.variables(str(tmp_path / "env"), {}, {}, [], None)
-    assert found["LDFLAGS"] == f"-Wl,-O2 -Wl,-rpath-link,{tmp_path}/env/lib -L/x"
+    assert built["LDFLAGS"] == f"-Wl,-O2 -Wl,-rpath-link,{place}/lib -L/x", "what is linked does not name the prefix"
 
 
 @pytest.mark.parametrize("shell", ["sh", "dash", "bash"])

@@ -106,13 +106,6 @@ def test_where_the_network_cannot_be_switched_off_a_package_is_built_and_that_is
     assert "building old 1.0 (network on: " in capsys.readouterr().err
 
 
-@pytest.fixture
-def index(tmp_path: Path) -> Iterator[str]:
-    """The address of an index that serves the folder `www` and asks for no login."""
-    with served(tmp_path / "www") as url:
-        yield f"{url.removeprefix('http://')}/simple"
-
-
 def put(top: Path, code: str) -> dict[str, Any]:
     """`make_sdist` on the page of an index in `<top>/www`."""
     folder = top / "www" / "simple" / "old"
@@ -126,36 +119,28 @@ VARIABLES = "import os\ndef seen():\n    return sorted(os.environ.items())"
 
 @pytest.mark.parametrize("named", ["configured", "by the lock", "page of links"])
 def test_an_archive_of_an_index_is_built_by_code_that_sees_neither_index_nor_proxy(
-    node: Node, tmp_path: Path, index: str, named: str, monkeypatch: pytest.MonkeyPatch
+    node: Node, tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = put(tmp_path, VARIABLES)
+    archive = put(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')\n{VARIABLES}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "127.0.0.1")
     monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example.org:1")
-    url, indexes = f"http://user:secret@{index}", {}
-    if named == "configured":
-        monkeypatch.setenv("UV_DEFAULT_INDEX", url)
-    else:
-        monkeypatch.delenv("UV_DEFAULT_INDEX", raising=False)
-        kind = "simple" if named == "by the lock" else "find-links"
-        indexes = {"house": {"url": url if kind == "simple" else url + "/old/", "kind": kind}}
-        archive["index"] = "house"
-    artifacts = {"find_links": [], "offline": False, "indexes": indexes}
-    there = dict(seen(node, make_variant([archive]), artifacts=artifacts))
+    monkeypatch.delenv("UV_DEFAULT_INDEX", raising=False)
+    with served(tmp_path / "www") as address:
+        url, indexes = f"{address}/simple".replace("://", "://user:secret@"), {}
+        if named == "configured":
+            monkeypatch.setenv("UV_DEFAULT_INDEX", url)
+        else:
+            kind = "simple" if named == "by the lock" else "find-links"
+            indexes = {"house": {"url": url if kind == "simple" else url + "/old/", "kind": kind}}
+            archive["index"] = "house"
+        artifacts = {"find_links": [], "offline": False, "indexes": indexes}
+        other = {**archive, "files": [{**archive["files"][0], "sha256": "0" * 64}]}
+        assert "old==1.0" in node.fails(make_variant([other]), "hash-mismatch", 5, artifacts=artifacts).what
+        assert not (tmp_path / "ran").exists(), "an archive with another hash is never run"
+        there = dict(seen(node, make_variant([archive]), artifacts=artifacts))
     assert "secret" not in str(there)
     assert not [name for name in there if name.lower().endswith("_proxy") and "no" not in name.lower()]
-
-
-def test_an_archive_with_another_hash_is_never_run(
-    node: Node, tmp_path: Path, index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = put(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')\ndef seen():\n    return 1")
-    archive["files"][0]["sha256"] = "0" * 64
-    monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://{index}")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    error = node.fails(make_variant([archive]), "hash-mismatch", 5, artifacts={"find_links": [], "offline": False})
-    assert "old==1.0" in error.what
-    assert not (tmp_path / "ran").exists()
 
 
 PRIVATE = "Basic " + base64.b64encode(b"me:s3cret-of-me").decode()
