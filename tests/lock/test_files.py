@@ -84,6 +84,7 @@ def test_a_written_lock_reads_for_people(tmp_path: Path, umask: int) -> None:
         ('"1.0"', '"1.1"', "lock-digest-mismatch", ExitCode.INTEGRITY, "cp311-linux_x86_64"),
         (SHA, SHA[::-1], "lock-digest-mismatch", ExitCode.INTEGRITY, "digest"),
         ("version = 1\n", "version = 2\n", "lock-invalid", ExitCode.USAGE, ""),
+        ("version = 1\n", "version = 1\nas_of = 2020-01-01\n", "lock-invalid", ExitCode.USAGE, "JSON"),
         ("version = 1\n", 'version = "1"\n', "lock-invalid", ExitCode.USAGE, "version"),
         ("version = 1\n", "version = = 1\n", "lock-invalid", ExitCode.USAGE, "line 4, column"),
         ("version = 1\n", "version = 1\nversion = 1\n", "lock-invalid", ExitCode.USAGE, "line 5, column"),

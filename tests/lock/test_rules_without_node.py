@@ -186,6 +186,8 @@ def test_d83_what_an_import_reaches_is_told_from_what_a_call_does_and_every_plac
     [
         # Removed names, and the modules that have them (D20).
         (OLD, {"np-int": "a.py:3 at import"}),
+        ("import numpy\nX = numpy.bool\n", {"np-bool": "a.py:2 at import"}),
+        ("import numpy as np\nX = np.float_\n", {"np-float_": "a.py:2 at import"}),
         ("import torch\nX = torch._six.inf\n", {"torch-six": "a.py:2 at import"}),
         ("from torch import _six\n", {"torch-six": "a.py:1 at import"}),
         ("from distutils import util\n", {"distutils": "a.py:1 at import"}),
