@@ -57,7 +57,7 @@ UNSAFE = (
 DEEP = "[" * 20_000
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["stack", "target", "facts"])
 def test_d26_hostile_values_are_coded_errors(kind: str, data: st.DataObject, tmp_path: Path) -> None:

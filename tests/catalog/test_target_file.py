@@ -20,6 +20,7 @@ from envbuild.cli.entry import main
 from envbuild.cli.init_cmd import init as command
 from envbuild.errors import EnvbuildError
 from envbuild.resolve.rules.node import unexpected
+from tests.support.programs import executable
 
 HOME = pwd.getpwuid(os.geteuid()).pw_dir
 FACTS = resources.catalog() / "facts" / "h200.json"
@@ -137,10 +138,8 @@ def test_a_stack_that_fits_nowhere_is_said_and_no_profile_named(tmp_path: Path) 
 
 
 def test_what_slurm_says_of_partitions_stands_in_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sinfo = tmp_path / "bin" / "sinfo"
-    sinfo.parent.mkdir()
-    sinfo.write_text("#!/bin/sh\nprintf 'debug|(null)\\ngpu*|gpu:h100:8(S:0-1)\\nodd|gpu:big:4\\n'\n")
-    sinfo.chmod(0o755)
+    rows = "printf 'debug|(null)\\ngpu*|gpu:h100:8(S:0-1)\\nodd|gpu:big:4\\n'"
+    sinfo = executable(tmp_path / "bin" / "sinfo", f"#!/bin/sh\n{rows}\n")
     monkeypatch.setenv("PATH", f"{sinfo.parent}:/usr/bin:/bin")
     assert init_target.partitions() == {"gpu": ("H100", 8), "debug": ("", 0), "odd": ("", 4)}
     monkeypatch.setattr(begin, "scheduler_here", lambda: "Slurm")
@@ -151,12 +150,9 @@ def test_what_slurm_says_of_partitions_stands_in_brackets(tmp_path: Path, monkey
 
 
 def test_the_queues_of_pbs_that_take_jobs_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    qstat = tmp_path / "bin" / "qstat"
-    qstat.parent.mkdir()
     rows = (("old", "False"), ("gpu", "True"), ("debug", "True"))
     text = "".join(f"Queue: {name}\n    queue_type = Execution\n    enabled = {takes}\n" for name, takes in rows)
-    qstat.write_text(f"#!/bin/sh\ncat <<END\n{text}END\n")
-    qstat.chmod(0o755)
+    qstat = executable(tmp_path / "bin" / "qstat", f"#!/bin/sh\ncat <<END\n{text}END\n")
     monkeypatch.setenv("PATH", f"{qstat.parent}:/usr/bin:/bin")
     monkeypatch.setattr(begin, "scheduler_here", lambda: "PBS")
     done = init(tmp_path, answers=("", "opt-175b", "", "", "lab", "", "", "", "", "", "", ""))
