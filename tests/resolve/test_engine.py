@@ -397,6 +397,9 @@ def test_what_is_impossible_is_refused_with_what_works(
 ) -> None:
     got = decided(node_facts(**{"name": "a100-azure", **facts}), make_lock(row))
     assert works in {d.rule: d.alternatives for d in got.decisions if d.verdict == "refuse"}[rule]
+    if rule == "gpu-arch":
+        oldest = node_facts("b200", gpus="1 x NVIDIA Z1 @ 1.0")
+        assert of_rule(decided(oldest, make_lock(row)), rule).alternatives == "", "no build of torch is for that GPU"
 
 
 def test_d14_a_gcc_that_fits_is_given_to_the_build() -> None:

@@ -47,6 +47,8 @@ def test_a_container_takes_an_image_that_runs_on_the_gpus_and_asks_for_no_python
     assert old.refused and refusal.rule == "image-gpu" and "22.10" in (refusal.instead or "")
     unknown = decided("h100", image_lock("registry.example.org/own/image:1"), **CONTAINER)
     assert unknown.variant_id == "image" and "image-gpu" not in verdicts(unknown)
+    newer = resolve(node_facts("h100", gpus="1 x NVIDIA Z9 @ 99.9"), image_lock(), target(**CONTAINER), compat())
+    assert newer.variant_id == "image" and "image-gpu" not in verdicts(newer), "no CUDA is known to be the first"
 
 
 def test_a_virtual_environment_stands_on_an_image_only_where_nodes_run_inside_it() -> None:
