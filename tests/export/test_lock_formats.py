@@ -12,7 +12,7 @@ import pytest
 from uv import find_uv_bin
 
 from envbuild import resources
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import ExitCode
 from envbuild.export.lock_formats import Places, export_lock
 from envbuild.lock.create import create_lock
 from envbuild.lock.files import read_lock
@@ -126,24 +126,6 @@ def test_an_export_without_a_wheelhouse_asks_the_index_where_the_files_are(made:
     with fails("address-missing", ExitCode.TRY_AGAIN) as caught:
         export_lock(made, None, "pylock", places=Places((str(house),)))
     assert "beta" in caught.value.why
-
-
-def test_an_export_through_the_configured_index_is_installed(
-    python: Path, tmp_path: Path, home: Path, supply: Callable[..., Supply]
-) -> None:
-    (home / ".config" / "uv" / "uv.toml").unlink()
-    try:
-        made = create_lock(stack("six==1.17.0", "packaging==24.2"), "exact", supply=supply(), standalone={})
-    except EnvbuildError as error:
-        if error.code != "index-unreachable":
-            raise
-        pytest.skip(f"the package index cannot be reached: {error.why}")
-    path = tmp_path / "pylock.demo.toml"
-    path.write_text(export_lock(made, None, "pylock"))
-    run(uv(python, "sync", str(path)))
-    code = "import six, packaging; print(six.__version__, packaging.__version__)"
-    done = completed([python, "-I", "-c", code], check=True)
-    assert done.stdout.split() == ["1.17.0", "24.2"]
 
 
 def test_an_unrecorded_hash_is_never_exported() -> None:

@@ -224,14 +224,10 @@ def is_accepted(folder: Path, signers: Path) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("seed", "times"), [(0, 20), pytest.param(1, 100, marks=pytest.mark.slow)])
-def test_no_flipped_bit_of_a_signed_report_is_ever_accepted_and_the_original_always(
-    copy: Path, keys: Keys, seed: int, times: int
-) -> None:
-    chance = random.Random(seed)
-    for number in range(times):
+def test_no_flipped_bit_of_a_signed_report_is_ever_accepted_and_the_original_always(copy: Path, keys: Keys) -> None:
+    chance = random.Random(0)
+    for number in range(20):
         path, before = flipped(copy, chance)
-        assert not is_accepted(copy, keys.signers), f"{path.name}, seed {seed}, number {number}"
+        assert not is_accepted(copy, keys.signers), f"{path.name}, number {number}"
         path.write_bytes(before)
-        if number % 10 == 0:
-            assert is_accepted(copy, keys.signers)
+    assert is_accepted(copy, keys.signers)
