@@ -21,7 +21,7 @@ from envbuild.lock.check import check_lock
 from envbuild.lock.files import field_digests
 from envbuild.model.lock import Lock, LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
-from tests.lock.build import SHA, package
+from tests.lock.build import SHA, lock, package, variant
 from tests.support.plain import REMOVED, at, changed, models_below
 
 A, B = "1" * 40, "2" * 40
@@ -106,11 +106,8 @@ def test_a_stack_that_was_changed_in_one_field_is_caught_and_the_field_named(row
 
 def honest_lock(stack: Stack) -> Lock:
     """A lock with the digests of a stack, its contents being of no matter."""
-    draft = Variant(id="v", digest=SHA, python="3.11")
-    variant = draft.model_copy(update={"digest": draft.compute_digest("demo", "exact")})
     fields = field_digests(stack.profiles["exact"])
-    digest = manifest_digest(stack, "exact")
-    return Lock(stack="demo", profile="exact", manifest_digest=digest, manifest_fields=fields, variants=(variant,))
+    return lock(variant(), manifest_digest=manifest_digest(stack, "exact"), manifest_fields=fields)
 
 
 # --- the lock was changed ------------------------------------------------------------------------------------------
@@ -192,7 +189,7 @@ def plain_lock() -> dict[str, Any]:
     """A lock that agrees with PLAIN in everything, as plain data."""
     stack = stack_of(PLAIN)
     source = {key: value for key, value in PLAIN["sources"][0].items() if key not in ("contains", "submodules")}
-    variant = {
+    contents = {
         "id": "cp311-linux_x86_64-cpu-image",
         "python": "3.11",
         "torch": "2.1.0",
@@ -215,19 +212,16 @@ def plain_lock() -> dict[str, Any]:
         "manifest_digest": manifest_digest(stack, "exact"),
         "manifest_fields": field_digests(stack.profiles["exact"]),
         "as_of": "2024-01-01",
-        "variants": [variant],
+        "variants": [contents],
     }
 
 
 def signed(data: dict[str, Any]) -> Lock:
     """The lock with digests that hold, as whoever edits one on purpose would leave it."""
     variants = []
-    for plain in data["variants"]:
+    for plain in data["variants"] or [variant("other").to_json_dict()]:
         draft = Variant.from_plain({"digest": SHA, **plain})
         variants.append({**plain, "digest": draft.compute_digest(data["stack"], data["profile"])})
-    if not variants:
-        other = Variant(id="other", digest=SHA, python="3.11")
-        variants = [{**other.to_json_dict(), "digest": other.compute_digest(data["stack"], data["profile"])}]
     return Lock.from_plain({**data, "variants": variants})
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from envbuild.lock.record import Origin, fetch, filled, recorded, unrecorded
-from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
+from envbuild.model.lock import ArtifactFile, Lock, LockedPackage
 from envbuild.node.packages import index_client
 from envbuild.transport import download
+from tests.lock.build import lock, variant
 from tests.support.fails import Error, fails
 from tests.support.served import Silent, serving
 from tests.support.wheels import sha256, tampered, write_wheel
@@ -240,19 +241,15 @@ def test_d02_a_record_that_is_wrong_about_the_wheels_own_metadata_is_noted(tmp_p
 
 def test_a_lock_takes_the_hashes_that_it_lacks_and_no_other() -> None:
     package, file = locked()
-    draft = Variant(id="v", digest="0" * 64, python="3.11", packages=(package,))
-    lock = Lock(
-        stack="s", profile="exact", manifest_digest="0" * 64,
-        variants=(draft.model_copy(update={"digest": draft.compute_digest("s", "exact")}),),
-    )  # fmt: skip
-    assert unrecorded(lock) == [(package, file)] and recorded(lock) == {}
+    made = lock(variant(packages=(package,)))
+    assert unrecorded(made) == [(package, file)] and recorded(made) == {}
     known = ArtifactFile(file=FILE, sha256="b" * 64, size=7)
-    assert filled(lock, {("elsewhere", FILE): known}) == lock, (
+    assert filled(made, {("elsewhere", FILE): known}) == made, (
         "a file of the same name of another index is another file"
     )
-    made = filled(lock, {("house", FILE): known})
-    assert made.variants[0].packages[0].files == (known,)
-    assert made.variants[0].digest != lock.variants[0].digest
-    assert Lock.from_plain(made.to_json_dict()) == made, "its digests hold"
+    whole = filled(made, {("house", FILE): known})
+    assert whole.variants[0].packages[0].files == (known,)
+    assert whole.variants[0].digest != made.variants[0].digest
+    assert Lock.from_plain(whole.to_json_dict()) == whole, "its digests hold"
     other = ArtifactFile(file=FILE, sha256="c" * 64)
-    assert filled(made, {("house", FILE): other}) == made
+    assert filled(whole, {("house", FILE): other}) == whole
