@@ -20,15 +20,15 @@ from tests.support.programs import executable
 Parts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str], list[str], dict[str, str]]
 
 
+CONDA = [
+    {"name": "pytorch", "version": "2.6.0", "build": "cpu_py311_0", "sha256": "1" * 64, "size": 1},
+    {"name": "numpy", "version": "2.2.0", "build": "py311_0", "sha256": "2" * 64, "channel": "conda-forge"},
+]
+
+
 def parts() -> Parts:
-    return (
-        copy.deepcopy(SOURCE),
-        copy.deepcopy(VARIANT),
-        copy.deepcopy(TOOLCHAIN),
-        list(ARCH),
-        list(PATCHES),
-        dict(PACKAGES),
-    )
+    variant = {**VARIANT, "conda": {"packages": CONDA}}
+    return copy.deepcopy((SOURCE, variant, TOOLCHAIN, ARCH, PATCHES, PACKAGES))
 
 
 def key(given: Parts) -> str:
@@ -75,6 +75,12 @@ CHANGING: dict[str, Callable[[Parts], None]] = {
         f"toolchain {name}": assign(2, name, value="x") for name in ("cc", "cxx", "ld", "libc", "nvcc", "mpi", "python")
     },
     "variable of the node": assign(2, "environment", "CFLAGS", value="-O3"),
+    **{
+        f"{field} of a conda package": assign(1, "conda", "packages", 0, field, value="3" * 64)
+        for field in ("name", "version", "build", "sha256")
+    },
+    "conda package": lambda given: given[1]["conda"]["packages"].pop(),
+    "no conda package": assign(1, "conda", value={"packages": []}),
 }
 KEEPING: dict[str, Callable[[Parts], None]] = {
     "where the source comes from": assign(0, "git", value="https://mirror.example.org/apex"),
@@ -94,76 +100,53 @@ KEEPING: dict[str, Callable[[Parts], None]] = {
     "package of the base that the build does not see": assign(1, "provided", "numpy", value="2.0"),
     "variable of the stack that no tool reads": assign(1, "environment", "NVTE_FRAMEWORK", value="jax"),
     "order of architectures": lambda given: given[3].reverse(),
-    "conda without packages": lambda given: given[1].update(conda={"packages": []}),
+    "channel of a conda package": assign(1, "conda", "packages", 1, "channel", value="mirror"),
+    "size of a conda package": assign(1, "conda", "packages", 0, "size", value=None),
+    "order of conda packages": lambda given: given[1]["conda"]["packages"].reverse(),
     "architecture twice": lambda given: given[3].append("8.0"),
     "fields nobody said": lambda given: given[0]["build"].update(later=None),
 }
 
 
-@pytest.mark.parametrize("name", CHANGING)
-def test_what_decides_the_bits_changes_the_key(name: str) -> None:
+def key_after(change: Callable[[Parts], None]) -> str:
     given = parts()
-    CHANGING[name](given)
-    assert key(given) != key(parts())
+    change(given)
+    return key(given)
+
+
+def test_everything_that_decides_the_bits_gives_a_key_of_its_own() -> None:
+    changed = {key(parts()): "nothing"}
+    for name, change in CHANGING.items():
+        assert changed.setdefault(key_after(change), name) == name
 
 
 @pytest.mark.parametrize("name", KEEPING)
 def test_what_does_not_decide_the_bits_keeps_the_key(name: str) -> None:
-    given = parts()
-    KEEPING[name](given)
-    assert key(given) == key(parts())
-
-
-def test_every_change_gives_a_key_of_its_own() -> None:
-    given = [parts() for _ in CHANGING]
-    for each, name in zip(given, CHANGING, strict=True):
-        CHANGING[name](each)
-    assert len({key(each) for each in given}) == len(CHANGING)
-
-
-CONDA = [
-    {"name": "pytorch", "version": "2.6.0", "build": "cpu_py311_0", "sha256": "1" * 64, "size": 1},
-    {"name": "numpy", "version": "2.2.0", "build": "py311_0", "sha256": "2" * 64, "channel": "conda-forge"},
-]
-
-
-def conda_key(*packages: dict[str, Any]) -> str:
-    given = parts()
-    given[1]["conda"] = {"packages": list(packages)}
-    return key(given)
-
-
-def test_conda_packages_change_the_key_by_what_they_are_and_not_by_where_they_come_from() -> None:
-    pytorch, numpy = CONDA
-    others = [{**numpy, name: "3" * 64} for name in ("name", "version", "build", "sha256")]
-    keys = [key(parts()), conda_key(pytorch), *(conda_key(pytorch, each) for each in [numpy, *others])]
-    assert len(set(keys)) == len(keys)
-    assert conda_key(pytorch, numpy) == conda_key({**numpy, "channel": "mirror"}, {**pytorch, "size": None})
+    assert key_after(KEEPING[name]) == key(parts())
 
 
 def test_a_variant_without_conda_has_the_key_that_it_had_before_conda_packages_counted() -> None:
-    assert "conda" not in key_inputs(*parts())
+    without = parts()
+    del without[1]["conda"]
+    assert "conda" not in key_inputs(*without)
+    assert key(without) == key_after(CHANGING["no conda package"])
 
 
 def test_neither_place_nor_umask_nor_prefix_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = key(parts())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    old = os.umask(0o077)
+    keys, old = set(), os.umask(0)
     try:
-        given = parts()
-        given[2].update(read_toolchain(sys.executable, None, dict(os.environ)))
-        here = key(given)
-        os.umask(0o002)
-        monkeypatch.setenv("TMPDIR", "/nowhere")
-        monkeypatch.setenv("PWD", "/nowhere")
-        given[2].update(read_toolchain(sys.executable, None, dict(os.environ)))
+        for umask, place in ((0o077, str(tmp_path)), (0o002, "/nowhere")):
+            os.umask(umask)
+            for name in ("HOME", "TMPDIR", "PWD"):
+                monkeypatch.setenv(name, place)
+            given = parts()
+            given[2].update(read_toolchain(sys.executable, None, dict(os.environ)))
+            keys.add(key(given))
+            monkeypatch.chdir(tmp_path)
     finally:
         os.umask(old)
-    assert key(given) == here
-    assert key(parts()) == before
-    assert re.fullmatch("[0-9a-f]{64}", before)
+    (only,) = keys
+    assert re.fullmatch("[0-9a-f]{64}", only)
 
 
 def test_a_patch_whose_content_is_not_pinned_has_no_key() -> None:
@@ -195,12 +178,11 @@ def test_the_toolchain_of_a_node_is_read_from_what_the_build_would_run(tmp_path:
     assert re.match(r"(glibc|musl) ", found["libc"])
 
 
-@pytest.mark.parametrize(
-    "name", ["APEX_CUDA_EXT", "DS_BUILD_OPS", "FLASH_ATTENTION_FORCE_CXX11_ABI", "LD_RUN_PATH", "NVCC_CCBIN", "MPICFG"]
-)
-def test_a_variable_of_the_node_that_chooses_what_is_compiled_is_read(name: str, tmp_path: Path) -> None:
-    env = {"PATH": str(tmp_path), name: "1", "NVCC_THREADS": "4", "APEX_PARALLEL_BUILD": "8", "HOME": "/nowhere"}
-    assert read_toolchain(sys.executable, None, env)["environment"] == {name: "1"}
+def test_variables_of_the_node_that_choose_what_is_compiled_are_read(tmp_path: Path) -> None:
+    choose = ["APEX_CUDA_EXT", "DS_BUILD_OPS", "FLASH_ATTENTION_FORCE_CXX11_ABI", "NVCC_CCBIN", "MPICFG"]
+    others = {"PATH": str(tmp_path), "NVCC_THREADS": "4", "APEX_PARALLEL_BUILD": "8", "HOME": "/nowhere"}
+    found = read_toolchain(sys.executable, None, dict.fromkeys(choose, "1") | others)
+    assert found["environment"] == dict.fromkeys(choose, "1")
 
 
 def test_a_node_without_compilers_says_so_with_nothing(tmp_path: Path) -> None:

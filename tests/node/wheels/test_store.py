@@ -14,14 +14,17 @@ from typing import Any
 
 import pytest
 
+from envbuild.node import trust
 from envbuild.node.protocol import NodeError
 from envbuild.node.wheels.acquire import obtain
+from envbuild.node.wheels.build_key import build_key
 from envbuild.node.wheels.store import Entry, Store, default_path, is_wheel_name
 from tests.node.wheel_support import filled, inputs, wheel
 from tests.support.fails import fails
 from tests.support.files import write_file
 
 STRANGER = 54321
+WHEEL = "apex-0.1-py3-none-any.whl"
 
 
 def names(folder: Path) -> list[str]:
@@ -31,8 +34,8 @@ def names(folder: Path) -> list[str]:
 class Builder:
     """A build that counts how often it runs."""
 
-    def __init__(self, top: Path, content: str = "VERSION = 1\n") -> None:
-        self.top, self.content, self.runs = top, content, 0
+    def __init__(self, content: str = "VERSION = 1\n") -> None:
+        self.content, self.runs = content, 0
 
     def __call__(self, out: str) -> dict[str, Any]:
         self.runs += 1
@@ -46,9 +49,12 @@ def get(store: Store, builder: Builder, tmp: Path, **more: Any) -> tuple[Entry, 
 
 
 def test_what_one_builds_another_finds_with_its_record(tmp_path: Path) -> None:
-    builder = Builder(tmp_path)
+    builder = Builder()
     store = Store(default_path(str(tmp_path / "prefix")), create=True)
     assert store.use == "read-write"
+    half, foreign = (
+        write_file(Path(store.path, "tmp", f"{key}.half", "x.whl")) for key in (build_key(inputs()), "0" * 64)
+    )
     first, built = get(store, builder, tmp_path / "tmp1")
     assert (built, first.stored, builder.runs) == (True, True, 1)
     record = Path(store.path, first.key, "build.json")
@@ -62,8 +68,9 @@ def test_what_one_builds_another_finds_with_its_record(tmp_path: Path) -> None:
     assert Path(again.wheel).is_relative_to(tmp_path / "tmp2"), "installed is the private, checked copy"
     assert zipfile.ZipFile(again.wheel).testzip() is None
     folder = Path(store.path)
-    assert names(folder / first.key) == ["apex-0.1-py3-none-any.whl", "build.json"]
-    assert (names(folder / "tmp"), names(folder / "leases"), names(folder / "quarantine")) == ([], [], [])
+    assert names(folder / first.key) == [WHEEL, "build.json"]
+    assert names(folder / "leases") == names(folder / "quarantine") == []
+    assert not half.exists() and foreign.exists(), "what a dead builder of this key left is swept"
     assert store.notes == []
 
 
@@ -91,11 +98,6 @@ def rewrite(folder: Path, **changes: Any) -> None:
     record.write_text(json.dumps({**json.loads(record.read_text()), **changes}))
 
 
-def the_wheel(folder: Path) -> Path:
-    (path,) = folder.glob("*.whl")
-    return path
-
-
 def to_link(path: Path) -> None:
     shutil.copy(path, path.parents[2] / "elsewhere.whl")
     path.unlink()
@@ -103,16 +105,14 @@ def to_link(path: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path], Any]] = {
-    "one bit": lambda folder: flip(the_wheel(folder)),
-    "cut short": lambda folder: os.truncate(the_wheel(folder), 10),
-    "wheel gone": lambda folder: the_wheel(folder).unlink(),
-    "wheel a link": lambda folder: to_link(the_wheel(folder)),
+    "one bit": lambda folder: flip(folder / WHEEL),
+    "cut short": lambda folder: os.truncate(folder / WHEEL, 10),
+    "wheel gone": lambda folder: (folder / WHEEL).unlink(),
+    "wheel a link": lambda folder: to_link(folder / WHEEL),
     "record gone": lambda folder: (folder / "build.json").unlink(),
-    "record empty": lambda folder: (folder / "build.json").write_text(""),
     "record deep": lambda folder: (folder / "build.json").write_text("[" * 100000),
     "record of another version": lambda folder: rewrite(folder, version=2),
     "record without sha256": lambda folder: rewrite(folder, sha256=None),
-    "another sha256": lambda folder: rewrite(folder, sha256="0" * 64),
     "inputs of another key": lambda folder: rewrite(folder, inputs={"commit": "x"}),
     "wheel outside": lambda folder: rewrite(folder, wheel="../x.whl"),
 }
@@ -124,7 +124,7 @@ def test_a_damaged_entry_is_quarantined_with_its_reason_and_built_again(
 ) -> None:
     store, key = filled(tmp_path / "store", tmp_path)
     DAMAGE[name](Path(store.path, key))
-    builder = Builder(tmp_path, "VERSION = 2\n")
+    builder = Builder("VERSION = 2\n")
     entry, built = get(store, builder, tmp_path / "tmp")
     assert (built, builder.runs, entry.stored) == (True, 1, True)
     (moved, reason) = names(Path(store.path, "quarantine"))
@@ -138,43 +138,18 @@ def test_a_damaged_entry_is_quarantined_with_its_reason_and_built_again(
     assert any("quarantine" in note for note in store.notes)
 
 
-def test_the_first_of_two_entries_stays_and_both_builders_use_it(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"), create=True)
-    one = store.put(inputs(), str(wheel(tmp_path / "a", "A = 1\n")), {})
-    two = store.put(inputs(), str(wheel(tmp_path / "b", "B = 2\n")), {})
-    assert (two.sha256, two.wheel) == (one.sha256, one.wheel)
-
-    late = Store(store.path, create=True)
-
-    def slow(out: str) -> dict[str, Any]:
-        late.put(inputs(commit="7" * 40), str(wheel(tmp_path / "c", "C = 3\n")), {})
-        wheel(Path(out), "D = 4\n")
-        return {}
-
-    (tmp_path / "tmp").mkdir()
-    entry, built = obtain(late, inputs(commit="7" * 40), {"run": "r"}, slow, str(tmp_path / "tmp"))
-    assert built
-    assert entry.stored
-    assert b"C = 3" in zipfile.ZipFile(entry.wheel).read("apex/__init__.py")
-
-
-def test_a_wheel_that_does_not_work_is_rejected_by_its_key(tmp_path: Path) -> None:
-    store, key = filled(tmp_path / "store", tmp_path)
-    store.reject(key, "it does not import")
-    store.reject("0" * 64, "nobody has it")
-    assert (store.find(key), len(names(Path(store.path, "quarantine")))) == (None, 2)
-
-
-def test_d44_a_wheel_that_has_worked_somewhere_is_not_rejected_by_who_cannot_use_it(tmp_path: Path) -> None:
+def test_d44_a_wheel_that_does_not_work_is_rejected_unless_it_has_worked_somewhere(tmp_path: Path) -> None:
     store, key = filled(tmp_path / "store", tmp_path)
     store.proved(key)
     store.proved(key)
     Store(store.path, create=True).reject(key, "it does not import here")
-    assert store.find(key) is not None
-    assert names(Path(store.path, "quarantine")) == []
+    assert (store.find(key) is not None, names(Path(store.path, "quarantine"))) == (True, [])
     Path(store.path, key, "proven.json").unlink()
     Store(store.path).reject(key, "a store that is only read is left as it is")
+    store.reject("0" * 64, "nobody has it")
     assert store.find(key) is not None
+    store.reject(key, "it does not import")
+    assert (store.find(key), len(names(Path(store.path, "quarantine")))) == (None, 2)
 
 
 def test_a_failed_build_gives_its_lease_back_and_stores_nothing(tmp_path: Path) -> None:
@@ -191,36 +166,20 @@ def test_a_failed_build_gives_its_lease_back_and_stores_nothing(tmp_path: Path) 
     assert caught.value.exit_code == 4
     assert names(tmp_path / "store") == ["leases", "quarantine", "tmp"]
     assert names(tmp_path / "store" / "leases") == []
-    assert get(store, Builder(tmp_path), tmp_path / "tmp")[1] is True
+    assert get(store, Builder(), tmp_path / "tmp")[1] is True
     assert names(tmp_path / "store" / "leases") == []
-
-
-def test_what_a_dead_builder_left_of_this_key_is_swept(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"), create=True)
-    key = Store(str(tmp_path / "other"), create=True).put(inputs(), str(wheel(tmp_path / "a")), {}).key
-    half, foreign = Path(store.path, "tmp", key + ".half"), Path(store.path, "tmp", "0" * 64 + ".half")
-    for folder in (half, foreign):
-        write_file(folder / "x.whl", "half")
-    get(store, Builder(tmp_path), tmp_path / "tmp")
-    assert names(Path(store.path, "tmp")) == [foreign.name]
 
 
 # Strangers
 
 
-Give = Callable[..., None]
+def give(*paths: Path) -> None:
+    """To another user."""
+    for path in paths:
+        os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
 
 
-@pytest.fixture
-def stranger() -> Give:
-    if os.geteuid() != 0:
-        pytest.skip("giving files to another user needs root")
-
-    def give(*paths: Path) -> None:
-        for path in paths:
-            os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
-
-    return give
+root = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to another user needs root")
 
 
 def test_a_store_that_every_user_can_write_is_not_used_and_that_is_said(tmp_path: Path) -> None:
@@ -230,73 +189,69 @@ def test_a_store_that_every_user_can_write_is_not_used_and_that_is_said(tmp_path
         again = Store(store.path, create=True)
         assert (again.use, again.find(key)) == ("none", None)
         assert f"every user can write it (mode {mode:04o})" in again.notes[0]
-        builder = Builder(tmp_path)
+        builder = Builder()
         entry, built = get(again, builder, tmp_path / "tmp")
         assert (built, entry.stored, builder.runs) == (True, False, 1)
         assert names(Path(store.path)) == sorted([key, "leases", "quarantine", "tmp"])
 
 
-@pytest.mark.parametrize("which", [".", "build.json", "apex-0.1-py3-none-any.whl"])
-def test_an_entry_that_belongs_to_a_stranger_is_not_used(tmp_path: Path, which: str, stranger: Give) -> None:
+def to_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+HARM: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "belongs to a stranger": (give, f"belongs to user id {STRANGER}"),
+    "a group can write it": (lambda path: path.chmod(path.stat().st_mode | 0o020), "others can write it"),
+    "all can write it": (lambda path: path.chmod(path.stat().st_mode | 0o002), "others can write it"),
+    "is a folder": (to_folder, "it is not a regular file"),
+}
+
+
+@pytest.mark.parametrize(
+    ("which", "harm"),
+    [
+        pytest.param(which, harm, marks=[root] if harm == "belongs to a stranger" else [])
+        for which in (".", "build.json", WHEEL)
+        for harm in HARM
+        if harm != "is a folder" or which == WHEEL
+    ],
+)
+def test_an_entry_that_others_could_have_made_is_not_used_nor_moved(tmp_path: Path, which: str, harm: str) -> None:
     store, key = filled(tmp_path / "store", tmp_path)
-    stranger(Path(store.path, key, which))
-    builder = Builder(tmp_path)
+    do, note = HARM[harm]
+    do(Path(store.path, key, which))
+    builder = Builder()
     entry, built = get(store, builder, tmp_path / "tmp")
     assert (built, entry.stored) == (True, True)
-    assert any(f"belongs to user id {STRANGER}" in note for note in store.notes)
+    assert note in store.notes[0]
     assert names(Path(store.path, "quarantine")) == []
-    mine = f"{key}-{os.geteuid()}"
-    assert mine in names(Path(store.path)), "we keep our own beside it"
+    assert f"{key}-{os.geteuid()}" in names(Path(store.path)), "we keep our own beside it"
     again, built = get(Store(store.path, create=True), builder, tmp_path / "tmp")
     assert (built, builder.runs, again.sha256) == (False, 1, entry.sha256)
 
 
-@pytest.mark.parametrize("which", [".", "build.json", "apex-0.1-py3-none-any.whl"])
-@pytest.mark.parametrize("mode", [0o020, 0o002])
-def test_an_entry_that_others_can_write_is_not_used(tmp_path: Path, which: str, mode: int) -> None:
-    store, key = filled(tmp_path / "store", tmp_path)
-    path = Path(store.path, key, which)
-    path.chmod(path.stat().st_mode | mode)
-    assert store.find(key) is None
-    assert "others can write it" in store.notes[0]
-
-
-def test_a_folder_in_the_place_of_a_wheel_is_not_used_and_not_moved(tmp_path: Path) -> None:
-    store, key = filled(tmp_path / "store", tmp_path)
-    wheel = the_wheel(Path(store.path, key))
-    wheel.unlink()
-    wheel.mkdir()
-    assert store.find(key) is None
-    assert "it is not a regular file" in store.notes[0]
-    assert names(Path(store.path, "quarantine")) == []
-
-
+@root
 def test_the_owner_of_a_store_is_trusted_where_nobody_else_could_have_put_it_there(
-    tmp_path: Path, stranger: Give
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, key = filled(tmp_path / "above" / "store", tmp_path)
-    stranger(Path(store.path), Path(store.path, key), *Path(store.path, key).iterdir())
+    above = tmp_path / "above"
+    store, key = filled(above / "store", tmp_path)
+    give(Path(store.path), Path(store.path, key), *Path(store.path, key).iterdir())
+
+    def refused(note: str) -> bool:
+        careful = Store(store.path)
+        return careful.find(key) is None and note in careful.notes[0]
+
     assert Store(store.path).find(key) is not None
-    (tmp_path / "above").chmod(0o775)
-    careful = Store(store.path)
-    assert careful.find(key) is None
-    assert f"others can write {tmp_path / 'above'}" in careful.notes[0]
-    (tmp_path / "above").chmod(0o755)
-    os.chown(tmp_path / "above", STRANGER + 1, STRANGER)
-    assert Store(store.path).find(key) is None
-
-
-def test_an_owner_whom_this_machine_does_not_know_is_nobody_in_particular(
-    tmp_path: Path, stranger: Give, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from envbuild.node import trust
-
-    monkeypatch.setattr(trust, "overflow_uid", lambda: STRANGER)
-    store, key = filled(tmp_path / "store", tmp_path)
-    stranger(Path(store.path), Path(store.path, key), *Path(store.path, key).iterdir())
-    careful = Store(store.path)
-    assert careful.find(key) is None
-    assert "its owner is not known here" in careful.notes[0]
+    above.chmod(0o775)
+    assert refused(f"others can write {above}")
+    above.chmod(0o755)
+    with monkeypatch.context() as unknown:
+        unknown.setattr(trust, "overflow_uid", lambda: STRANGER)
+        assert refused("its owner is not known here")
+    os.chown(above, STRANGER + 1, STRANGER)
+    assert refused("")
 
 
 # Disks
@@ -335,62 +290,50 @@ def test_a_store_that_cannot_be_written_is_read_and_building_goes_on_without_it(
     read = read_only(disk)
     assert read.use == "read-only"
     assert "is only read, what is built is not kept" in read.notes[0]
-    entry, built = get(read, Builder(tmp_path), tmp_path / "tmp")
+    entry, built = get(read, Builder(), tmp_path / "tmp")
     assert (built, entry.key) == (False, key)
     (tmp_path / "tmp2").mkdir()
-    more, built = obtain(read, inputs(commit="5" * 40), {"run": "r"}, Builder(tmp_path), str(tmp_path / "tmp2"))
+    more, built = obtain(read, inputs(commit="5" * 40), {"run": "r"}, Builder(), str(tmp_path / "tmp2"))
     assert (built, more.stored) == (True, False)
     assert Path(more.wheel).exists()
     with fails("not-writable", 7):
         read.put(inputs(commit="5" * 40), more.wheel, {})
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-    flip(the_wheel(disk / "store" / key))
+    flip(disk / "store" / key / WHEEL)
     read = read_only(disk)
-    entry, built = get(read, Builder(tmp_path), tmp_path / "tmp")
+    entry, built = get(read, Builder(), tmp_path / "tmp")
     assert (built, entry.stored) == (True, False), "a damaged entry is told and passed over"
     assert any(f"entry {key[:12]} is not used: " in note for note in read.notes)
 
 
-@pytest.mark.parametrize(("options", "files"), [("size=128k", 0), ("size=16m,nr_inodes=12", 100)])
-def test_a_disk_that_fills_up_during_the_build_costs_the_entry_and_not_the_wheel(
-    tmp_path: Path, small: Callable[[str], Path], options: str, files: int
-) -> None:
-    disk = small(options)
-    store = Store(str(disk / "store"), create=True)
-
-    def fills(out: str) -> dict[str, Any]:
-        Builder(tmp_path, "".join(f"A{n} = {os.urandom(20)!r}\n" for n in range(20000)))(out)
-        with suppress(OSError):
-            for number in range(files):
-                Path(disk, str(number)).touch()
-        return {}
-
-    (tmp_path / "tmp").mkdir()
-    entry, built = obtain(store, inputs(), {"run": "r"}, fills, str(tmp_path / "tmp"))
-    assert (built, entry.stored) == (True, False)
-    assert zipfile.ZipFile(entry.wheel).testzip() is None
-    assert any("is used and not kept: error[disk-full]" in note for note in store.notes)
-    with fails("disk-full", 75):
-        store.put(inputs(), entry.wheel, {})
-    assert names(disk / "store") == ["leases", "quarantine", "tmp"]
-    assert names(disk / "store" / "tmp") == names(disk / "store" / "leases") == []
-
-
-def test_a_disk_that_is_full_before_the_build_is_told_before_the_build(
+def test_a_disk_that_fills_up_costs_the_entry_and_one_that_is_full_is_told_before_the_build(
     tmp_path: Path, small: Callable[[str], Path]
 ) -> None:
-    disk = small("size=16m,nr_inodes=12")
-    store = Store(str(disk / "store"), create=True)
-    for number in range(20):
-        try:
-            (disk / str(number)).touch()
-        except OSError:
-            break
-    builder = Builder(tmp_path)
-    for again in (store, None):
+    for options, files in (("size=128k", 0), ("size=16m,nr_inodes=12", 100)):
+        disk = small(options)
+        store = Store(str(disk / "store"), create=True)
+
+        def fills(out: str, disk: Path = disk, files: int = files) -> dict[str, Any]:
+            Builder("".join(f"A{n} = {os.urandom(20)!r}\n" for n in range(20000)))(out)
+            with suppress(OSError):
+                for number in range(files):
+                    Path(disk, str(number)).touch()
+            return {}
+
+        (tmp_path / "tmp").mkdir(exist_ok=True)
+        entry, built = obtain(store, inputs(), {"run": "r"}, fills, str(tmp_path / "tmp"))
+        assert (built, entry.stored) == (True, False)
+        assert zipfile.ZipFile(entry.wheel).testzip() is None
+        assert any("is used and not kept: error[disk-full]" in note for note in store.notes)
         with fails("disk-full", 75):
-            get(again or Store(store.path, create=True), builder, tmp_path / "tmp")
-        assert builder.runs == 0
+            store.put(inputs(), entry.wheel, {})
+        assert names(disk / "store") == ["leases", "quarantine", "tmp"]
+        assert names(disk / "store" / "tmp") == names(disk / "store" / "leases") == []
+    builder = Builder()
+    for full in (store, None):
+        with fails("disk-full", 75):
+            get(full or Store(store.path, create=True), builder, tmp_path / "tmp")
+    assert builder.runs == 0
 
 
 def test_a_store_that_is_not_there_is_not_made_by_looking(tmp_path: Path) -> None:
