@@ -13,9 +13,10 @@ error: Request failed after 3 retries in 6.6s
 """
 
 
-def test_d107_a_download_has_an_end_however_slow() -> None:
+def test_d107_a_download_has_an_end_and_why_begins_with_what_went_wrong_not_with_the_greeting_of_uv() -> None:
     error = uv.failure(Finished(2, "", OUTPUT, timed_out=True), "installing packages", "/data")
     assert (error.code, uv.DEADLINE) == ("network-unreachable", 3600)
+    assert error.why == "error: Request failed after 3 retries in 6.6s\n  cause: dns error"
 
 
 @pytest.mark.parametrize(
@@ -29,8 +30,3 @@ def test_d107_a_web_page_in_the_place_of_a_wheel_is_called_one(begins: bytes, co
 """
     error = uv.failure(Finished(2, "", says), "installing packages", "/data")
     assert (error.code, error.exit_code) == (code, 5)
-
-
-def test_why_begins_with_what_went_wrong_and_not_with_the_greeting_of_uv() -> None:
-    error = uv.failure(Finished(2, "", OUTPUT, timed_out=True), "installing packages", "/data")
-    assert error.why == "error: Request failed after 3 retries in 6.6s\n  cause: dns error"
