@@ -7,29 +7,76 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from envbuild.node.bundle import archive, index
 from envbuild.node.env import caches, foundation, install, published, stamp
-from envbuild.node.protocol import NodeError
+from envbuild.node.hashing import digest_of
+from envbuild.node.shared import ensure, look
 from tests.node.env.test_caches import aged
-from tests.node.env_support import Node, site
-from tests.node.shared.published import Published
+from tests.node.env_support import Node, make_variant, make_wheel, site
 from tests.support.fails import fails
 from tests.support.programs import completed
+
+
+def bundle_of(folder: Path, to: Path) -> str:
+    """Write a bundle of the wheels in a folder; its digest."""
+    paths = {f"wheels/{path.name}": str(path) for path in folder.glob("*.whl")}
+    rows = [
+        {"path": name, "sha256": digest_of(path), "bytes": os.path.getsize(path), "what": "wheel"}
+        for name, path in paths.items()
+    ]
+    made = index.make("demo", "exact", [os.uname().machine], ["v"], rows)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with to.open("wb") as out:
+        archive.to_tar(out, made, paths)
+    return str(made["digest"])
+
+
+class Published:
+    """`wipe` removes the node's whole prefix, as another node has nothing of it."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.shared = node, node.top / "shared"
+        files = {"alpha/__init__.py": b"def main():\n    print(1)\n", "alpha/data": b"data"}
+        self.variant = make_variant([make_wheel(node.wheels, files=files, scripts={"alpha": "alpha:main"})])
+        self.bundle = self.shared / "store" / ("0" * 12) / "bundle.tar"
+        digest = bundle_of(node.wheels, self.bundle)
+        artifacts = {"bundle": {"file": str(self.bundle), "digest": digest}, "sources": {}}
+        request = node.install_request(self.variant, artifacts=artifacts)["args"]
+        node.install(self.variant, artifacts=artifacts)
+        self.more = node.top / "job" / "requests" / "ensure.json"
+        told = {"folder": str(self.shared / "ensure"), "script": "#!/bin/sh\n", "requests": [str(self.more)]}
+        publish = {**told, "install": request}
+        node.activate(self.variant, variables={"A": "1"}, evidence={"hardware": ["none"]}, publish=publish)
+        self.environment = node.environment(self.variant)
+        self.stamp: dict[str, Any] = stamp.read(str(self.environment)) or {}
+        shutil.rmtree(node.wheels)
+
+    def wipe(self) -> None:
+        shutil.rmtree(self.node.prefix)
+
+    def request(self) -> dict[str, Any]:
+        """What every later job sends."""
+        found = json.loads((self.shared / "ensure" / "demo.json").read_text())
+        assert isinstance(found, dict)
+        return found
+
+    def ensure(self) -> tuple[bool, dict[str, Any]]:
+        request = self.request()
+        return ensure.run({**request, "args": {**request["args"], "wait": 30}})
+
+    def verify(self) -> dict[str, Any]:
+        return look.verify({**self.node.request("verify", stack="demo", deep=True), "prefix": str(self.shared)})[1]
 
 
 @pytest.fixture
 def shared(node: Node) -> Published:
     return Published(node)
-
-
-def code(shared: Published) -> tuple[str, int]:
-    with pytest.raises(NodeError) as caught:
-        shared.ensure()
-    return caught.value.code, caught.value.exit_code
 
 
 def test_ensure_does_nothing_quickly_where_everything_is_in_place(shared: Published) -> None:
@@ -38,6 +85,15 @@ def test_ensure_does_nothing_quickly_where_everything_is_in_place(shared: Publis
     changed, told = shared.ensure()
     assert (changed, told["root"]) == (False, shared.stamp["root"])
     assert time.process_time() - begun < 0.5
+
+
+def test_the_shared_folder_has_the_request_of_the_job_its_script_and_says_what_nodes_get(shared: Published) -> None:
+    assert shared.request() == json.loads(shared.more.read_text())
+    assert (shared.shared / "ensure" / "demo.sh").read_text() == "#!/bin/sh\n"
+    (told,) = published.facts(str(shared.shared), "demo")
+    assert (told["path"], told["root"], told["current"]) == (str(shared.environment), shared.stamp["root"], True)
+    assert {**told["stamp"], "version": shared.stamp["version"]} == shared.stamp
+    assert published.facts(str(shared.shared), "other") == []
 
 
 def test_ensure_installs_on_an_empty_disk_and_gives_the_root_of_the_first_node(shared: Published) -> None:
@@ -86,44 +142,37 @@ def test_several_ensures_at_once_install_once(shared: Published, monkeypatch: py
     assert installed == ["once"]
 
 
-def test_a_flipped_byte_makes_nothing_current(shared: Published) -> None:
-    shared.wipe()
-    data = bytearray(shared.bundle.read_bytes())
+def flip(bundle: Path) -> None:
+    data = bytearray(bundle.read_bytes())
     data[data.index(b"PK") + 100] ^= 1
-    shared.bundle.write_bytes(data)
-    assert code(shared) == ("bundle-damaged", 5)
-    assert not (shared.node.prefix / "current").exists()
-    assert not shared.environment.exists()
+    bundle.write_bytes(data)
 
 
-def test_an_environment_with_another_root_is_not_stamped(shared: Published) -> None:
-    shared.wipe()
-    path = shared.shared / "ensure" / "demo.json"
+def other_root(shared: Published) -> None:
     request = shared.request()
     request["args"]["root"] = "0" * 64
-    path.write_text(json.dumps(request))
-    assert code(shared) == ("root-differs", 5)
+    (shared.shared / "ensure" / "demo.json").write_text(json.dumps(request))
+
+
+@pytest.mark.parametrize(
+    ("harm", "code"),
+    [(lambda shared: flip(shared.bundle), "bundle-damaged"), (other_root, "root-differs")],
+    ids=["a flipped byte", "another root"],
+)
+def test_what_is_not_as_published_makes_nothing_current(
+    shared: Published, harm: Callable[[Published], None], code: str
+) -> None:
+    shared.wipe()
+    harm(shared)
+    with fails(code, 5):
+        shared.ensure()
     assert stamp.read(str(shared.environment)) is None
     assert not (shared.node.prefix / "current").exists()
 
 
-def test_a_published_request_is_that_of_the_job_too_and_has_a_script(shared: Published) -> None:
-    assert shared.request() == json.loads(shared.more.read_text())
-    assert (shared.shared / "ensure" / "demo.sh").read_text() == "#!/bin/sh\n"
-
-
-def test_the_shared_folder_says_what_nodes_get_from_it(shared: Published) -> None:
-    (told,) = published.facts(str(shared.shared), "demo")
-    assert (told["path"], told["root"], told["current"]) == (str(shared.environment), shared.stamp["root"], True)
-    assert {**told["stamp"], "version": shared.stamp["version"]} == shared.stamp
-    assert published.facts(str(shared.shared), "other") == []
-
-
 def test_the_bundle_is_read_and_one_that_is_gone_is_told(shared: Published) -> None:
     assert shared.verify()["ok"]
-    data = bytearray(shared.bundle.read_bytes())
-    data[data.index(b"PK") + 100] ^= 1
-    shared.bundle.write_bytes(data)
+    flip(shared.bundle)
     found = shared.verify()
     assert (found["ok"], found["root"]) == (False, shared.stamp["root"])
     assert "sha256" in found["checks"][0]["says"]
