@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
+import json
 import os
 import random
 import subprocess
@@ -16,26 +18,86 @@ import pytest
 
 from envbuild.node.bundle import archive, index, plain_tar
 from envbuild.node.protocol import NodeError
-from tests.node.bundle.making import FILES, KEY, forged, made, packed, rows, unpacked
-from tests.support.files import write_file
+from tests.support.fails import fails
+from tests.support.files import write_file, write_files
 
 ALPHA = "wheels/alpha-1.0-py3-none-any.whl"
+KEY = "ab" * 32
+LONG = "wheels/" + "a" * 90 + "-1.0-cp310-cp310-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
+FILES = {
+    ALPHA: ("wheel", b"alpha" * 1000),
+    LONG: ("wheel", b"long"),
+    f"built/{KEY}/beta-2.0-py3-none-any.whl": ("built wheel", b"beta"),
+    f"built/{KEY}/build.json": ("built wheel", b"{}"),
+    "sources/gamma-1234.bundle": ("source", b"git" * 700),
+    "conda/main/linux-64/_delta-1.0-0.conda": ("conda package", b"delta"),
+    "tools/0123456789ab-cpython.tar.gz": ("interpreter", b""),
+}
+
+
+def rows(files: dict[str, tuple[str, bytes]] = FILES) -> list[dict[str, Any]]:
+    """The rows of an index."""
+    return [
+        {"path": path, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "what": what}
+        for path, (what, data) in files.items()
+    ]
+
+
+def made(files: dict[str, tuple[str, bytes]] = FILES) -> bytes:
+    """A good bundle."""
+    told = index.make("tiny", "exact", ["x86_64"], ["cpu"], rows(files))
+    return packed({index.NAME: index.encode(told), **{path: files[path][1] for path in sorted(files)}})
+
+
+def packed(files: dict[str, bytes]) -> bytes:
+    """A tar file of these members, whatever they are."""
+    out = io.BytesIO()
+    for name, data in files.items():
+        plain_tar.write(out, name, len(data), [data])
+    return out.getvalue() + plain_tar.END
+
+
+def forged(more: bytes, listed: list[dict[str, Any]] | None = None) -> bytes:
+    """A bundle whose index holds together, followed by members that somebody else wrote."""
+    told: dict[str, Any] = {"version": 1, "stack": "tiny", "profile": "exact", "machines": ["x86_64"], "variants": []}
+    told["files"] = listed or []
+    told["digest"] = hashlib.sha256(canonical(told)).hexdigest()
+    return packed({index.NAME: canonical(told) + b"\n"})[: -len(plain_tar.END)] + more + plain_tar.END
+
+
+def canonical(data: Any) -> bytes:
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def unpacked(folder: Path, files: dict[str, tuple[str, bytes]] = FILES) -> Path:
+    """The same as a folder."""
+    told = index.make("tiny", "exact", ["x86_64"], ["cpu"], rows(files))
+    return write_files(folder, {index.NAME: index.encode(told), **{path: data for path, (_, data) in files.items()}})
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(path: Path, *, also: Callable[..., Any] = archive.verify) -> NodeError:
+def refused(path: Path) -> NodeError:
     with pytest.raises(NodeError) as caught:
-        also(str(path))
+        archive.verify(str(path))
     return caught.value
 
 
-def test_a_bundle_is_verified_and_unpacked_as_file_and_as_folder(tmp_path: Path) -> None:
+def unpacks_nothing(bundle: Path, to: Path) -> None:
+    with pytest.raises(NodeError):
+        archive.unpack(str(bundle), str(to))
+    assert list(to.iterdir()) == []
+
+
+def test_a_bundle_is_verified_and_unpacked_as_file_as_folder_and_as_what_tar_made_of_the_file(tmp_path: Path) -> None:
     file, folder = tmp_path / "b.tar", unpacked(tmp_path / "b")
     file.write_bytes(made())
-    for number, bundle in enumerate((file, folder)):
+    by_tar = tmp_path / "by-tar"
+    by_tar.mkdir()
+    subprocess.run(["tar", "-xf", file, "-C", by_tar], check=True)
+    for number, bundle in enumerate((file, folder, by_tar)):
         told = archive.verify(str(bundle))
         assert [row["path"] for row in told["files"]] == sorted(FILES)
         assert told == archive.read_index(str(bundle))
@@ -44,28 +106,17 @@ def test_a_bundle_is_verified_and_unpacked_as_file_and_as_folder(tmp_path: Path)
         assert contents(to) == {path: data for path, (_, data) in FILES.items()}
 
 
-def test_a_bundle_is_a_tar_file_that_tar_unpacks_into_the_same_bundle(tmp_path: Path) -> None:
-    (tmp_path / "b.tar").write_bytes(made())
-    (tmp_path / "b").mkdir()
-    subprocess.run(["tar", "-xf", tmp_path / "b.tar", "-C", tmp_path / "b"], check=True)
-    assert archive.verify(str(tmp_path / "b")) == archive.verify(str(tmp_path / "b.tar"))
-
-
-def test_some_files_can_be_taken_out_and_each_is_checked(tmp_path: Path) -> None:
+def test_some_files_can_be_taken_out_each_is_checked_and_what_is_in_the_way_stays(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(made().replace(b"git" * 700, b"gix" * 700))
     archive.extract(str(tmp_path / "b.tar"), {ALPHA: str(tmp_path / "alpha.whl")})
     assert (tmp_path / "alpha.whl").read_bytes() == FILES[ALPHA][1]
     with pytest.raises(NodeError, match="differs from its index"):
         archive.extract(str(tmp_path / "b.tar"), {"sources/gamma-1234.bundle": str(tmp_path / "gamma")})
     assert sorted(each.name for each in tmp_path.iterdir()) == ["alpha.whl", "b.tar"]
-
-
-def test_what_is_in_the_way_of_a_file_is_not_removed(tmp_path: Path) -> None:
-    (tmp_path / "b.tar").write_bytes(made())
-    write_file(tmp_path / "alpha.whl.part" / "own", "mine")
+    in_the_way = write_file(tmp_path / "alpha.whl.part" / "own", "mine")
     with pytest.raises(OSError):
         archive.extract(str(tmp_path / "b.tar"), {ALPHA: str(tmp_path / "alpha.whl")})
-    assert (tmp_path / "alpha.whl.part" / "own").read_text() == "mine"
+    assert in_the_way.read_text() == "mine"
 
 
 def test_where_the_kernel_cannot_copy_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +133,7 @@ def test_where_the_kernel_cannot_copy_a_file_is_read(tmp_path: Path, monkeypatch
 def test_of_many_flipped_bits_none_is_accepted_and_nothing_is_unpacked(tmp_path: Path) -> None:
     whole, dice = bytearray(made()), random.Random(37)
     path, accepted = tmp_path / "b.tar", []
-    for _ in range(1000):
+    for _ in range(500):
         place, bit = dice.randrange(len(whole)), 1 << dice.randrange(8)
         whole[place] ^= bit
         path.write_bytes(whole)
@@ -106,17 +157,14 @@ def test_a_bundle_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
     assert "does not end" in refused(path).why
 
 
-def test_another_bundle_than_the_one_that_was_meant_is_refused(tmp_path: Path) -> None:
+def test_another_bundle_than_the_one_that_was_meant_and_what_is_no_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(made())
-    with pytest.raises(NodeError, match="differs from its index") as caught:
+    with fails("bundle-damaged", 5) as caught:
         archive.unpack(str(tmp_path / "b.tar"), str(tmp_path / "to"), "0" * 64)
     assert "another bundle" in caught.value.why
-
-
-@pytest.mark.parametrize("name", ["none.tar", "pipe"])
-def test_what_is_no_file_is_missing_and_not_waited_for(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert refused(tmp_path / name).code == "bundle-missing"
+    for name in ("none.tar", "pipe"):
+        assert refused(tmp_path / name).code == "bundle-missing", "and it is not waited for"
 
 
 EMPTY = hashlib.sha256(b"").hexdigest()
@@ -136,16 +184,12 @@ A = "wheels/a.whl"
 HOSTILE: dict[str, tuple[bytes, str, str]] = {
     "traversal": (forged(member("wheels/../../evil")), "bundle-unsafe", "leads out"),
     "traversal in the index": (forged(b"", listing(("wheels/../../evil", 0))), "bundle-unsafe", "../../evil"),
-    "an absolute path": (forged(member("/etc/cron.d/evil")), "bundle-unsafe", "leads out"),
     "an absolute path in the index": (forged(b"", listing(("/etc/cron.d/evil", 0))), "bundle-unsafe", "/etc/cron.d"),
     "a link that leads out": (forged(member(A, tarfile.SYMTYPE, "/etc/passwd")), "bundle-unsafe", "a link"),
     "a hard link": (forged(member(A, tarfile.LNKTYPE, "/etc/passwd")), "bundle-unsafe", "a link"),
-    "a folder that is a link": (forged(member("wheels", tarfile.SYMTYPE, "/tmp")), "bundle-unsafe", "a link"),
     "a device": (forged(member(A, tarfile.CHRTYPE)), "bundle-unsafe", "a device"),
-    "a block device": (forged(member(A, tarfile.BLKTYPE)), "bundle-unsafe", "a device"),
     "a pipe": (forged(member(A, tarfile.FIFOTYPE)), "bundle-unsafe", "a pipe"),
     "setuid": (forged(member(A, mode=0o4755), listing((A, 0))), "bundle-unsafe", "4755"),
-    "setgid": (forged(member(A, mode=0o2755), listing((A, 0))), "bundle-unsafe", "2755"),
     "an executable file": (forged(member(A, mode=0o755), listing((A, 0))), "bundle-damaged", "header"),
     "a bomb by its size": (forged(member(A, size=1 << 40), listing((A, 0))), "bundle-unsafe", "are the most"),
     "a bomb by its holes": (forged(member(A, tarfile.GNUTYPE_SPARSE)), "bundle-unsafe", "sparse"),
@@ -163,7 +207,6 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
         "bundle-unsafe", "conda",
     ),
     "a hidden file": (forged(b"", listing(("wheels/.pth", 0))), "bundle-unsafe", ".pth"),
-    "an option of a program": (forged(b"", listing(("wheels/-rf", 0))), "bundle-unsafe", "-rf"),
     "a name that acts on terminals": (forged(member("wheels/\x1b[2J")), "bundle-unsafe", "\\x1b[2J"),
     "another index inside": (forged(member(index.NAME)), "bundle-unsafe", "twice"),
     "headers that speak of headers": (forged(member("a", tarfile.XHDTYPE, size=10)), "bundle-damaged", "headers"),
@@ -188,8 +231,7 @@ def test_a_hostile_bundle_is_refused_and_writes_nothing(tmp_path: Path, data: by
     error = refused(path)
     assert (error.code, error.exit_code) == (code, 5)
     assert why in f"{error.what} {error.why}"
-    refused(path, also=lambda bundle: archive.unpack(bundle, str(tmp_path / "to")))
-    assert [each.name for each in (tmp_path / "to").iterdir()] == []
+    unpacks_nothing(path, tmp_path / "to")
     assert {each.name for each in tmp_path.iterdir()} == {"in", "to"}
 
 
@@ -215,15 +257,11 @@ def test_a_folder_that_was_changed_is_refused(tmp_path: Path, change: Callable[[
     error = refused(folder)
     assert error.exit_code == 5
     assert why in error.why
-    refused(folder, also=lambda bundle: archive.unpack(bundle, str(tmp_path / "to")))
-    assert list((tmp_path / "to").iterdir()) == []
+    unpacks_nothing(folder, tmp_path / "to")
 
 
-def test_an_index_is_only_made_of_what_a_bundle_may_hold() -> None:
+def test_a_bundle_is_only_made_of_what_it_may_hold_and_of_what_was_announced(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="is not a bundle"):
         index.make("tiny", "exact", ["x86_64"], [], [{**rows()[0], "path": f"built/{KEY}/../x"}])
-
-
-def test_a_member_has_the_size_that_it_announced(tmp_path: Path) -> None:
     with (tmp_path / "t").open("wb") as out, pytest.raises(ValueError, match="3 were announced"):
         plain_tar.write(out, "a", 3, [b"ab"])
