@@ -111,25 +111,3 @@ def download(folder: Path, *requirements: str) -> list[Path]:
     if done.returncode:
         pytest.skip(f"{' '.join(requirements)} is not available here: {done.stderr.strip()[-300:]}")
     return sorted(folder.glob("*.whl"))
-
-
-# As much of torch as the setup.py of kernels needs; its extensions are those of setuptools.
-TORCH = {
-    "torch/__init__.py": b"",
-    "torch/version.py": b"cuda = None\n",
-    "torch/utils/__init__.py": b"",
-    "torch/utils/cpp_extension.py": b"""
-from setuptools import Extension
-from setuptools.command.build_ext import build_ext as BuildExtension
-
-def CppExtension(name, sources, include_dirs=(), extra_compile_args=None):
-    flags = (extra_compile_args or {}).get("cxx") or []
-    return Extension(name, sources, include_dirs=list(include_dirs), extra_compile_args=flags, language="c++")
-
-CUDAExtension = CppExtension
-""",
-}
-KERNEL = EXTENSION.replace("_fast", "quick_kernel").replace(
-    "#include <Python.h>", '#include <Python.h>\n#include "level.h"'
-)
-KERNEL = KERNEL.replace("PyLong_FromLong(42)", "PyLong_FromLong(LEVEL)").replace("{0}", "{nullptr}")

@@ -81,26 +81,25 @@ def write(folder: Path, path: str, text: str) -> Path:
     return write_file(folder / path, text)
 
 
-def run_setup(
-    folder: Path,
-    *flags: str,
-    torch_cuda: str | None,
-    nvcc: str | None,
-    torch: str = "1.10.0",
-    python: str = sys.executable,
-) -> subprocess.CompletedProcess[str]:
+def run(program: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A program with `paths` on its module path, and no variables of this machine that choose a GPU's code."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("TORCH_", "CUDA_"))}
+    env = {**clean, "PYTHONPATH": os.pathsep.join(map(str, paths)), **environment}
+    return completed([sys.executable, "-c", program], env=env, timeout=60)
+
+
+def run_setup(folder: Path, *flags: str, torch_cuda: str | None, nvcc: str | None) -> subprocess.CompletedProcess[str]:
     """Run `folder/setup.py` among the stand-ins; `nvcc` None: no CUDA toolkit is there."""
     stubs = folder.parent / f"{folder.name}-stubs"
     torch_files = {"__init__.py": _TORCH, "utils/__init__.py": "", "utils/cpp_extension.py": _EXTENSION}
     write_files(stubs / "torch", torch_files)
     write_file(stubs / "setuptools/__init__.py", _SETUPTOOLS)
-    environment = {**os.environ, "PYTHONPATH": str(stubs), "TORCH_CUDA": torch_cuda or "", "TORCH_VERSION": torch}
+    environment = {**os.environ, "PYTHONPATH": str(stubs), "TORCH_CUDA": torch_cuda or "", "TORCH_VERSION": "1.10.0"}
     environment.pop("CUDA_HOME", None)
     if nvcc is not None:
         executable(stubs / "cuda" / "bin" / "nvcc", _NVCC.format(version=nvcc))
         environment["CUDA_HOME"] = str(stubs / "cuda")
-    command = [python, "-W", "ignore", "setup.py", *flags]
-    return completed(command, cwd=folder, env=environment, timeout=60)
+    return completed([sys.executable, "-W", "ignore", "setup.py", *flags], cwd=folder, env=environment, timeout=60)
 
 
 def apply(folder: Path, name: str, *, check: bool = False, **facts: Any) -> dict[str, Any]:

@@ -62,28 +62,25 @@ def test_a_second_builder_of_the_same_source_takes_another_folder(tmp_path: Path
     assert not os.listdir(top)
 
 
-def test_the_folder_of_a_dead_builder_is_taken_over(tmp_path: Path) -> None:
+def test_the_folder_of_a_dead_builder_is_taken_over_one_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
     top = tmp_path / "top"
     dead_builder("x-1", top)
-    with build_dir.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
-        assert folder.canonical
+    for mode, canonical in ((0o700, True), (0o777, False)):
+        top.chmod(mode)
+        with build_dir.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
+            assert folder.canonical == canonical
 
 
-def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
-    top = tmp_path / "top"
-    top.mkdir()
-    top.chmod(0o777)
-    with build_dir.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
-        assert not folder.canonical
-
-
-def test_what_dead_builders_of_other_sources_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_what_dead_builders_of_this_machine_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     top = tmp_path / "top"
     dead = dead_builder("x-1", top)
     # A sweep that was killed itself.
     interrupted = dead_builder("x-2", tmp_path / "elsewhere").rename(top / "x-2.trash-1")
     (dead / "src").mkdir()
     (dead / "src").chmod(0o500)
+    far = dead_builder("x-3", top)
+    owner = json.loads((far / "owner.json").read_text())
+    (far / "owner.json").write_text(json.dumps({**owner, "host": "another"}))
     for name in ("new", "old"):
         (top / name).mkdir()
     age(top / "old", 2)
@@ -95,7 +92,7 @@ def test_what_dead_builders_of_other_sources_left_is_removed_and_nothing_else(tm
         assert not dead.exists() and not interrupted.exists()
         with build_dir.Folder("y-2", 10, str(tmp_path), str(top)):
             assert os.path.exists(living.path)
-    assert sorted(os.listdir(top)) == ["link", "new", "note"]
+    assert sorted(os.listdir(top)) == ["link", "new", "note", "x-3"]
     assert (tmp_path / "place").exists()
 
 
@@ -120,15 +117,6 @@ def test_a_folder_into_which_something_is_still_written_is_removed_again(
     with build_dir.Folder("x-1", 10, str(tmp_path), str(tmp_path / "top")):
         pass
     assert not late and not os.listdir(tmp_path / "top")
-
-
-def test_a_folder_of_another_machine_is_left_alone(tmp_path: Path) -> None:
-    top = tmp_path / "top"
-    dead = dead_builder("x-1", top)
-    owner = json.loads((dead / "owner.json").read_text())
-    (dead / "owner.json").write_text(json.dumps({**owner, "host": "another"}))
-    with build_dir.Folder("y-1", 10, str(tmp_path), str(top)):
-        assert dead.exists()
 
 
 def test_the_job_server_of_a_dead_builder_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

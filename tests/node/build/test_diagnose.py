@@ -51,12 +51,8 @@ def test_what_looks_like_the_cause_does_not_hide_what_was_raised(output: str) ->
     assert cause("compiling\n" + output + TRACE) == ("RuntimeError: Error compiling objects", "")
 
 
-def test_the_first_error_is_the_one() -> None:
-    text = "a.cpp:1:1: error: first\nb.cpp:2:2: error: second\n"
-    assert cause(text)[0] == "a.cpp:1:1: error: first"
-
-
-def test_what_is_told_begins_with_the_cause() -> None:
+def test_what_is_told_begins_with_the_cause_which_is_the_first_error() -> None:
+    assert cause("a.cpp:1:1: error: first\nb.cpp:2:2: error: second\n")[0] == "a.cpp:1:1: error: first"
     output = "x.c:1:10: fatal error: mpi.h: No such file or directory\n" + TRACE
     assert explanation("y\n" + output).splitlines()[:3] == [output.splitlines()[0], "…", "y"]
     assert explanation(output) == output.strip()

@@ -21,30 +21,22 @@ def script(path: Path, body: str) -> None:
     executable(path, "#!/bin/sh\n" + body + "\n")
 
 
-def make_toolkit(folder: Path, headers: bool = True) -> Path:
+def make_toolkit(folder: Path) -> Path:
     """A toolkit whose nvcc says where it is, as the real one does."""
     script(folder / "bin" / "nvcc", f'echo "#$ _HERE_={folder}/bin" >&2; echo "#$ TOP={folder}/bin/.." >&2')
-    if headers:
-        (folder / "include").mkdir(exist_ok=True)
-        (folder / "include" / "cuda_runtime.h").touch()
+    write_file(folder / "include" / "cuda_runtime.h")
     return folder
-
-
-def test_a_toolkit_with_its_headers_is_taken_as_it_is(tmp_path: Path) -> None:
-    assert environment.toolkit(str(make_toolkit(tmp_path / "cuda"))) == str(tmp_path / "cuda")
-    assert environment.toolkit(None) is None
 
 
 def test_a_script_named_nvcc_leads_to_the_toolkit_that_it_starts(tmp_path: Path) -> None:
     real = make_toolkit(tmp_path / "cuda 13")
     script(tmp_path / "local" / "bin" / "nvcc", f'exec "{real}/bin/nvcc" "$@"')
-    assert environment.toolkit(str(tmp_path / "local")) == str(real)
-
-
-@pytest.mark.parametrize("says", ["exit 1", "echo '#$ TOP=/nowhere/at/all'", "echo '#$ TOP='"])
-def test_an_nvcc_that_does_not_say_where_it_is_is_left_where_it_was_found(tmp_path: Path, says: str) -> None:
-    script(tmp_path / "bin" / "nvcc", says)
-    assert environment.toolkit(str(tmp_path)) == str(tmp_path)
+    for given in (real, tmp_path / "local"):
+        assert environment.toolkit(str(given)) == str(real)
+    assert environment.toolkit(None) is None
+    for says in ("exit 1", "echo '#$ TOP=/nowhere/at/all'", "echo '#$ TOP='"):
+        script(tmp_path / "bin" / "nvcc", says)
+        assert environment.toolkit(str(tmp_path)) == str(tmp_path), "it does not say where it is"
 
 
 def test_the_real_nvcc_behind_a_script_is_found(tmp_path: Path) -> None:
@@ -82,25 +74,22 @@ def run(python: str, code: str) -> str:
     return completed([python, "-I", "-c", code], check=True).stdout.strip()
 
 
-def test_what_is_asked_for_comes_with_what_it_requires(python: str, site: Path) -> None:
-    put(site, "torch", requires=("Sympy>=1", "pytest; extra == 'test'", 'colorama; sys_platform == "win32"'))
+def test_what_is_asked_for_comes_with_what_it_requires_and_with_the_extras_that_are_named(
+    python: str, site: Path
+) -> None:
+    """torch asks for its CUDA libraries as extras of one package."""
+    libraries = "cuda-toolkit[cudart, NVRTC]==13.0; platform_system == 'Linux'"
+    put(site, "torch", requires=("Sympy>=1", "pytest; extra == 'test'", "colorama; sys_platform == 'win32'", libraries))
+    put(site, "cuda_toolkit", requires=("cudart; extra == 'cudart'", 'nvrtc; extra == "nvrtc"', "npp; extra == 'npp'"))
     put(site, "sympy", "1.2", requires=("mpmath (<2)", "torch"))
-    for name in ("mpmath", "pytest", "six"):
+    for name in ("mpmath", "pytest", "six", "cudart", "nvrtc", "npp"):
         put(site, name)
     packages = environment.Packages(python)
     assert packages.closure({"torch", "ninja"}) == {
-        "torch": "1.0", "sympy": "1.2", "mpmath": "1.0", "colorama": "", "ninja": "",
+        **dict.fromkeys(("torch", "mpmath", "cuda-toolkit", "cudart", "nvrtc"), "1.0"),
+        "sympy": "1.2", "colorama": "", "ninja": "",
     }  # fmt: skip
     assert packages.versions()["six"] == "1.0"
-
-
-def test_the_extras_that_a_requirement_names_come_too(python: str, site: Path) -> None:
-    """torch asks for its CUDA libraries as extras of one package."""
-    put(site, "torch", requires=("cuda-toolkit[cudart, NVRTC]==13.0; platform_system == 'Linux'",))
-    put(site, "cuda_toolkit", requires=("cudart; extra == 'cudart'", 'nvrtc; extra == "nvrtc"', "npp; extra == 'npp'"))
-    for name in ("cudart", "nvrtc", "npp"):
-        put(site, name)
-    assert sorted(environment.Packages(python).closure({"torch"})) == ["cuda-toolkit", "cudart", "nvrtc", "torch"]
 
 
 def test_a_view_holds_the_wanted_packages_and_no_other(tmp_path: Path, python: str, site: Path) -> None:

@@ -20,7 +20,7 @@ from tests.node.build_projects import EXTENSIONS, build, index_environment, shap
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 from tests.support.fails import fails
-from tests.support.files import write_files
+from tests.support.files import write_file, write_files
 from tests.support.patience import alive, text_of, until
 from tests.support.programs import executable
 
@@ -83,18 +83,31 @@ def left(budget: job_server.Budget) -> int:
         os.close(handle)
 
 
-def test_cores_and_memory_bound_how_many_jobs_there_are() -> None:
+def test_cores_and_memory_bound_how_many_jobs_there_are(tmp_path: Path) -> None:
+    """Free memory is what the cgroup leaves."""
     budget = job_server.Budget(4, memory=5.0)
     assert (budget.jobs, budget.limit(4.0), budget.limit(1.0), budget.limit(100.0)) == (2, 1, 2, 1)
+    group = tmp_path / "sys/fs/cgroup"
+    write_file(tmp_path / "proc/meminfo", "MemTotal: 30000000 kB\nMemAvailable: 19531250 kB\n")
+    for limit, usage, stat, free in (
+        ("8000000000", "6000000000", "inactive_file 1000000000", 3.0),
+        ("max", "1", "", 20.0),
+    ):
+        write_files(group, {"memory.max": f"{limit}\n", "memory.current": f"{usage}\n", "memory.stat": f"{stat}\n"})
+        assert job_server.free_memory(str(tmp_path)) == pytest.approx(free)
 
 
-def test_each_build_has_one_job_and_the_fifo_all_others() -> None:
+def test_each_build_has_one_job_the_fifo_all_others_and_what_a_killed_one_took_comes_back() -> None:
     with job_server.Budget(8, memory=1000) as budget:
         with budget.build("shape", alone=False):
             assert left(budget) == 7
             with budget.build("shape", alone=False):
                 assert left(budget) == 6
             assert left(budget) == 7
+            handle = os.open(budget.fifo, os.O_RDWR)
+            os.read(handle, 2)
+            os.close(handle)
+            assert left(budget) == 5
         with budget.build("shape", alone=True):
             assert left(budget) == 8
 
@@ -142,45 +155,27 @@ def test_the_build_of_fewest_files_starts_its_ninja_first_and_waits_for_none_tha
         waits.join()
 
 
-def test_what_a_killed_build_took_is_there_again_once_nothing_runs() -> None:
-    with job_server.Budget(4, memory=1000) as budget:
-        with budget.build("shape", alone=False):
-            handle = os.open(budget.fifo, os.O_RDWR)
-            os.read(handle, 2)
-            os.close(handle)
-            assert left(budget) == 1
-        with budget.build("shape", alone=False):
-            assert left(budget) == 3
+GUARD = [sys.executable, "-I", "-S", guard.__file__, "sh", "-c"]
 
 
-def test_compilers_end_with_their_builder(tmp_path: Path) -> None:
+def test_compilers_end_with_their_builder_and_with_a_build_that_is_told_to_end(tmp_path: Path) -> None:
     """The builder is killed with SIGKILL: it can tell nobody. A group of its own saves no compiler."""
-    mark = tmp_path / "pid"
-    words = [sys.executable, "-I", "-S", guard.__file__, "sh", "-c"]
-    words += [f"set -m; sh -c 'echo $$ > {mark}; sleep 600' & wait"]
+    words = [*GUARD, f"set -m; sh -c 'echo $$ > {tmp_path / 'one'}; sleep 600' & wait"]
     code = f"import subprocess; subprocess.Popen({words!r}, start_new_session=True).wait()"
     builder = subprocess.Popen([sys.executable, "-c", code])
-    compiler = int(until(lambda: text_of(mark).strip()))
+    told = subprocess.Popen([*GUARD, f"echo $$ > {tmp_path / 'two'}; sleep 600"], start_new_session=True)
+    compilers = [int(until(lambda name=name: text_of(tmp_path / name).strip())) for name in ("one", "two")]
     builder.kill()
-    builder.wait()
-    until(lambda: not alive(compiler))
+    told.send_signal(signal.SIGTERM)
+    assert (builder.wait(), told.wait()) == (-9, 143)
+    for compiler in compilers:
+        until(lambda compiler=compiler: not alive(compiler))
 
 
-@pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
-def test_the_exit_code_of_a_build_comes_through(end: str, code: int) -> None:
-    words = [sys.executable, "-I", "-S", guard.__file__, "sh", "-c", f"echo wrong >&2; {end}"]
-    done = subprocess.run(words, start_new_session=True, capture_output=True)
-    assert (done.returncode, done.stdout, done.stderr) == (code, b"wrong\n", b"")
-
-
-def test_a_build_that_is_told_to_end_ends_what_it_started(tmp_path: Path) -> None:
-    mark = tmp_path / "pid"
-    words = [sys.executable, "-I", "-S", guard.__file__, "sh", "-c", f"echo $$ > {mark}; sleep 600"]
-    running = subprocess.Popen(words, start_new_session=True)
-    compiler = int(until(lambda: text_of(mark).strip()))
-    running.send_signal(signal.SIGTERM)
-    assert running.wait() == 143
-    until(lambda: not alive(compiler))
+def test_the_exit_code_of_a_build_comes_through() -> None:
+    for end, code in (("exit 3", 3), ("kill -9 $$", 137)):
+        done = subprocess.run([*GUARD, f"echo wrong >&2; {end}"], start_new_session=True, capture_output=True)
+        assert (done.returncode, done.stdout, done.stderr) == (code, b"wrong\n", b"")
 
 
 # Two modules; one is no C. Its build_ext starts the compiler of the other as ninja does: in a group of its own.
@@ -256,28 +251,20 @@ def owned(pid: int, by: Path) -> bool:
         return False
 
 
-def counted(top: Path, python: str, names: tuple[str, ...], jobs: int) -> int:
-    """How many compilers ran at once while projects of two extensions were built at once."""
-    made = {}
-    cc = str(program(top / "cc", COUNTED))
+@pytest.mark.parametrize("jobs", [3, 1])
+def test_no_more_compilers_than_jobs_run_whatever_is_built_at_once(tmp_path: Path, python: str, jobs: int) -> None:
+    cc = str(program(tmp_path / "cc", COUNTED))
     program(Path(python).parent / "ninja", "#!/bin/sh\necho 1.13.0\n")  # older ones make each build wait for the others
+    made = {}
 
     def call(name: str, budget: job_server.Budget) -> None:
-        project = shape_project(top / name)
+        project = shape_project(tmp_path / name)
         asked = source(name, flags=FLAGS, extensions=EXTENSIONS, environment={"CC": cc})
-        made[name] = build(python, top, project, asked, f"out-{name}", budget=budget)["extensions"]
+        made[name] = build(python, tmp_path, project, asked, f"out-{name}", budget=budget)["extensions"]
 
-    calls = {name: lambda budget, name=name: call(name, budget) for name in names}
-    wheel.build_all(calls, jobs)
-    assert made == dict.fromkeys(names, EXTENSIONS)
-    return most(top)
-
-
-@pytest.mark.parametrize(("names", "jobs"), [(("one",), 2), (("one", "two"), 3), (("one", "two"), 1)])
-def test_no_more_compilers_than_jobs_run_whatever_is_built_at_once(
-    tmp_path: Path, python: str, names: tuple[str, ...], jobs: int
-) -> None:
-    assert counted(tmp_path, python, names, jobs) == jobs
+    wheel.build_all({name: functools.partial(call, name) for name in ("one", "two")}, jobs)
+    assert made == {"one": EXTENSIONS, "two": EXTENSIONS}
+    assert most(tmp_path) == jobs
 
 
 def test_extensions_of_which_one_fills_the_memory_are_built_one_after_another(
@@ -326,6 +313,12 @@ setup(name="shape", version="1.0", packages=[], cmdclass={"build_ext": BuildExte
 """
 
 
+def ninja_project(tmp_path: Path, name: str = "_run_ninja_build", **more: str) -> Path:
+    """Two extensions of four files each."""
+    files = {f"{extension}_{i}.c": f"int {extension}_{i};\n" for extension in ("one", "two") for i in range(4)}
+    return write_files(tmp_path / "project", {"setup.py": f"NAME = {name!r}\n{NINJA}", **files, **more})
+
+
 @pytest.fixture(scope="module")
 def with_ninja(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """The interpreter of an environment with a ninja of that version, made once."""
@@ -341,7 +334,6 @@ def with_ninja(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]
 @pytest.mark.parametrize(
     ("ninja", "name", "jobs"),
     [
-        ("1.13.0", "_run_ninja_build", 1),
         ("1.13.0", "_run_ninja_build", 3),
         ("1.13.0", "of_another_torch", 3),
         ("1.11.1.1", "_run_ninja_build", 4),
@@ -352,8 +344,7 @@ def test_a_ninja_takes_jobs_of_the_server_and_an_old_one_its_share(
     tmp_path: Path, with_ninja: Callable[[str], str], ninja: str, name: str, jobs: int
 ) -> None:
     python = with_ninja(ninja)
-    files = {f"{name}_{i}.c": f"int {name}_{i};\n" for name in ("one", "two") for i in range(4)}
-    project = write_files(tmp_path / "project", {"setup.py": f"NAME = {name!r}\n{NINJA}", **files})
+    project = ninja_project(tmp_path, name)
     asked = source(extensions=["one", "two"], environment={"CC": str(program(tmp_path / "cc", COUNTED))})
     build(python, tmp_path, project, asked, jobs=jobs)
     assert most(tmp_path) == jobs
@@ -364,8 +355,7 @@ def test_one_ninja_that_fails_fails_the_build_and_says_which_file(
     tmp_path: Path, with_ninja: Callable[[str], str]
 ) -> None:
     python = with_ninja("1.13.0")
-    files = {f"{name}_{i}.c": "int x;\n" for name in ("one", "two") for i in range(4)} | {"two_2.c": "#error no\n"}
-    project = write_files(tmp_path / "project", {"setup.py": f"NAME = '_run_ninja_build'\n{NINJA}", **files})
+    project = ninja_project(tmp_path, **{"two_2.c": "#error no\n"})
     asked = source(environment={"CC": "/usr/bin/cc"})
     with fails("build-failed") as caught:
         build(python, tmp_path, project, asked, jobs=2)
@@ -376,10 +366,8 @@ def test_what_takes_longest_is_begun_first(tmp_path: Path, python: str) -> None:
     """CUDA code, then what includes all of torch, then by size; the slowest extension before the others."""
     listing = "sed -n 's/^build.*compile //p' build.ninja >> {top}/../../order"
     program(Path(python).parent / "ninja", f"#!/bin/sh\n[ $1 = --version ] && echo 1.13.0 || {listing}\nexit 0\n")
-    files = {f"{name}_{i}.c": f"int {name}_{i};\n" for name in ("one", "two") for i in range(4)}
-    files["two_2.c"] += "// longer\n"
-    files["two_3.c"] = "#include <torch/extension.h>\n"
-    project = write_files(tmp_path / "project", {"setup.py": f"NAME = 'other'\n{NINJA}", **files})
+    longer = {"two_2.c": "int two_2;\n// longer\n", "two_3.c": "#include <torch/extension.h>\n"}
+    project = ninja_project(tmp_path, "other", **longer)
     asked = source(environment={"CC": "cc"})
     with pytest.raises(NodeError):  # this ninja compiles nothing
         build(python, tmp_path, project, asked, jobs=1)
@@ -429,17 +417,3 @@ def test_progress_counts_the_files_that_are_compiled(tmp_path: Path, python: str
         go.touch()
         thread.join()
         assert "total" not in budget.progress()
-
-
-@pytest.mark.parametrize(
-    ("limit", "usage", "stat", "free"),
-    [("8000000000", "6000000000", "inactive_file 1000000000\n", 3.0), ("max", "1", "", 20.0)],
-)
-def test_free_memory_is_what_the_cgroup_leaves(tmp_path: Path, limit: str, usage: str, stat: str, free: float) -> None:
-    files = {
-        "proc/meminfo": "MemTotal: 30000000 kB\nMemAvailable: 19531250 kB\n",
-        "sys/fs/cgroup/memory.max": limit + "\n",
-        "sys/fs/cgroup/memory.current": usage + "\n",
-        "sys/fs/cgroup/memory.stat": stat,
-    }
-    assert job_server.free_memory(str(write_files(tmp_path, files))) == pytest.approx(free)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from envbuild.node.build import proof
-from envbuild.node.protocol import NodeError
 from tests.support.fails import fails
 from tests.support.programs import completed, executable
 
@@ -66,11 +64,8 @@ def toolkit(tmp_path: Path) -> str:
 
 
 def test_a_listing_gives_each_architecture_once_in_order() -> None:
-    assert proof.parse_listing(ELF + PTX) == ["compute_90", "sm_80", "sm_90"]
     newer = "ELF file    1: k.1.sm_100f.cubin\nELF file    2: k.2.sm_90a.cubin\nELF file    3: a sm_75.3.sm_86.cubin"
     assert proof.parse_listing(newer) == ["sm_86", "sm_90a", "sm_100f"]
-    assert proof.parse_listing(NO_CODE) == []
-    assert proof.parse_listing("") == []
     assert proof.parse_listing("member libx.a:t.o:\nELF file    1: t.o.sm_70.cubin\n") == ["sm_70"]
 
 
@@ -98,16 +93,6 @@ def test_what_serves_a_wanted_architecture(found: list[str], wanted: str, lackin
     assert proof.missing(found, [wanted]) == (lacking, [note] if note else [])
 
 
-def test_every_object_is_listed_and_one_without_device_code_is_fine(tmp_path: Path, toolkit: str) -> None:
-    wheel = wheel_of(tmp_path, "amp_C.cpython-311-x86_64-linux-gnu.so", "apex_C.so", "apex/__init__.py")
-    result = proof.architectures(wheel, ["9.0", "8.0"], toolkit)
-    assert result == {
-        "wanted": ["8.0", "9.0"],
-        "found": {"amp_C": ["compute_90", "sm_80", "sm_90"], "apex_C": []},
-        "how": "cuobjdump",
-    }
-
-
 @pytest.mark.parametrize(
     ("names", "wanted", "what", "why"),
     [
@@ -133,19 +118,12 @@ def test_a_missing_architecture_is_exit_4_and_names_the_extension(
     assert proof.architectures(wheel_of(tmp_path, *names), [], toolkit)["how"] == "cuobjdump", "none is demanded"
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("unknown.so", "cuobjdump of unknown.so: cuobjdump fatal   : no"),
-        ("silent.so", "cuobjdump of silent.so: no answer"),
-    ],
-)
-def test_a_cuobjdump_that_cannot_tell_is_not_a_proof(tmp_path: Path, toolkit: str, name: str, why: str) -> None:
-    result = proof.architectures(wheel_of(tmp_path, name), ["9.0"], toolkit)
-    assert result["how"] == f"not checked: {why}"
-
-
-def test_no_cuobjdump_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuobjdump_that_cannot_tell_or_is_not_there_is_not_a_proof(
+    tmp_path: Path, toolkit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, why in (("unknown.so", "cuobjdump fatal   : no"), ("silent.so", "no answer")):
+        result = proof.architectures(wheel_of(tmp_path, name), ["9.0"], toolkit)
+        assert result["how"] == f"not checked: cuobjdump of {name}: {why}"
     monkeypatch.setenv("PATH", str(tmp_path))
     result = proof.architectures(wheel_of(tmp_path, "amp_C.so"), ["9.0"], str(tmp_path / "no-cuda"))
     assert result == {"wanted": ["9.0"], "found": {}, "how": "not checked: no cuobjdump"}
@@ -165,74 +143,59 @@ def test_the_toolkit_comes_before_path_and_packages(tmp_path: Path, monkeypatch:
     assert found(None, [str(site)]) is None
 
 
-def test_what_is_no_architecture_is_refused(tmp_path: Path) -> None:
-    for wanted in ("sm_90", "9", "9.0+ptx", "Hopper", "9.0; rm"):
-        with fails("request-invalid"):
-            proof.architectures("/no/wheel", [wanted], None)
-
-
-def test_objects_are_named_by_their_import_name_and_equal_names_in_two_folders_stay_apart(tmp_path: Path) -> None:
-    names = ["a/helpers.so", "b/helpers.so", "apex-0.1.data/purelib/metaseq/data/fast.abi3.so"]
+def test_every_object_is_listed_by_its_import_name_also_one_without_device_code(tmp_path: Path) -> None:
+    names = ["a/helpers.so", "b/helpers.so", "apex-0.1.data/purelib/metaseq/data/fast.abi3.so", "apex/__init__.py"]
     home = fake(
         tmp_path / "cuda",
         says("--list-elf", "helpers.so", err=NO_CODE, code=255),
         says("--list-elf", "fast.abi3.so", ELF),
-        says("--list-ptx", "fast.abi3.so"),
+        says("--list-ptx", "fast.abi3.so", PTX),
     )
-    result = proof.architectures(wheel_of(tmp_path, *names), ["9.0"], str(home))
-    assert result["found"] == {"a.helpers": [], "b.helpers": [], "metaseq.data.fast": ["sm_80", "sm_90"]}
+    assert proof.architectures(wheel_of(tmp_path, *names), ["9.0", "8.0"], str(home)) == {
+        "wanted": ["8.0", "9.0"],
+        "found": {"a.helpers": [], "b.helpers": [], "metaseq.data.fast": ["compute_90", "sm_80", "sm_90"]},
+        "how": "cuobjdump",
+    }
     (tmp_path / "broken.whl").write_bytes(b"PK")
     with fails("wheel-unreadable"):
         proof.architectures(str(tmp_path / "broken.whl"), ["9.0"], str(home))
+    for wanted in ("sm_90", "9.0+ptx", "9.0; rm"):
+        with fails("request-invalid"):
+            proof.architectures("/no/wheel", [wanted], None)
 
 
-def _compiled(folder: Path) -> str:
-    """A wheel with code for two architectures, and PTX for the newer one."""
+def test_a_kernel_that_nvcc_built_and_an_object_without_device_code_are_read_by_the_real_cuobjdump(
+    tmp_path: Path,
+) -> None:
+    # A toolkit here that has the program, or the package of it that tests are run with; it has no compiler.
+    homes = [os.environ.get("CUDA_HOME") or "/usr/local/cuda", f"{sysconfig.get_path('purelib')}/nvidia/cu13"]
+    home = next((home for home in homes if proof.find_cuobjdump(home)), None)
     nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("no nvcc here")
-    (folder / "tiny.cu").write_text(KERNEL)
-    target = folder / "tiny.so"
+    if home is None or nvcc is None:
+        pytest.skip("no nvcc or no cuobjdump here")
+    (tmp_path / "tiny.cu").write_text(KERNEL)
+    (tmp_path / "plain.c").write_text("int one(void) { return 1; }\n")
     codes = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in ("80", "90")]
     codes.append("-gencode=arch=compute_90,code=compute_90")
-    done = completed([nvcc, "-shared", "-Xcompiler", "-fPIC", *codes, str(folder / "tiny.cu"), "-o", str(target)])
-    if done.returncode:
-        pytest.skip(f"nvcc cannot build a kernel here: {done.stderr[-200:]}")
-    return wheel_of(folder, "tiny.so", data=target.read_bytes())
-
-
-def _home_of_cuobjdump() -> str | None:
-    """A toolkit here that has the program, or the package of it that tests are run with; it has no compiler."""
-    packaged = Path(sysconfig.get_path("purelib")) / "nvidia/cu13"
-    homes = [os.environ.get("CUDA_HOME") or "/usr/local/cuda", str(packaged)]
-    return next((home for home in homes if proof.find_cuobjdump(home)), None)
-
-
-def test_a_kernel_that_nvcc_built_is_read_by_the_real_cuobjdump(tmp_path: Path) -> None:
-    built, home = _compiled(tmp_path), _home_of_cuobjdump()
-    if home is None:
-        pytest.skip("no cuobjdump here")
+    for name, more in (("tiny.cu", codes), ("plain.c", [])):
+        target = tmp_path / name.replace(name[name.index(".") :], ".so")
+        done = completed([nvcc, "-shared", "-Xcompiler", "-fPIC", *more, tmp_path / name, "-o", target])
+        if done.returncode:
+            pytest.skip(f"nvcc cannot build here: {done.stderr[-200:]}")
+    built = wheel_of(tmp_path, "tiny.so", data=(tmp_path / "tiny.so").read_bytes())
+    with zipfile.ZipFile(built, "a") as archive:
+        archive.write(tmp_path / "plain.so", "plain.so")
     for wanted in ("9.0", "8.6"):
         result: dict[str, Any] = proof.architectures(built, [wanted], home)
-        assert result["found"] == {"tiny": ["compute_90", "sm_80", "sm_90"]}
+        assert result["found"] == {"tiny": ["compute_90", "sm_80", "sm_90"], "plain": []}
         assert result["how"] == "cuobjdump"
-    with pytest.raises(NodeError, match=r"no device code for 7\.5"):
+    with fails("arch-missing", match=r"no device code for 7\.5"):
         proof.architectures(built, ["7.5"], home)
-
-
-def test_an_object_without_device_code_passes_the_real_cuobjdump(tmp_path: Path) -> None:
-    home = _home_of_cuobjdump()
-    if home is None or shutil.which("cc") is None:
-        pytest.skip("no cuobjdump or no C compiler here")
-    (tmp_path / "plain.c").write_text("int one(void) { return 1; }\n")
-    plain = str(tmp_path / "plain.so")
-    subprocess.run(["cc", "-shared", "-fPIC", str(tmp_path / "plain.c"), "-o", plain], check=True)
-    wheel = wheel_of(tmp_path, "plain.so", data=Path(plain).read_bytes())
-    assert proof.architectures(wheel, ["9.0"], home)["found"] == {"plain": []}
 
 
 MODULES = {
     "torch.py": "",
+    "crash.py": "import os\nos.kill(os.getpid(), 11)\n",
     "alone.py": "import sys\nassert 'torch' not in sys.modules\n",
     "linked.py": "LIBRARY = 'libtorch_cpu.so'\nimport sys\nassert 'torch' in sys.modules\n",
     "late.py": "import sys\nif 'torch' not in sys.modules:\n    raise ImportError('libcudart.so.12: cannot open')\n",
@@ -252,3 +215,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("names", [["alone", "linked"], ["late"]])
 def test_torch_is_imported_before_what_needs_it_and_only_then(python: str, names: list[str]) -> None:
     assert proof.imports(python, "own", names, {}) == {"imported": names, "libraries": [], "unchecked": {}}
+
+
+def test_a_crash_while_importing_is_named(python: str) -> None:
+    with fails("extension-broken", 4, match="crash") as caught:
+        proof.imports(python, "own", ["alone", "crash"], {})
+    assert caught.value.why.startswith("crash: the process ended with -11")

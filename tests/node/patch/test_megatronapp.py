@@ -30,12 +30,18 @@ def test_gradients_of_a_pipeline_stay_what_they_are(tmp_path: Path) -> None:
     assert file.read_text().count("uniform_") == 1, "the comment of the other schedule stays"
 
 
+def module_of(text: str, monkeypatch: pytest.MonkeyPatch, **transfer: Any) -> dict[str, Any]:
+    """What a schedule defines, with its module `transfer` as given."""
+    monkeypatch.setitem(sys.modules, "transfer", SimpleNamespace(**transfer))
+    names: dict[str, Any] = {}
+    exec(compile(text, SCHEDULES, "exec"), names)
+    return names
+
+
 def finished(file: Path, name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[Any]:
     """With what a schedule of the file called the function that finishes gradients."""
     seen: list[Any] = []
-    monkeypatch.setitem(sys.modules, "transfer", SimpleNamespace(compute=lambda model, given: given))
-    names: dict[str, Any] = {}
-    exec(compile(file.read_text(), SCHEDULES, "exec"), names)
+    names = module_of(file.read_text(), monkeypatch, compute=lambda model, given: given)
     assert names[name]("model", SimpleNamespace(finalize_model_grads_func=seen.append), [1, 2], **more) == [1, 2]
     return seen
 
@@ -51,16 +57,15 @@ def test_gradients_of_virtual_stages_are_finished_like_the_others(
     assert finished(file, "stages", monkeypatch) == [["model"]]
 
 
-def one_node(folder: Path) -> int:
-    """Both files with the patch; returns its hits."""
-    shape(folder, "megatronapp-one-node")
-    shape(folder, "megatronapp-one-node", 2)
-    hits: int = apply(folder, "megatronapp-one-node")["hits"]
-    return hits
-
-
 def test_transfers_of_one_node_compile_without_rdma_core_and_say_so_between_nodes(tmp_path: Path) -> None:
-    assert one_node(tmp_path) == 5
+    shape(tmp_path, "megatronapp-one-node")
+    shape(tmp_path, "megatronapp-one-node", 2)
+    assert apply(tmp_path, "megatronapp-one-node")["hits"] == 5
+    write(tmp_path, "setuptools.py", "def setup(**given):\n    print(*sum(given.values(), []))\n")
+    own = {key: value for key, value in os.environ.items() if key != "CUDA_HOME"}
+    for env, cuda in ((own, "/usr/local/cuda"), ({**own, "CUDA_HOME": "/opt/cuda-13.0"}, "/opt/cuda-13.0")):
+        done = completed([sys.executable, "setup.py"], cwd=tmp_path, env=env, timeout=60)
+        assert done.stdout == f"torch -fPIC -I{cuda}/include -L{cuda}/lib64 -lcudart\n"
     program = tmp_path / "transfer"
     need("g++")
     command = ["g++", "-std=c++17", "-Wall", "-Werror", "-Wno-unused-function", TRANSFER, "-o", str(program)]
@@ -68,17 +73,6 @@ def test_transfers_of_one_node_compile_without_rdma_core_and_say_so_between_node
     said = [completed([str(program), *more]).stdout for more in ([], ["other"])]
     assert said[0] == "within a node"
     assert said[1] == "shm_tensor_new_rdma was built without RDMA, for the GPUs of one node"
-
-
-@pytest.mark.parametrize("home", ["/opt/cuda-13.0", None])
-def test_setup_takes_the_cuda_of_the_build_and_no_rdma_library(tmp_path: Path, home: str | None) -> None:
-    one_node(tmp_path)
-    write(tmp_path, "setuptools.py", "def setup(**given):\n    print(*sum(given.values(), []))\n")
-    own = {key: value for key, value in os.environ.items() if key != "CUDA_HOME"}
-    env = {**own, "CUDA_HOME": home} if home else own
-    done = completed([sys.executable, "setup.py"], cwd=tmp_path, env=env, timeout=60)
-    cuda = home or "/usr/local/cuda"
-    assert done.stdout == f"torch -fPIC -I{cuda}/include -L{cuda}/lib64 -lcudart\n"
 
 
 # What the module uses of pybind11, which is not there: functions without arguments, with or without a guard.
@@ -160,9 +154,7 @@ def last_stage(file: Path, arriving: list[int], monkeypatch: pytest.MonkeyPatch)
     def step(data: Any, chunk: int, given: int) -> tuple[int, int] | None:
         return (given // 4 * 2 + given % 2, next(data)) if chunk == 1 else None
 
-    monkeypatch.setitem(sys.modules, "transfer", SimpleNamespace(get_forward_tensor=arrived))
-    names: dict[str, Any] = {}
-    exec(compile(file.read_text(), SCHEDULES, "exec"), names)
+    names = module_of(file.read_text(), monkeypatch, get_forward_tensor=arrived)
     data = [iter(range(len(arriving) // 2)), iter(range(len(arriving) // 2))]
     found = names["forward_backward_pipelining_with_interleaving"](step, data, [0, 1], len(arriving) // 2, 2)
     return [each for each in found if each is not None]
@@ -178,16 +170,10 @@ def test_labels_meet_their_own_microbatch_in_whatever_order_it_arrives(
     after = last_stage(file, in_order, monkeypatch), last_stage(file, late, monkeypatch)
     assert before == ([(0, 0), (1, 1), (2, 2), (3, 3)], [(3, 0), (1, 1), (0, 2), (2, 3)])
     assert after == (before[0], [(3, 3), (1, 1), (0, 0), (2, 2)])
-
-
-def test_a_rank_without_data_broadcasts_none(tmp_path: Path) -> None:
-    file = shape(tmp_path, "megatronapp-labels")
-    apply(tmp_path, "megatronapp-labels")
-    helper = file.read_text().split("class ")[1].split("\n\n\n")[0]
-    names: dict[str, Any] = {}
-    exec("class " + helper, names)
-    batches = names["_EnvbuildMicrobatches"]([None, iter("ab")])
-    assert batches.at(0, 1) is None
+    batches = module_of(file.read_text(), monkeypatch, get_forward_tensor=None)["_EnvbuildMicrobatches"](
+        [None, iter("ab")]
+    )
+    assert batches.at(0, 1) is None, "a rank without data broadcasts none"
     assert [next(batches.at(1, 1)), next(batches.at(1, 0))] == ["b", "a"]
 
 
@@ -277,6 +263,7 @@ IN_ORDER, LATE = [0, 1, 2, 3, 4, 5], [1, 0, 3, 5, 4, 2]
 @pytest.mark.parametrize("stage", [0, 1])
 def test_tensor_parallel_ranks_sum_the_same_pass_whatever_arrives_first_at_each(tmp_path: Path, stage: int) -> None:
     file = shape(tmp_path, "megatronapp-tensor-order")
+    before = Ranks([LATE]).run(file, stage)
     first, second = Ranks([IN_ORDER, LATE]).run(file, stage)
     assert first != second, "the fault"
     assert any(total != 2 * k for _, k, total in first)
@@ -287,12 +274,6 @@ def test_tensor_parallel_ranks_sum_the_same_pass_whatever_arrives_first_at_each(
     assert sorted(first) == sorted((kind, k, 2 * k) for kind in ("forward", "backward") for k in IN_ORDER)
     evaluated = Ranks([IN_ORDER, LATE]).run(file, stage, forward_only=True)
     assert evaluated[0] == evaluated[1] and len(evaluated[0]) == len(IN_ORDER)
-
-
-def test_without_tensor_parallel_nothing_is_asked_and_the_order_stays(tmp_path: Path) -> None:
-    file = shape(tmp_path, "megatronapp-tensor-order")
-    before = Ranks([LATE]).run(file)
-    apply(tmp_path, "megatronapp-tensor-order")
     alone = Ranks([LATE])
-    assert alone.run(file) == before
-    assert alone.asked == 0
+    assert alone.run(file, stage) == before
+    assert alone.asked == 0, "without tensor parallel nothing is asked and the order stays"

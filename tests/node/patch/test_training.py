@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.patch_support import apply, refused, samples, shape, write
-from tests.support.programs import completed
-
-
-def run(program: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A program with `paths` on its module path."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **environment}
-    return completed([sys.executable, "-c", program], env=env, timeout=60)
+from tests.node.patch_support import apply, refused, run, shape, write
+from tests.support.programs import completed, executable
 
 
 def mends(folder: Path, patch: str, hits: int, program: str, failed: str, shown: str, **environment: str) -> None:
@@ -32,8 +26,9 @@ STEP = "from megatron.model.transformer import Attention, Tensor\n"
 STEP += "print(Attention().split_tensor(Tensor(64, 2, 8, 3, 8))[0].shape)"
 
 
-def test_d51_the_query_of_the_pinned_attention_gets_four_dimensions(tmp_path: Path) -> None:
+def test_d51_the_query_of_the_pinned_attention_gets_four_dimensions_after_the_patch_before(tmp_path: Path) -> None:
     file = shape(tmp_path, "alcf-split-tensor")
+    refused(tmp_path, "alcf-split-tensor", {str(file.relative_to(tmp_path)): file.read_text()}, "patch-precondition")
     file.write_text(file.read_text() + COMMA)
     mends(tmp_path, "alcf-split-tensor", 1, STEP, "shape (64, 2, 8, 3, -1, 8) is invalid", "(64, 2, 8, 8)\n")
     # The slice of the other function and the one that is not reshaped stay.
@@ -77,7 +72,9 @@ REAL = "class pytorch:\n    class Linear:\n        def __init__(self, size):\n  
 REAL += "    LayerNorm = DotProductAttention = Linear\n"
 
 
-def test_d52_wrappers_of_transformer_engine_import_without_it_and_cannot_be_made(tmp_path: Path) -> None:
+def test_d52_wrappers_import_without_transformer_engine_use_one_that_is_there_and_say_a_broken_one(
+    tmp_path: Path,
+) -> None:
     file = shape(tmp_path, "megatronapp-transformer-engine")
     stubs = write(tmp_path, "stubs/torch.py", TORCH).parent
     module = write(tmp_path, "layers/wrappers.py", file.read_text()).parent
@@ -88,13 +85,6 @@ def test_d52_wrappers_of_transformer_engine_import_without_it_and_cannot_be_made
     assert made.stdout == "None\n"
     assert "Wrapped needs transformer_engine, which is not installed" in made.stderr
     assert "Absent needs transformer_engine" in run("import wrappers\nwrappers.Norm()", module, stubs).stderr
-
-
-def test_d52_transformer_engine_is_used_where_it_is_there_and_a_broken_one_is_said(tmp_path: Path) -> None:
-    file = shape(tmp_path, "megatronapp-transformer-engine")
-    apply(tmp_path, "megatronapp-transformer-engine")
-    module = write(tmp_path, "layers/wrappers.py", file.read_text()).parent
-    stubs = write(tmp_path, "stubs/torch.py", TORCH).parent
     engine = write(tmp_path, "real/transformer_engine.py", REAL)
     program = "import wrappers\nprint(wrappers.Wrapped().size, wrappers.Norm().size)"
     assert run(program, module, stubs, engine.parent).stdout == "7 5\n"
@@ -142,44 +132,33 @@ TREES = {
 }
 
 
-def tree(tmp_path: Path, top: str) -> tuple[Path, str]:
-    """A tree in the shape of Megatron's, patched, and a program that compiles its helpers and imports them."""
+AHEAD = "envbuild_kernels/helpers.py"
+
+
+@pytest.mark.parametrize("top", TREES)
+def test_d55_the_index_builder_that_was_built_ahead_is_taken_else_it_is_made_at_start_as_before(
+    tmp_path: Path, top: str
+) -> None:
     package, utils, name, numbers = TREES[top]
     for number in numbers:
         shape(tmp_path, "megatron-data-helpers", number)
     assert apply(tmp_path, "megatron-data-helpers")["hits"] == 2
     # A make that makes the module in its folder.
-    make = write(tmp_path, "bin/make", '#!/bin/sh\necho "WHERE = \'made at start\'" > "$2/helpers.py"\n')
-    make.chmod(0o755)
+    make = executable(tmp_path / "bin/make", '#!/bin/sh\necho "WHERE = \'made at start\'" > "$2/helpers.py"\n')
     program = f"from {package} import {utils}\n{utils}.{name}()\nfrom {package} import helpers\nprint(helpers.WHERE)"
-    return tmp_path / top, program
 
+    def made(site: str, path: str, text: str) -> subprocess.CompletedProcess[str]:
+        write(tmp_path, f"{site}/{path}", text)
+        return run(program, tmp_path / top, tmp_path / site, PATH=f"{make.parent}:{os.environ['PATH']}")
 
-@pytest.mark.parametrize("top", TREES)
-def test_d55_the_index_builder_that_was_built_ahead_is_taken_and_nothing_is_compiled(tmp_path: Path, top: str) -> None:
-    path, program = tree(tmp_path, top)
-    site = write(tmp_path, "site/envbuild_kernels/helpers.py", "WHERE = 'ahead'\n").parent.parent
-    # Nor is a file of another day in the tree.
-    stale = write(path, f"{TREES[top][0].replace('.', '/')}/helpers.py", "WHERE = 'stale'\n")
-    done = run(program, path, site, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    assert (done.stdout, done.stderr) == ("ahead\n", "")
-    assert stale.read_text() == "WHERE = 'stale'\n"
-
-
-@pytest.mark.parametrize("top", TREES)
-def test_d55_where_none_was_built_ahead_it_is_made_at_start_as_before(tmp_path: Path, top: str) -> None:
-    path, program = tree(tmp_path, top)
-    site = write(tmp_path, "site/envbuild_kernels/scaled_softmax_cuda.py", "").parent.parent
-    done = run(program, path, site, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    done = made("without", "envbuild_kernels/scaled_softmax_cuda.py", "")
     assert (done.stdout, done.stderr) == ("made at start\n", "")
-
-
-def test_d55_an_index_builder_that_was_built_ahead_and_is_broken_is_said(tmp_path: Path) -> None:
-    path, program = tree(tmp_path, "")
-    site = write(tmp_path, "site/envbuild_kernels/helpers.py", "raise ImportError('libc10.so is not there')\n").parent
-    done = run(program, path, site.parent)
-    assert done.returncode == 1
-    assert "libc10.so is not there" in done.stderr
+    # Nor is a file of another day in the tree taken.
+    stale = write(tmp_path / top, f"{package.replace('.', '/')}/helpers.py", "WHERE = 'stale'\n")
+    done = made("with", AHEAD, "WHERE = 'ahead'\n")
+    assert (done.stdout, done.stderr, stale.read_text()) == ("ahead\n", "", "WHERE = 'stale'\n")
+    done = made("broken", AHEAD, "raise ImportError('libc10.so is not there')\n")
+    assert done.returncode == 1 and "libc10.so is not there" in done.stderr
 
 
 FAKE_DEEPSPEED = """\
@@ -296,8 +275,3 @@ def test_checkpoints_are_read_whole_where_torch_reads_weights_alone(tmp_path: Pa
     assert apply(tmp_path, "torch-load-pickle")["hits"] == 3
     shown = "{'cfg': (1, 'cpu', False)} {'cfg': (2, None, False)} ((3, None, False), '3')\n"
     assert run(program, tmp_path).stdout == shown
-
-
-def test_d51_an_attention_without_the_patch_before_is_refused(tmp_path: Path) -> None:
-    sample = samples("alcf-split-tensor")[0]
-    refused(tmp_path, "alcf-split-tensor", {sample["path"]: sample["before"]}, "patch-precondition")
