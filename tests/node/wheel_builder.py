@@ -20,6 +20,7 @@ from envbuild.node.protocol import NodeError
 from envbuild.node.wheels import acquire
 from envbuild.node.wheels import store as wheel_store
 from tests.node.wheel_support import inputs, wheel
+from tests.support.wheels import sha256
 
 
 def _stall(path: str) -> None:
@@ -66,7 +67,7 @@ def main(options: dict[str, Any]) -> None:
     except NodeError as error:
         print(json.dumps(error.as_dict()), flush=True)
         sys.exit(error.exit_code)
-    print(json.dumps({"built": built, "by": entry.facts["by"], "sha256": entry.sha256}), flush=True)
+    print(json.dumps({"built": built, "by": entry.facts["by"], "sha256": sha256(Path(entry.wheel))}), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pytest
 from envbuild.node.build import job_server, wheel
 from envbuild.node.build.programs import guard, setup_py
 from envbuild.node.protocol import NodeError
-from tests.node.build_projects import EXTENSIONS, build, index_environment, shape_project, source
+from tests.node.build_projects import EXTENSIONS, build, c_module, index_environment, shape_project, source
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 from tests.support.fails import fails
@@ -40,7 +40,7 @@ exit $code
 """
 # Dies of SIGKILL when another one compiles, as under memory that is enough for one.
 HUNGRY = """#!/bin/sh
-case "$*" in *" -c "*) ;; *) exec {compiler} "$@" ;; esac
+case "$*" in *" -c "*) ;; *) exec /usr/bin/cc "$@" ;; esac
 mkdir -p "{top}/now"
 : > "{top}/now/$$"
 for _ in 1 2 3 4 5 6 7 8 9 10; do
@@ -52,7 +52,7 @@ for _ in 1 2 3 4 5 6 7 8 9 10; do
     sleep 0.05
 done
 rm -f "{top}/now/$$"
-exec {compiler} "$@"
+exec /usr/bin/cc "$@"
 """
 
 
@@ -227,15 +227,11 @@ UnixCCompiler.call, UnixCCompiler._compile = call, compile
 UnixCCompiler.spawn = lambda self, words, **more: self.call(words, **more)
 setup(name="shape", version="1.0", packages=[], ext_modules=[Extension("shape_C", ["one.c", "two.c"])])
 """
-MODULE = """
-#include <Python.h>
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "shape_C", "", -1, 0};
-PyMODINIT_FUNC PyInit_shape_C(void) { return PyModule_Create(&module); }
-"""
 
 
 def test_compilers_that_are_called_rather_than_spawned_are_counted_too(tmp_path: Path, python: str) -> None:
-    project = write_files(tmp_path / "project", {"setup.py": CALLS, "one.c": MODULE, "two.c": "#error no"})
+    files = {"setup.py": CALLS, "one.c": c_module("shape_C"), "value.h": "#define VALUE 7\n", "two.c": "#error no"}
+    project = write_files(tmp_path / "project", files)
     with fails("build-failed") as caught:
         build(python, tmp_path, project, source(), jobs=2)
     assert "#error no" in caught.value.why
@@ -381,7 +377,7 @@ def test_what_takes_longest_is_begun_first(tmp_path: Path, python: str) -> None:
     ids=["compiler", "program below it"],
 )
 def test_after_an_oom_kill_half_as_many_go_on(tmp_path: Path, python: str, death: str) -> None:
-    cc = program(tmp_path / "hungry", HUNGRY, compiler="/usr/bin/cc", death=death)
+    cc = program(tmp_path / "hungry", HUNGRY, death=death)
     project = shape_project(tmp_path / "project")
     asked = source(flags=FLAGS, extensions=EXTENSIONS, environment={"CC": str(cc)})
     result = build(python, tmp_path, project, asked, jobs=2)

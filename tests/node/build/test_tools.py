@@ -12,6 +12,7 @@ from envbuild.node.build import proof
 from tests.node.build_projects import (
     EXTENSIONS,
     build,
+    c_module,
     environment,
     index_environment,
     rebuild,
@@ -51,6 +52,9 @@ def test_every_python_and_setuptools_of_the_stacks(tmp_path: Path, minor: str) -
     assert unpack_run(result["wheel"], python, tmp_path / "unpacked", IMPORT) == "14"
 
 
+BOTH = "import quick_one as a, quick_two as b; print(a.value() + b.value())"
+
+
 CYTHON = """
 from setuptools import Extension, setup
 from Cython.Distutils import build_ext
@@ -69,8 +73,7 @@ def test_cython_extensions(tmp_path: Path) -> None:
     project = write_files(tmp_path / "project", files)
     asked = source(extensions=["quick_one", "quick_two"])
     result = build(python, tmp_path, project, asked)
-    code = "import quick_one as a, quick_two as b; print(a.value() + b.value())"
-    assert unpack_run(result["wheel"], python, tmp_path / "unpacked", code) == "42"
+    assert unpack_run(result["wheel"], python, tmp_path / "unpacked", BOTH) == "42"
 
 
 TORCH = """
@@ -87,17 +90,7 @@ class Own(BuildExtension):
     def build_extension(self, ext):
         return super().build_extension(ext)
 """
-QUICK = """
-#include <Python.h>
-static PyMethodDef methods[] = {{0, 0, 0, 0}};
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "NAME", 0, -1, methods, 0, 0, 0, 0};
-PyMODINIT_FUNC PyInit_NAME(void)
-{
-    PyObject *made = PyModule_Create(&module);
-    PyModule_AddIntConstant(made, "value", 21);
-    return made;
-}
-"""
+VALUE = {"src/value.h": "#define VALUE 21\n"}
 
 
 def torch_python(tmp_path: Path) -> str:
@@ -122,12 +115,11 @@ def test_torch_extensions(tmp_path: Path, own: str, build_ext: str) -> None:
     if "False" not in build_ext and shutil.which("ninja") is None:
         pytest.skip("no ninja here")
     python = torch_python(tmp_path)
-    files = {f"src/quick_{each}.cpp": QUICK.replace("NAME", f"quick_{each}") for each in ("one", "two")}
+    files = {f"src/quick_{each}.cpp": c_module(f"quick_{each}") for each in ("one", "two")} | VALUE
     project = write_files(tmp_path / "project", {"setup.py": TORCH.format(own=own, build_ext=build_ext), **files})
     asked = source(extensions=["quick_one", "quick_two"])
     result = build(python, tmp_path, project, asked)
-    code = "import quick_one as a, quick_two as b; print(a.value + b.value)"
-    assert unpack_run(result["wheel"], python, tmp_path / "unpacked", code) == "42"
+    assert unpack_run(result["wheel"], python, tmp_path / "unpacked", BOTH) == "42"
 
 
 CUDA = """
@@ -168,7 +160,7 @@ def test_cuda_code_without_a_gpu_repeats(tmp_path: Path) -> None:
     home = str(Path(nvcc).resolve().parent.parent)
     said = completed([nvcc, "--help"]).stdout
     python = environment(tmp_path / "environment")
-    files = {"setup.py": CUDA, "src/kernel.cu": KERNEL, "src/quick.cpp": QUICK.replace("NAME", "quick_cuda")}
+    files = {"setup.py": CUDA, "src/kernel.cu": KERNEL, "src/quick.cpp": c_module("quick_cuda"), **VALUE}
     project = write_files(tmp_path / "project", files)
     more = {"arch_list": ["9.0"], "cuda_home": home}
     asked = source(extensions=["quick_cuda"])

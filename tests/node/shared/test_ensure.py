@@ -74,6 +74,12 @@ class Published:
         return look.verify({**self.node.request("verify", stack="demo", deep=True), "prefix": str(self.shared)})[1]
 
 
+def other_root(shared: Published) -> None:
+    request = shared.request()
+    request["args"]["root"] = "0" * 64
+    (shared.shared / "ensure" / "demo.json").write_text(json.dumps(request))
+
+
 @pytest.fixture
 def shared(node: Node) -> Published:
     return Published(node)
@@ -120,6 +126,9 @@ def test_ensure_switches_back_and_repairs_what_has_drifted(shared: Published) ->
     changed, told = shared.ensure()
     assert changed and "notes.txt" in told["checks"][0]["says"], "files of users are kept"
     assert shared.node.verify(deep=True)["ok"]
+    other_root(shared)
+    with fails("root-differs", 5):
+        shared.ensure()
 
 
 def test_several_ensures_at_once_install_once(shared: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,12 +155,6 @@ def flip(bundle: Path) -> None:
     data = bytearray(bundle.read_bytes())
     data[data.index(b"PK") + 100] ^= 1
     bundle.write_bytes(data)
-
-
-def other_root(shared: Published) -> None:
-    request = shared.request()
-    request["args"]["root"] = "0" * 64
-    (shared.shared / "ensure" / "demo.json").write_text(json.dumps(request))
 
 
 @pytest.mark.parametrize(
