@@ -148,11 +148,24 @@ def test_d44_a_bad_wheel_whose_builder_was_killed_before_its_proof_is_rejected_b
     assert forge.compiled() == 1, "built again, and not taken"
 
 
-def test_an_extension_that_a_build_in_its_own_tree_does_not_make_is_a_failure(node: Node, forge: Forge) -> None:
+MAKES = """
+import subprocess, sysconfig
+name = "quick/_fast" + sysconfig.get_config_var("EXT_SUFFIX")
+subprocess.run(["cc", "-shared", "-fPIC", "-I", sysconfig.get_path("include"), "-o", name, "fast.c"], check=True)
+"""
+
+
+def test_an_extension_that_a_build_in_its_own_tree_makes_is_imported_and_one_that_it_does_not_is_a_failure(
+    node: Node, forge: Forge
+) -> None:
     build = {"kind": "inplace", "extensions": ["quick._fast"]}
-    source = forge.source(files={"setup.py": ""}, install="path", build=build)
+    source = forge.source("nothing", files={"setup.py": ""}, install="path", build=build)
     error = node.fails(make_variant([], sources=[source]), "extensions-missing", 4, **args(patches=False))
     assert "quick._fast" in error.why
+    source = forge.source(files={"setup.py": MAKES}, install="path", build=build)
+    (told,) = node.install(make_variant([], sources=[source]), **args(patches=False))[1]["sources"]
+    assert (told["build"]["from"], told["build"]["extensions"]) == ("built", ["quick._fast"])
+    assert told["build"]["imports"]["imported"] == ["quick._fast"]
 
 
 def test_d14_a_build_takes_the_compiler_that_the_plan_gives_it(node: Node, forge: Forge, tmp_path: Path) -> None:

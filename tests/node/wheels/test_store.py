@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -306,6 +307,13 @@ def test_a_store_that_cannot_be_written_is_read_and_building_goes_on_without_it(
     assert any(f"entry {key[:12]} is not used: " in note for note in read.notes)
 
 
+def use_up(disk: Path, files: int) -> None:
+    """Make so many folders, or as many as there is room for."""
+    with suppress(OSError):
+        for _ in range(files):
+            tempfile.mkdtemp(dir=disk)
+
+
 def test_a_disk_that_fills_up_costs_the_entry_and_one_that_is_full_is_told_before_the_build(
     tmp_path: Path, small: Callable[[str], Path]
 ) -> None:
@@ -315,9 +323,7 @@ def test_a_disk_that_fills_up_costs_the_entry_and_one_that_is_full_is_told_befor
 
         def fills(out: str, disk: Path = disk, files: int = files) -> dict[str, Any]:
             Builder("".join(f"A{n} = {os.urandom(20)!r}\n" for n in range(20000)))(out)
-            with suppress(OSError):
-                for number in range(files):
-                    Path(disk, str(number)).touch()
+            use_up(disk, files)
             return {}
 
         (tmp_path / "tmp").mkdir(exist_ok=True)
@@ -330,6 +336,7 @@ def test_a_disk_that_fills_up_costs_the_entry_and_one_that_is_full_is_told_befor
         assert names(disk / "store") == ["leases", "quarantine", "tmp"]
         assert names(disk / "store" / "tmp") == names(disk / "store" / "leases") == []
     builder = Builder()
+    use_up(disk, files)
     for full in (store, None):
         with fails("disk-full", 75):
             get(full or Store(store.path, create=True), builder, tmp_path / "tmp")
