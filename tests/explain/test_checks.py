@@ -130,6 +130,7 @@ def test_without_permission_nothing_outside_is_asked(make_stack: Make, compat: C
 CATALOG_CHECKS: list[tuple[dict[str, Any], bool]] = [
     ({"kind": "torch-flavour-missing", "torch": "1.10.0", "flavour": "cu116"}, True),
     ({"kind": "torch-flavour-missing", "torch": "1.10.0", "flavour": "cu113"}, False),
+    ({"kind": "torch-flavour-missing", "torch": "9.9.9", "flavour": "cu113"}, False),
     ({"kind": "torch-not-on-pypi", "torch": "1.8.1"}, False),
     ({"kind": "torch-python-missing", "torch": "1.10.0", "python": "3.10"}, True),
     ({"kind": "torch-python-missing", "torch": "1.10.0", "python": "3.9"}, False),

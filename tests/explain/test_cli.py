@@ -165,7 +165,7 @@ def test_a_profile_without_a_lock_says_so(mine: Path, tmp_path: Path, capsys: py
 
 def test_facts_that_are_none_are_refused(mine: Path, tmp_path: Path) -> None:
     facts = tmp_path / "facts.json"
-    for content in ("", "[1]", "\xff", "{}", '{"a": {"protocol": 1}}'):
+    for content in ("", "[1]", "[]", "\xff", "{}", '{"a": {"protocol": 1}}'):
         facts.write_text(content, encoding="latin-1")
         with fails("file-unreadable", 2):
             explain.main(args=[str(mine), "--facts", str(facts)], standalone_mode=False)

@@ -130,6 +130,7 @@ def test_files_of_several_nodes_are_one_trace_and_of_many_faults_twenty_are_name
     [
         ("0, 0, forward start",),
         ("0, 0, forward finished",),
+        ("0, 0, forward start", "0, 0, forward finished"),
         ("1, 2, backward finished",),
         ("1, 1, backward start", "1, 1, backward finished"),
         ("rank 0 iteration starts",),
