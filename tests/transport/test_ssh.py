@@ -13,7 +13,7 @@ import pytest
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.provision.contact import first_contact
-from envbuild.transport import ssh
+from envbuild.transport import ssh, ssh_config
 from envbuild.transport.ssh_errors import login_error
 from tests.support.need import need
 from tests.support.patience import PATIENCE, with_deadline
@@ -63,24 +63,19 @@ def test_probe_over_ssh_beside_start_up_files_that_print(start: StartServer, cli
     assert {path.name for path in server.home.iterdir()} == files
 
 
-def logins(server: Server) -> int:
-    return (server.root / "log").read_text().count("Accepted publickey")
-
-
-def test_a_host_is_logged_in_on_once_for_all_questions(start: StartServer, client: Path) -> None:
+def test_a_host_is_logged_in_on_once_for_all_questions_of_the_same_options(start: StartServer, client: Path) -> None:
     server = start()
     connection = options(client, server, server.known)
+    elsewhere = connection.model_copy(update={"known_hosts": str(client.parent / "nowhere")})
+    assert error_of(server, elsewhere).code == "ssh-config-missing"
+    assert error_of(server, connection.model_copy(update={"user": "nobody-here"})).code == "ssh-auth-failed"
     for _ in range(3):
         found = first_contact.contact({server.address: request(server.address)}, connection)[server.address]
         assert found.result()["node"] == server.address
-    assert logins(server) == 1
-
-
-def test_a_login_that_was_made_with_other_options_is_not_used(start: StartServer, client: Path) -> None:
-    server = start()
-    connection = options(client, server, server.known)
-    assert error_of(server, connection.model_copy(update={"user": "nobody-here"})).code == "ssh-auth-failed"
-    assert first_contact.run_node(server.address, request("n1"), connection).result()["node"] == "n1"
+    assert (server.root / "log").read_text().count("Accepted publickey") == 1
+    ssh_config.close()
+    server.stop()
+    assert error_of(server, connection).code == "node-unreachable"
 
 
 def test_forced_noise_before_and_after(start: StartServer, client: Path) -> None:
@@ -125,18 +120,6 @@ def test_known_hosts_of_the_configuration_is_used_when_none_is_given(start: Star
     assert first_contact.run_node(server.address, request("n1"), connection).result()
 
 
-def test_known_hosts_file_that_is_missing_is_an_error(start: StartServer, client: Path) -> None:
-    server = start()
-    connection = options(client, server, None, known_hosts=str(client.parent / "nowhere"))
-    assert error_of(server, connection).code == "ssh-config-missing"
-
-
-def test_nobody_listens(start: StartServer, client: Path) -> None:
-    server = start()
-    server.stop()
-    assert error_of(server, options(client, server, server.known)).code == "node-unreachable"
-
-
 @pytest.mark.slow
 def test_broken_nodes_do_not_hold_up_good_ones(
     start: StartServer, client: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,13 +153,6 @@ def jump_config(client: Path, server: Server, jump: Server) -> Connection:
     return configured(client, text)
 
 
-def test_jump_host_of_the_users_configuration(start: StartServer, client: Path) -> None:
-    server, jump = start("127.0.0.2"), start("127.0.0.3")
-    (client.parent / "known_hosts").write_text(server.known + jump.known)
-    connection = jump_config(client, server, jump)
-    assert first_contact.run_node("inside", request("n1"), connection).result()["node"] == "n1"
-
-
 def test_node_name_that_is_none_is_an_error_of_that_node(client: Path) -> None:
     names = ["a" * 70 + ".invalid", "host:notaport", "unknown.invalid"]
     found = first_contact.contact({name: request(name) for name in names}, Connection(kind="ssh", connect_timeout=3.0))
@@ -184,17 +160,19 @@ def test_node_name_that_is_none_is_an_error_of_that_node(client: Path) -> None:
     assert list(found) == names
 
 
-@pytest.mark.parametrize("unknown", ["inside", "gate"])
-def test_host_key_of_every_hop_is_verified(unknown: str, start: StartServer, client: Path) -> None:
+def test_host_key_of_every_hop_of_the_users_configuration_is_verified(start: StartServer, client: Path) -> None:
     server, jump = start("127.0.0.2"), start("127.0.0.3")
     connection = jump_config(client, server, jump)
-    (client.parent / "known_hosts").write_text(jump.known if unknown == "inside" else server.known)
-    found = first_contact.contact({"inside": request("inside")}, connection)["inside"].error
-    assert found is not None
-    assert found.code == "host-key-unknown"
-    assert (jump if unknown == "gate" else server).address in found.what
-    assert found.details["fingerprint"] in found.why
-    assert found.details["fingerprint"].startswith("SHA256:")
+    for known, unknown in ((server.known, jump), (jump.known, server)):
+        (client.parent / "known_hosts").write_text(known)
+        error = first_contact.contact({"inside": request("inside")}, connection)["inside"].error
+        assert error is not None
+        assert error.code == "host-key-unknown"
+        assert unknown.address in error.what
+        assert error.details["fingerprint"] in error.why
+        assert error.details["fingerprint"].startswith("SHA256:")
+    (client.parent / "known_hosts").write_text(server.known + jump.known)
+    assert first_contact.run_node("inside", request("n1"), connection).result()["node"] == "n1"
 
 
 def test_a_glance_goes_through_the_connection_that_is_open_and_opens_none(start: StartServer, client: Path) -> None:
@@ -221,22 +199,18 @@ def test_a_glance_goes_through_the_connection_that_is_open_and_opens_none(start:
         ),
     ],
 )
-def test_a_name_without_an_address_is_told_with_where_to_give_it_one(name: str, words: str) -> None:
+def test_a_name_without_an_address_is_told_with_where_to_give_it_one(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = login_error("scheduler", Connection(kind="ssh"), words)
     assert error.code == "node-unreachable"
     assert f"`Host {name}` with `HostName` in ~/.ssh/config" in (error.hint or "")
     assert "; then try `ssh scheduler true`; " in (error.hint or "")
-
-
-def test_w1_where_slurm_is_the_hint_ends_with_what_a_target_says_on_a_login_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "sbatch").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    words = "ssh: Could not resolve hostname scheduler: no such name"
+    assert "login: null" not in (login_error("scheduler", Connection(kind="ssh"), words).hint or "")
     error = login_error("scheduler", Connection(kind="ssh", login={"host": "scheduler"}), words)
     assert re.match("give .*true`; on the login node itself, write `connection: {login: null}`", error.hint or "")
-    assert "login: null" not in (login_error("scheduler", Connection(kind="ssh"), words).hint or "")
 
 
 @pytest.mark.parametrize(
@@ -255,10 +229,7 @@ def test_a_host_that_does_not_answer_is_told_with_what_to_check_and_how_to_plan_
     hint = login_error("n1", Connection(kind="ssh"), f"ssh: {reason}").hint or ""
     assert hint.startswith(check) and "try `ssh n1 true`" in hint
     assert hint.endswith("`envbuild plan --facts FILE|NAME` contacts no host")
-
-
-def test_the_trial_by_hand_has_the_address_user_port_and_key_of_the_target() -> None:
     node = {"n1": {"address": "10.0.0.1", "port": 2299}}
-    given = Connection(kind="ssh", user="bob", identity="/my key", hosts=node)
-    error = login_error("n1", given, "ssh: connect to host 10.0.0.1 port 2299: Connection timed out")
-    assert "try `ssh -p 2299 -l bob -i '/my key' 10.0.0.1 true`" in (error.hint or "")
+    of_target = Connection(kind="ssh", user="bob", identity="/my key", hosts=node)
+    hint = login_error("n1", of_target, f"ssh: {reason}").hint or ""
+    assert "try `ssh -p 2299 -l bob -i '/my key' 10.0.0.1 true`" in hint

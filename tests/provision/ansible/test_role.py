@@ -36,21 +36,7 @@ def recap(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return dict(each.partition("=")[::2] for each in done.stdout.rpartition("PLAY RECAP")[2].split() if "=" in each)
 
 
-def test_the_role_builds_here_changes_nothing_the_second_time_and_only_plans_in_check_mode(world: World) -> None:
-    world.tiny()
-    local = ("--connection", "local")
-    variables = {"ansible_connection": "local"}
-    planned = play(world, "localhost,", variables, *local, "--check")
-    assert planned.returncode == 0, planned.stdout + planned.stderr
-    assert recap(planned)["changed"] == "0" and not world.prefix.exists()
-    built = play(world, "localhost,", variables, *local)
-    assert built.returncode == 0, built.stdout + built.stderr
-    assert recap(built)["changed"] == "1" and world.current.is_dir()
-    again = play(world, "localhost,", variables, *local)
-    assert (again.returncode, recap(again)["changed"]) == (0, "0"), again.stdout
-
-
-def test_the_commands_of_the_page_run_as_they_are_written(world: World) -> None:
+def test_the_commands_of_the_page_build_once_and_only_plan_in_check_mode(world: World) -> None:
     """With small contents under the shipped name, so that nothing has to be fetched."""
     shelf = Shelf(world)
     world.wheel()
@@ -73,9 +59,10 @@ def test_the_commands_of_the_page_run_as_they_are_written(world: World) -> None:
     )
     env = {**world.env, "PATH": f"{small.parent}:{PROGRAMS}:{world.env['PATH']}", "LC_ALL": "C.UTF-8"}
     build, check = shown("README.md", "ansible-playbook ")
-    for line, changed in ((check, "0"), (build, "1"), (check, "0")):
+    for line, changed, there in ((check, "0", False), (build, "1", True), (build, "0", True)):
         done = completed(["bash", "-ec", line], env=env, cwd=world.work)
         assert (done.returncode, recap(done).get("changed")) == (0, changed), done.stdout + done.stderr
+        assert world.prefix.exists() == there
 
 
 def test_hosts_of_an_inventory_are_reached_as_it_says_and_a_failure_is_ansibles(world: World) -> None:
