@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envbuild import resources
 from envbuild.catalog.indexes import load_indexes
 from envbuild.catalog.loader import load_stack
 from envbuild.catalog.node_facts import load_facts
@@ -261,19 +259,6 @@ def test_gpus_that_are_not_all_visible_are_as_they_should_be_inside_a_job_alone(
 def test_a_host_without_python_has_the_lines_that_sh_can_tell() -> None:
     found = diagnose_without_python({"scheduler": "slurm", "prefix": "/p", "prefix_writable": "no"}, target())
     assert {line.name: line.level for line in found} == {"python": "warning", "scheduler": "ok", "prefix": "missing"}
-
-
-def test_every_shipped_example_of_facts_can_be_told() -> None:
-    files = sorted((resources.catalog() / "facts").glob("*.json"))
-    assert files
-    for file in files:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        given = (
-            data
-            if isinstance(data, dict) and "protocol" in data
-            else next(iter(data.values() if isinstance(data, dict) else data))
-        )
-        assert lines(NodeFacts.from_plain(given), site(programs=slurm()), target())["host"].found
 
 
 def test_the_job_that_is_tried_is_the_targets_and_never_without_a_partition() -> None:

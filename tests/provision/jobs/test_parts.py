@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -124,36 +121,6 @@ def test_what_nodes_said_is_kept_as_far_as_it_can_be_read(tmp_path: Path) -> Non
         assert (read_facts(path), read_answers(path)) == ({}, {}), text
     keep_answers(path, {})
     assert not path.exists()
-
-
-_WRITES = """
-import json, sys
-from pathlib import Path
-from envbuild.provision.jobs.survey import keep_answers
-told = json.load(sys.stdin)
-for _ in range(25):
-    keep_answers(Path(sys.argv[1]), told)
-"""
-
-
-def test_d48_two_runs_that_keep_answers_at_once_leave_whole_ones(tmp_path: Path) -> None:
-    path = tmp_path / "one.json"
-    both = [
-        {f"{name}{at}": {"facts": facts(node=f"{name}{at}").to_json_dict()} for at in range(count)}
-        for name, count in (("a", 9), ("b", 1))
-    ]
-    keep_answers(path, both[0])
-    runs = [
-        subprocess.Popen([sys.executable, "-c", _WRITES, str(path)], stdin=subprocess.PIPE, text=True) for _ in both
-    ]
-    for run, told in zip(runs, both, strict=True):
-        assert run.stdin is not None
-        json.dump(told, run.stdin)
-        run.stdin.close()
-    while any(run.poll() is None for run in runs):
-        assert read_answers(path) in both
-    assert [run.returncode for run in runs] == [0, 0]
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_facts_are_kept_apart_by_what_the_nodes_were_asked_for_by() -> None:

@@ -109,6 +109,22 @@ def test_what_is_kept_comes_back_for_a_week(tmp_path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_d48_of_two_runs_that_keep_something_at_once_one_is_kept_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rename = tmp_path / "x.json", os.rename
+
+    def other_first(*names: str) -> None:
+        monkeypatch.setattr("os.rename", rename)
+        keep(path, "of the other")
+        assert read_recent(path) == "of the other"
+        rename(*names)
+
+    monkeypatch.setattr("os.rename", other_first)
+    keep(path, "mine")
+    assert read_recent(path) == "mine" and list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("error", [OSError(13, "Permission denied"), OSError(28, "No space left on device")])
 def test_what_cannot_be_kept_is_no_error_and_leaves_what_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
