@@ -151,7 +151,7 @@ def test_an_archive_is_fetched_once_and_from_the_next_address_where_the_first_ha
         ends("conda-package-unsafe", 5, locked, f"{url}/nothing", url)
         kept = list(Path(bare.cache, "conda").iterdir())
         assert [path.name for path in kept] == [f"{locked[0]['sha256'][:12]}-evil-1.0-0.conda"]
-        ends("hash-mismatch", 5, wrong, f"{url}/nothing", url)
+        ends("hash-mismatch", 5, wrong, url, f"{url}/nothing")
         ends("network-unreachable", 75, wrong, f"{url}/nothing")
         ends("package-not-found", 4, wrong)
     ends("conda-package-unsafe", 5, locked, "http://127.0.0.1:9/gone")  # it lies in a cache that lasts
