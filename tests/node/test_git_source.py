@@ -175,7 +175,7 @@ def test_what_is_not_in_its_repository_or_would_lie_outside_its_source_is_refuse
     source = pin(hub, "outer", {"a": ""}, install="path", submodules=[part])
     node.fails(make_variant([], sources=[source]), "tree-mismatch", 5)
     assert not (tmp_path / "inner").exists()
-    gone = {**source, "submodules": [], "git": "https://git.example.org/none"}
+    gone = {**pin(hub, "lib", PROJECT), "git": "https://git.example.org/none"}
     node.fails(make_variant([], sources=[gone]), "source-unreachable", 4)
     foreign = {**source, "submodules": [], "git": "ext::sh -c true"}
     node.fails(make_variant([], sources=[foreign]), "request-invalid", 2)
