@@ -34,6 +34,7 @@ CAUSES = {
     "a.cpp:2:5: error: 'y' was not declared\n": "",
     "/bin/sh: 1: ninja: not found\n": "no program ninja on the node",
 }
+# What looks like the cause does not hide what was raised.
 NO_CAUSES = (
     "ModuleNotFoundError: No module named 'packaging.version'\n",
     "checking for libnice: not found\n",
@@ -41,14 +42,15 @@ NO_CAUSES = (
 )
 
 
-@pytest.mark.parametrize(("output", "hint"), CAUSES.items())
-def test_the_compilers_own_word_is_found_above_the_traceback(output: str, hint: str) -> None:
-    assert cause("compiling\n" + output + TRACE) == (output.splitlines()[0], hint)
-
-
-@pytest.mark.parametrize("output", NO_CAUSES)
-def test_what_looks_like_the_cause_does_not_hide_what_was_raised(output: str) -> None:
-    assert cause("compiling\n" + output + TRACE) == ("RuntimeError: Error compiling objects", "")
+@pytest.mark.parametrize(
+    ("output", "line", "hint"),
+    [(output, output.splitlines()[0], hint) for output, hint in CAUSES.items()]
+    + [(output, "RuntimeError: Error compiling objects", "") for output in NO_CAUSES],
+)
+def test_the_compilers_own_word_is_found_above_the_traceback_and_nothing_that_looks_like_it(
+    output: str, line: str, hint: str
+) -> None:
+    assert cause("compiling\n" + output + TRACE) == (line, hint)
 
 
 def test_what_is_told_begins_with_the_cause_which_is_the_first_error() -> None:

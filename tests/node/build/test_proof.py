@@ -93,29 +93,19 @@ def test_what_serves_a_wanted_architecture(found: list[str], wanted: str, lackin
     assert proof.missing(found, [wanted]) == (lacking, [note] if note else [])
 
 
-@pytest.mark.parametrize(
-    ("names", "wanted", "what", "why"),
-    [
-        (
-            ["apex_C.so", "amp_C.cpython-311-x86_64-linux-gnu.so"],
-            "10.0",
-            "amp_C",
-            "compute_90, sm_80, sm_90; 1 of 2 extensions",
-        ),
+def test_a_missing_architecture_is_exit_4_and_names_the_extension(tmp_path: Path, toolkit: str) -> None:
+    amp = "compute_90, sm_80, sm_90; 1 of 2 extensions"
+    for names, wanted, what, why in (
+        (["apex_C.so", "amp_C.cpython-311-x86_64-linux-gnu.so"], "10.0", "amp_C", amp),
         (["ptx_only.so"], "9.0", "ptx_only", "it has compute_90;"),
-    ],
-    ids=["another architecture", "PTX alone"],
-)
-def test_a_missing_architecture_is_exit_4_and_names_the_extension(
-    tmp_path: Path, toolkit: str, names: list[str], wanted: str, what: str, why: str
-) -> None:
-    with fails("arch-missing", 4) as caught:
-        proof.architectures(wheel_of(tmp_path, *names), [wanted], toolkit)
-    error = caught.value
-    assert error.what == f"{what} has no device code for {wanted}"
-    assert error.details["missing"] == {what: [wanted]}
-    assert why in error.why
-    assert proof.architectures(wheel_of(tmp_path, *names), [], toolkit)["how"] == "cuobjdump", "none is demanded"
+    ):
+        wheel = wheel_of(tmp_path, *names)
+        with fails("arch-missing", 4) as caught:
+            proof.architectures(wheel, [wanted], toolkit)
+        assert caught.value.what == f"{what} has no device code for {wanted}"
+        assert caught.value.details["missing"] == {what: [wanted]}
+        assert why in caught.value.why
+        assert proof.architectures(wheel, [], toolkit)["how"] == "cuobjdump", "none is demanded"
 
 
 def test_a_cuobjdump_that_cannot_tell_or_is_not_there_is_not_a_proof(

@@ -53,6 +53,9 @@ def test_what_is_packed_on_one_node_is_found_on_another_and_packed_there_into_th
     second = packed(tmp_path / "to", tmp_path / "2.tar", keys)
     assert (tmp_path / "all.tar").read_bytes() == (tmp_path / "2.tar").read_bytes()
     assert second["bytes"] == (tmp_path / "2.tar").stat().st_size
+    (tmp_path / "file").write_text("in the way")
+    taken(tmp_path / "2.tar", tmp_path / "file" / "store", tmp_path / "third")
+    assert (tmp_path / "file").read_text() == "in the way", "a store that cannot be written stays as it is"
 
 
 def test_a_damaged_wheel_is_not_packed(tmp_path: Path, two: tuple[Path, list[str]]) -> None:
@@ -147,11 +150,3 @@ def test_a_wrong_a_damaged_and_a_missing_wheel_are_not_used(tmp_path: Path) -> N
         assert handed.entry(store, name, inputs(), PACKAGES, str(tmp_path)) is None
         told = handed.outcome[name]
         assert (told["used"], told["why"]) == (False, "the wheel store has no good wheel of it")
-
-
-def test_a_store_that_cannot_be_written_stays_as_it_is(tmp_path: Path, two: tuple[Path, list[str]]) -> None:
-    store, keys = two
-    packed(store, tmp_path / "p.tar", keys)
-    (tmp_path / "file").write_text("in the way")
-    taken(tmp_path / "p.tar", tmp_path / "file" / "store", tmp_path / "unpacked")
-    assert (tmp_path / "file").read_text() == "in the way"
