@@ -145,6 +145,7 @@ PYBIND11_MODULE(helpers, m) { m.def("half", &half); }
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the headers of torch and pybind11 take minutes on a busy machine
 def test_d55_the_real_torch_builds_kernels_that_import_and_one_without_it_is_not_linked_to_it(
     tree: Path, tmp_path: Path
 ) -> None:
