@@ -25,7 +25,7 @@ def test_no_data_no_picture() -> None:
     assert tables(evidence(node(checks=[]), phases={})) == ()
 
 
-@pytest.mark.parametrize("run", [evidence(), fleet(), failing_fleet()])
+@pytest.mark.parametrize("run", [evidence(), fleet(), fleet(64), failing_fleet()])
 def test_every_picture_has_words_and_numbers_and_stays_in_its_frame(run: Evidence) -> None:
     page = Page(render_html(run))
     drawn = [attributes for tag, attributes in page.tags if tag == "svg" and attributes.get("role") == "img"]

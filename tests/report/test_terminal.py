@@ -164,6 +164,8 @@ def test_of_the_output_of_a_build_the_line_that_says_why_stands_in_the_summary_a
     assert lines[-40:] == [f"    {line}" for line in output.splitlines()]
     assert any("lines from gpu1" in line for line in lines[at + 3 :])
     assert "a.c:1: error: no</p><pre>cc -c part0.c" in render_html(failed)
+    alone = evidence(node("gpu1", status="failed", exit=4, error={**error, "why": output}, checks=[]), exit=4)
+    assert [line for line, _ in summary_lines(alone)][-41] == "  the last 40 lines from gpu1"
 
 
 def test_d34_the_figure_of_a_check_is_the_one_that_its_floor_is_about() -> None:
