@@ -64,10 +64,11 @@ setup(name="shape", version="1.0", packages=[], cmdclass={"build_ext": build_ext
 """
 
 
-def test_cython_extensions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cython", ["cython==0.29.37", "cython>=3,<4"])
+def test_cython_extensions(tmp_path: Path, cython: str) -> None:
     if PYTHONS["3.9"] is None:
         pytest.skip("no Python 3.9 here")
-    python = index_environment(tmp_path / "environment", PYTHONS["3.9"], *OLD["3.9"], "cython==0.29.37")
+    python = index_environment(tmp_path / "environment", PYTHONS["3.9"], *OLD["3.9"], cython)
     text = "def value():\n    return 21\n"
     files = {"setup.py": CYTHON, "src/quick_one.pyx": text, "src/quick_two.pyx": text}
     project = write_files(tmp_path / "project", files)
