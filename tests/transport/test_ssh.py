@@ -145,14 +145,6 @@ def test_broken_nodes_do_not_hold_up_good_ones(
     assert with_deadline(codes, 3, lambda found: found == wanted)[1] == wanted
 
 
-def jump_config(client: Path, server: Server, jump: Server) -> Connection:
-    text = (
-        f"Host inside\n HostName {server.address}\n Port {server.port}\n ProxyJump gate\n"
-        f"Host gate\n HostName {jump.address}\n Port {jump.port}\n"
-    )
-    return configured(client, text)
-
-
 def test_node_name_that_is_none_is_an_error_of_that_node(client: Path) -> None:
     names = ["a" * 70 + ".invalid", "host:notaport", "unknown.invalid"]
     found = first_contact.contact({name: request(name) for name in names}, Connection(kind="ssh", connect_timeout=3.0))
@@ -162,7 +154,8 @@ def test_node_name_that_is_none_is_an_error_of_that_node(client: Path) -> None:
 
 def test_host_key_of_every_hop_of_the_users_configuration_is_verified(start: StartServer, client: Path) -> None:
     server, jump = start("127.0.0.2"), start("127.0.0.3")
-    connection = jump_config(client, server, jump)
+    text = f"Host inside\n HostName {server.address}\n Port {server.port}\n ProxyJump gate\n"
+    connection = configured(client, f"{text}Host gate\n HostName {jump.address}\n Port {jump.port}\n")
     for known, unknown in ((server.known, jump), (jump.known, server)):
         (client.parent / "known_hosts").write_text(known)
         error = first_contact.contact({"inside": request("inside")}, connection)["inside"].error
