@@ -18,7 +18,7 @@ from envbuild.model.patch import Patch
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.node_steps import Inputs
-from envbuild.plan.planner import make_plan
+from envbuild.plan.planner import ChosenVariants, make_plan
 from envbuild.plan.tools import NodeTools, Tool
 from envbuild.provision.run.context import Survey
 from envbuild.resolve.estimate import Supply
@@ -310,6 +310,9 @@ def test_a_refused_node_has_no_steps_and_no_warning_as_its_error_says_why() -> N
     error = EnvbuildError("disk-space", "old: there is too little room", hint="another prefix")
     text = shown(planned({"old": old}), old, errors={"old": error})
     assert "  old: error[disk-space]: there is too little room" in text.splitlines()
+    lock = torch_lock()
+    with pytest.raises(KeyError):
+        ChosenVariants(lock).of(resolve_fleet({"old": old}, lock, target(), compat())["old"], old)
 
 
 def test_the_same_warning_of_many_nodes_is_one_line() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.container.builders import Builder
+from envbuild.container.builders import Buildah, Builder, Docker
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Resolution
 from envbuild.model.target import ContainerSettings
@@ -124,6 +124,19 @@ def test_gpus_are_used_inside_only_where_the_container_has_them(prepared: Prepar
     none = prepared.target.model_copy(update={"container": ContainerSettings(gpus="none")})
     without = prepared._replace(target=none)
     assert not node_image("gpu1", without, with_gpu, _told(), NodeFacts.from_plain(facts("gpu1", 2)), repair=False).cuda
+
+
+@pytest.mark.parametrize(
+    ("builder", "words"),
+    [
+        (Buildah("buildah", "b"), "push --quiet x:1 docker-archive:/image.tar:x:1"),
+        (Builder("podman", "b"), "save --format docker-archive --output /image.tar x:1"),
+        (Docker("docker", "b"), "save --output /image.tar x:1"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_how_each_builder_writes_a_file(builder: Builder, words: str) -> None:
+    assert builder.save_command("x:1", Path("/image.tar")) == ["b", *words.split()]
 
 
 CONFIG = b'{"config": {}}'

@@ -106,6 +106,9 @@ def test_a_job_asks_for_gpus_as_the_site_calls_them_and_for_as_many_as_the_targe
     blind = site({"idle": 2}, expects={"gpus_per_node": 8}).job("x", steps, "/o", 60)
     assert blind.whole_nodes
     assert blind.warnings()
+    with fails("job-invalid") as caught:  # what no directive can carry is an error of the target
+        site({"idle": 2}).job("x", steps, "/o\n#SBATCH --hold", 60)
+    assert "output" in caught.value.why
 
 
 def test_what_nodes_said_is_kept_as_far_as_it_can_be_read(tmp_path: Path) -> None:

@@ -156,6 +156,10 @@ def test_d78_the_profile_is_that_of_the_environment_in_use(verb: str, tmp_path: 
     result = ask(verb, *words)
     assert (result.exit_code, "error[profile-cannot-run]" in result.stderr) == (7, True)
     assert f"--prefix {tmp_path} --profile exact`" in result.stderr
+    stamp.unlink()
+    result = ask("bench", *words[:-1], "32")
+    assert (result.exit_code, "error[launch-does-not-fit]" in result.stderr) == (7, True), result.stderr
+    assert "and 32 were asked for" in result.stderr, "it asks for the GPUs before anything else"
 
 
 def test_d84_a_script_of_what_is_refused_says_the_reason_of_the_plan_and_recorded_facts_give_nothing_else() -> None:
