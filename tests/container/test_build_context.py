@@ -11,12 +11,10 @@ import pytest
 from envbuild import resources
 from envbuild.cli.entry import main
 from envbuild.container import build
-from envbuild.container.instructions import Stage
-from envbuild.container.recipe import ImageRecipe
 from envbuild.container.select import Choice, recipe_for
 from envbuild.lock.readers.git import git_reader
 from envbuild.lock.sources import with_patched_trees
-from envbuild.model.lock import LockedSource, Variant
+from envbuild.model.lock import LockedSource
 from tests.container.test_dockerfile import commands_of, recipe_of
 from tests.node.env_support import make_repository, redirect_git
 from tests.node.forge import FILES, PATCH
@@ -28,68 +26,52 @@ def texts() -> dict[str, str]:
     return build.texts(recipe_for(Choice("opt-175b")))
 
 
-def test_a_context_is_written_once_and_its_dockerignore_lets_through_what_is_copied(
+def test_a_context_is_written_once_and_an_edit_by_hand_is_shown_as_a_diff(
     texts: dict[str, str], tmp_path: Path
 ) -> None:
-    assert build.write(tmp_path, texts) == list(texts)
-    assert build.write(tmp_path, texts) == []
-    assert build.compare(tmp_path, texts) == ""
-    allowed = {line.removeprefix("!") for line in texts[".dockerignore"].splitlines()[1:]}
-    copied = [
-        name
-        for line in texts["Dockerfile"].splitlines()
-        if line.startswith("COPY ") and "--from=" not in line
-        for name in line.split()[1:-1]
-    ]
-    assert set(copied) == allowed == {name.partition("/")[0] for name in texts} - {"Dockerfile", ".dockerignore"}
-
-
-def test_an_edit_by_hand_is_shown_as_a_diff(texts: dict[str, str], tmp_path: Path) -> None:
-    build.write(tmp_path, texts)
-    file = tmp_path / "Dockerfile"
+    context = tmp_path / "context"
+    assert build.write(context, texts) == list(texts)
+    assert (build.write(context, texts), build.compare(context, texts)) == ([], "")
+    file = context / "Dockerfile"
     file.write_text(file.read_text().replace("USER 10001:10001", "USER root"))
-    (tmp_path / "requirements.txt").unlink()
-    diff = build.compare(tmp_path, texts)
+    (context / "requirements.txt").unlink()
+    diff = build.compare(context, texts)
     assert "-USER root\n" in diff and "+USER 10001:10001\n" in diff
-    assert f"{tmp_path / 'requirements.txt'} is missing" in diff
+    assert f"{context / 'requirements.txt'} is missing" in diff
     file.write_text(file.read_text().rstrip("\n"))
-    assert "no line break at the end" in build.compare(tmp_path, texts)
+    assert "no line break at the end" in build.compare(context, texts)
     file.write_text("")
-    assert "more lines of" in build.compare(tmp_path, texts)
-
-
-def test_a_folder_that_cannot_be_written_is_no_traceback(texts: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    assert "more lines of" in build.compare(context, texts)
     with fails("output-unwritable"):
-        build.write(tmp_path / "file", texts)
+        build.write(file, texts)
+
+
+def test_its_dockerignore_lets_through_what_is_copied(texts: dict[str, str]) -> None:
+    allowed = {line.removeprefix("!") for line in texts[".dockerignore"].splitlines()[1:]}
+    lines = (line for line in texts["Dockerfile"].splitlines() if line.startswith("COPY ") and "--from=" not in line)
+    copied = {name for line in lines for name in line.split()[1:-1]}
+    assert copied == allowed == {name.partition("/")[0] for name in texts} - {"Dockerfile", ".dockerignore"}
 
 
 # Lines that git changes when it adds or checks out a file.
 ATTRIBUTES = {".gitattributes": "*.txt text eol=crlf\n", "crlf.txt": "a\r\nb\r\n"}
 
 
-@pytest.fixture
-def variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Variant:
-    """One patched source, in a repository of this machine."""
+def test_a_build_refuses_an_edit_that_gives_another_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     redirect_git(monkeypatch, tmp_path / "hub")
     commit, tree = make_repository(tmp_path / "hub" / "quick", {**FILES, **ATTRIBUTES})
     row = {"name": "quick", "git": "https://git.example.org/quick", "commit": commit, "tree": tree}
     source = LockedSource.from_plain({**row, "patches": [PATCH]})
-    return recipe_for(Choice("torch-smoke")).variant.model_copy(update={"sources": (source,)})
-
-
-def _sources(variant: Variant) -> tuple[ImageRecipe, Stage]:
-    made = recipe_of(variant)
-    return made, made.stage("sources")
-
-
-def test_a_build_refuses_an_edit_that_gives_another_tree(variant: Variant, tmp_path: Path) -> None:
+    variant = recipe_for(Choice("torch-smoke")).variant.model_copy(update={"sources": (source,)})
+    unrecorded, last = recipe_of(variant).stage("sources").lines[-2:]
+    assert "is not compared" in unrecorded and last == "RUN python3 /patches/patch.py /patches/quick.json ."
     with git_reader() as reader:
         sources = with_patched_trees(variant.sources, None, reader, pytest.fail)
     assert sources[0].patched_tree not in (None, sources[0].tree)
-    recipe, stage = _sources(variant.model_copy(update={"sources": sources}))
-    *_, last = (number for number, line in enumerate(stage.lines) if line == "WORKDIR /src/quick")
-    commands = " && ".join(commands_of(stage.lines[last:]))
+    recipe = recipe_of(variant.model_copy(update={"sources": sources}))
+    stage = recipe.stage("sources")
+    *_, first = (number for number, line in enumerate(stage.lines) if line == "WORKDIR /src/quick")
+    commands = " && ".join(commands_of(stage.lines[first:]))
 
     def built(name: str, old: str = "", new: str = "") -> int:
         top = tmp_path / name
@@ -105,16 +87,14 @@ def test_a_build_refuses_an_edit_that_gives_another_tree(variant: Variant, tmp_p
     assert not any("np.float" in text for name, text in recipe.files.items() if name.endswith(".json"))
 
 
-def test_an_edit_of_which_nothing_is_recorded_is_made_and_that_is_said(variant: Variant) -> None:
-    _, stage = _sources(variant)
-    said, last = stage.lines[-2:]
-    assert "is not compared" in said and last == "RUN python3 /patches/patch.py /patches/quick.json ."
-
-
 def test_the_command_shows_an_edit_by_hand_and_writes_all_stacks_byte_for_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = shutil.copytree(resources.containers(), tmp_path / "containers")
+    def contents(folder: Path) -> dict[Path, bytes]:
+        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    shipped = resources.containers()
+    own = shutil.copytree(shipped, tmp_path / "containers")
     monkeypatch.setattr(resources, "containers", lambda: own)
     file = own / "opt-175b" / "Dockerfile"
     edited = file.read_text().replace("USER 10001:10001", "USER root")
@@ -129,9 +109,4 @@ def test_the_command_shows_an_edit_by_hand_and_writes_all_stacks_byte_for_byte(
         shutil.rmtree(folder)
     assert main(["image", "dockerfile"]) == 0
     assert str(own) in capsys.readouterr().out
-    monkeypatch.undo()
-    assert contents(own) == contents(resources.containers())
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert contents(own) == contents(shipped)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from envbuild.container.builders import (
     Docker,
     failure,
     find_builder,
-    stream,
 )
 from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
@@ -66,15 +64,18 @@ def test_the_argument_lists_of_each_builder(monkeypatch: pytest.MonkeyPatch) -> 
     assert docker.run_command("i", ["cat", "x"], gpus=True) == [
         "docker", "run", "--rm", "--interactive", "--network=none", "--gpus", "all", "--entrypoint", "cat", "i", "x",
     ]  # fmt: skip
+    monkeypatch.setenv("https_proxy", "http://me:s3cret@proxy.example.org:3128")
+    words = docker.build_command(BUILD)
+    assert words[words.index("https_proxy") - 1] == "--build-arg" and "s3cret" not in " ".join(words)
 
 
 class Recorder(Builder):
-    """Builds nothing; `built` are the calls, with the text of the Dockerfile and what the wheelhouse has."""
+    """Builds nothing; `built` are the calls, with the text of the Dockerfile."""
 
-    built: list[tuple[Build, str, set[str]]] = []
+    built: list[tuple[Build, str]] = []
 
     def build(self, build: Build, on_line: object = None) -> str:
-        self.built.append((build, build.dockerfile.read_text(), set(os.listdir(build.contexts["wheelhouse"]))))
+        self.built.append((build, build.dockerfile.read_text()))
         return "0" * 64
 
 
@@ -84,14 +85,22 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return Recorder("podman", "podman")
 
 
-def test_one_call_builds_the_file_that_is_committed(recorder: Recorder, tmp_path: Path) -> None:
+def test_one_call_builds_the_file_that_is_committed_whatever_folders_are_called(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    top = tmp_path / "my files"
+    write_file(top / "netrc", "machine example.org login me password p")
+    monkeypatch.setattr("tempfile.tempdir", str(top))
+    environ = {"HOME": str(top), "PIP_CONFIG_FILE": os.devnull, "SOURCE_DATE_EPOCH": "86400", "NETRC": f"{top}/netrc"}
     recipe = recipe_for(Choice("megatron-deepspeed-alcf"))
-    environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull, "SOURCE_DATE_EPOCH": "86400"}
-    made = build_image(recipe, recorder, Options(environ=environ))
-    ((build, text, _),) = recorder.built
+    made = build_image(recipe, recorder, Options((top,), environ=environ))
+    ((build, text),) = recorder.built
     assert text == (resources.containers() / "megatron-deepspeed-alcf" / "Dockerfile").read_text()
     assert (made["image"], build.tag, build.epoch) == (recipe.tag, recipe.tag, 86400)
     assert build.arguments["CREATED"] == "1970-01-02T00:00:00Z"
+    words = Buildah("buildah", "buildah").build_command(build)
+    assert words[-1] == str(build.folder) and words[-1].startswith(f"{top}/")
+    assert f"id=netrc,src={top}/netrc" in words and f"wheelhouse={build.contexts['wheelhouse']}" in words
 
 
 def test_what_was_built_is_said_with_how_it_is_compared(
@@ -142,40 +151,15 @@ def test_the_id_is_that_of_the_name_where_the_builder_writes_none(
 ) -> None:
     program = tmp_path / "builder"
     write = writes.replace("> id", '> "$told"')
-    program.write_text(
-        '#!/bin/sh\ncase "$1" in build) ;; *) echo \'[{"Id": "sha256:abc"}]\'; exit ;; esac\n'
-        f'while [ "$1" != --iidfile ]; do shift; done; told=$2\n{write}\n'
+    told = '{"FromImageID": "abc"}' if kind is Buildah else '[{"Id": "sha256:abc"}]'
+    executable(
+        program,
+        f"#!/bin/sh\ncase $1 in build) echo a line ;; *) echo '{told}'; exit ;; esac\n"
+        f'while [ "$1" != --iidfile ]; do shift; done; told=$2\n{write}\n',
     )
-    if kind is Buildah:
-        program.write_text(program.read_text().replace('[{"Id": "sha256:abc"}]', '{"FromImageID": "abc"}'))
-    program.chmod(0o755)
-    build = Build(tmp_path, tmp_path / "D", "localhost/x:1")
-    assert kind("a builder", str(program)).build(build) == "abc"
-
-
-def test_docker_gets_the_proxies_of_this_machine_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("http_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("https_proxy", "http://me:s3cret@proxy.example.org:3128")
-    words = Docker("docker", "docker").build_command(BUILD)
-    assert words[words.index("https_proxy") - 1] == "--build-arg" and "s3cret" not in " ".join(words)
-
-
-def test_folders_with_spaces_reach_the_builder_as_one_word_each(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    top = tmp_path / "my files"
-    top.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(top))
-    (top / "netrc").write_text("machine example.org login me password p")
-    environ = {"HOME": str(top), "PIP_CONFIG_FILE": os.devnull, "NETRC": str(top / "netrc")}
-    build_image(recipe_for(Choice("torch-smoke")), recorder, Options((top,), environ=environ))
-    ((build, _, _),) = recorder.built
-    words = Buildah("buildah", "buildah").build_command(build)
-    assert words[-1] == str(build.folder) and words[-1].startswith(f"{top}/")
-    assert f"id=netrc,src={top}/netrc" in words and f"wheelhouse={build.contexts['wheelhouse']}" in words
+    seen: list[str] = []
+    assert kind("a builder", str(program)).build(Build(tmp_path, tmp_path / "D", "localhost/x:1"), seen.append) == "abc"
+    assert seen == ["a line"]
 
 
 @pytest.mark.parametrize(
@@ -233,12 +217,6 @@ def test_what_builders_say_becomes_a_code(output: str, code: str, exit_code: int
 def test_of_a_private_image_a_login_is_named_as_docker_hub_denies_and_asks_for_one() -> None:
     both = "errors:\ndenied: requested access to the resource is denied\nunauthorized: authentication required"
     assert failure("buildah", both).what == "the registry requires a login"
-
-
-def test_lines_come_as_they_are_printed(tmp_path: Path) -> None:
-    seen: list[str] = []
-    code, output = stream([sys.executable, "-c", "print('a'); raise SystemExit(3)"], seen.append, tmp_path)
-    assert (code, output, seen) == (3, "a\n", ["a"])
 
 
 def test_secrets_come_from_the_configuration_and_name_no_path_of_this_machine(tmp_path: Path) -> None:

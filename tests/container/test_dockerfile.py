@@ -93,10 +93,6 @@ def commands_of(lines: Iterable[str]) -> list[str]:
     return [command for line in runs for command in re.split(r"\s+&& ", line)]
 
 
-def test_every_shipped_stack_has_its_image() -> None:
-    assert set(shipped()) == {path.stem for path in (resources.catalog() / "stacks").glob("*.yaml")}
-
-
 @pytest.mark.parametrize("name", shipped())
 def test_hadolint_has_nothing_to_say(name: str) -> None:
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
@@ -164,20 +160,6 @@ def test_the_text_of_every_kind_of_instruction() -> None:
 def test_a_value_that_a_dockerfile_cannot_hold_is_refused(value: str) -> None:
     with fails("dockerfile-value"):
         quoted(value)
-
-
-@pytest.mark.parametrize("part", ["base", "runtime", "fetch"])
-def test_what_is_no_name_of_an_image_is_refused_before_anything_is_done(part: str) -> None:
-    with fails("image-reference", 2):
-        recipe_for(Choice("torch-smoke", given=Given(**{part: "x\nRUN true"})))
-
-
-@pytest.mark.parametrize("name", ["tools", "packages"])
-def test_an_image_with_the_name_of_a_stage_is_refused(name: str) -> None:
-    given = Given(base=name, python="/usr/bin/python3", glibc="2.36")
-    with fails("image-stage-clash", 2):
-        recipe_for(Choice("torch-smoke", given=given))
-    recipe_for(Choice("torch-smoke", given=Given(base=f"{name}:1", python="/usr/bin/python3", glibc="2.36")))
 
 
 def test_the_base_of_nvidia_keeps_its_torch_and_runs_on_its_own_interpreter(recipes: dict[str, ImageRecipe]) -> None:
@@ -286,14 +268,13 @@ def test_what_a_run_writes_into_a_source_is_the_users_and_so_is_what_is_compiled
         assert all(any(f'"$VIRTUAL_ENV"/{folder} ' in line + " " for line in lines) for folder in helpers)
 
 
-def test_it_is_tested_in_the_image_that_runs_as_its_user(recipes: dict[str, ImageRecipe]) -> None:
+def test_each_is_tested_as_its_user_and_has_secrets_only_where_something_is_downloaded(
+    recipes: dict[str, ImageRecipe],
+) -> None:
+    assert recipes.keys() == {path.stem for path in (resources.catalog() / "stacks").glob("*.yaml")}
     for recipe in recipes.values():
         _, user, test = "\n".join(recipe.stage("runtime").lines).partition(f"USER {USER}:{USER}\n")
         assert user and f'python -c "import {", ".join(recipe.variant.imports)}"' in test
-
-
-def test_secrets_are_optional_and_only_where_something_is_downloaded(recipes: dict[str, ImageRecipe]) -> None:
-    for recipe in recipes.values():
         stages = render(recipe).split("\nFROM ")
         text = "".join(stage for stage in stages if " AS packages" in stage or "tools" in stage.partition("\n")[0])
         assert render(recipe).count("type=secret") == text.count("type=secret") > 0
@@ -328,12 +309,14 @@ def test_what_the_packages_are_made_from_says_nothing_of_a_source(monkeypatch: p
     assert with_lock(lambda variant: {"packages": variant.packages[1:]}).environment != before.environment
 
 
+MINE = Given(base="localhost/mine:1", glibc="2.36")
+
+
 def test_another_base_has_its_own_interpreter_or_gets_one() -> None:
-    given = Given(base="localhost/mine:1", python="/usr/bin/python3", glibc="2.36")
-    recipe = recipe_for(Choice("torch-smoke", given=given))
+    recipe = recipe_for(Choice("torch-smoke", given=replace(MINE, python="/usr/bin/python3")))
     assert {recipe.stage(name).image for name in ("build", "runtime")} == {"localhost/mine:1"}
     assert "uv venv --no-project --python /usr/bin/python3 " in render(recipe)
-    brought = recipe_for(Choice("torch-smoke", given=Given(base="localhost/mine:1", glibc="2.36")))
+    brought = recipe_for(Choice("torch-smoke", given=MINE))
     assert "COPY --from=packages /opt/envbuild/tools/python-" in render(brought)
     assert "sha256sum -c /python.sha256" in render(brought)
 
@@ -341,13 +324,17 @@ def test_another_base_has_its_own_interpreter_or_gets_one() -> None:
 @pytest.mark.parametrize(
     ("choice", "code"),
     [
+        *((Choice("torch-smoke", given=Given(**{part: "x\nRUN true"})), "image-reference")
+          for part in ("base", "runtime", "fetch")),
+        (Choice("torch-smoke", given=replace(MINE, base="tools")), "image-stage-clash"),
+        (Choice("torch-smoke", given=replace(MINE, base="packages")), "image-stage-clash"),
         (Choice("megatron-alpa", profile="exact"), "hash-unrecorded"),
         (Choice("megatron-deepspeed-alcf", profile="exact"), "image-base-unfit"),
         (Choice("torch-smoke", variant="cp311-linux_x86_64-system"), "image-base-unfit"),
         (Choice("torch-smoke", variant="nothing"), "variant-unknown"),
         (Choice("torch-smoke", given=Given(base="localhost/old", glibc="2.5")), "image-no-file"),
     ],
-)
+)  # fmt: skip
 def test_what_no_image_can_be_made_of_is_refused(choice: Choice, code: str) -> None:
     with fails(code):
         recipe_for(choice)

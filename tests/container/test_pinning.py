@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
 import json
@@ -37,23 +36,6 @@ DIGEST = "7" * 64
 DAY = date(2026, 11, 21)
 
 
-def test_digests_that_cannot_be_written_leave_those_that_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    file = tmp_path / "images.toml"
-    write_digests(asked("a:1"), file)
-    before = file.read_bytes()
-    monkeypatch.setattr("os.fsync", full)
-    with fails("output-unwritable") as caught:
-        write_digests(asked("b:2"), file)
-    assert caught.value.why == "No space left on device"
-    assert "free some space" in caught.value.hint
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("images.toml", before)]
-
-
 def asked(*names: str) -> dict[str, AskedDigest]:
     return {name: AskedDigest(digest=DIGEST, asked="2026-11-21") for name in names}
 
@@ -63,16 +45,15 @@ def lock() -> Lock:
     return read_lock(resources.lockfiles() / "megatron-deepspeed-slurm.exact.lock.toml")
 
 
-def test_the_images_of_a_lock_are_those_of_its_stages(lock: Lock) -> None:
+def test_the_images_of_a_lock_are_those_of_its_stages_and_a_pinned_one_is_part_of_the_variant(
+    lock: Lock, tmp_path: Path
+) -> None:
     containers = load_containers()
     assert images_of(lock, shipped=False) == [containers.fetch, NGC]
     # Variants that stand on a node's own interpreter have none.
     smoke = read_lock(resources.lockfiles() / "torch-smoke.exact.lock.toml")
     names = images_of(smoke, shipped=False)
     assert containers.fetch in names and "docker.io/library/python:3.13-slim-bookworm" in names
-
-
-def test_a_pinned_image_is_part_of_the_variant(lock: Lock, tmp_path: Path) -> None:
     made = pin_images(lock, asked(NGC, "other"))
     (before,), (after,) = lock.variants, made.variants
     assert after.image == LockedImage(name=NGC, digest=DIGEST)
@@ -100,30 +81,33 @@ def test_recorded_digests_are_in_the_dockerfile(monkeypatch: pytest.MonkeyPatch)
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-def stack_in(folder: Path) -> Path:
-    (folder / "mine.yaml").write_text(f"name: mine\nsummary: a test\nprofiles:\n  exact: {{python: ['{PYTHON}']}}\n")
-    return folder / "mine.yaml"
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A stack of the user's own, with its lock."""
+    stack = tmp_path / "mine.yaml"
+    stack.write_text(f"name: mine\nsummary: a test\nprofiles:\n  exact: {{python: ['{PYTHON}']}}\n")
+    assert invoke("lock", "create", str(stack))[0] == 0
+    return stack
 
 
-def test_lock_create_asks_and_writes_beside_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = stack_in(tmp_path)
-
+def test_lock_create_asks_and_writes_beside_the_lock(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(reference: str) -> tuple[str, dict[str, str]]:
         if "slim" in reference:
             raise EnvbuildError("image-unknown", f"the registry has no {reference}", why="it answers 404")
         return DIGEST, {}
 
     monkeypatch.setattr(registry, "ask_image", ask)
-    done = CliRunner().invoke(cli, ["lock", "create", str(stack), "--image", "all", "--json"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["changed"] is True
+    code, said, _ = invoke("lock", "create", str(mine), "--image", "all")
+    assert code == 0, said
     slim = f"docker.io/library/python:{PYTHON}-slim-bookworm"
-    assert f"warning: the registry has no {slim} (it answers 404)" in done.stderr
-    assert read_digests(tmp_path / "images.toml") == {
-        load_containers().fetch: AskedDigest(digest=DIGEST, asked=date.today().isoformat())
-    }
-    text = render(recipe_for(Choice(str(stack))))
-    assert f"FROM {load_containers().fetch}@sha256:{DIGEST} AS tools" in text
+    assert f"warning: the registry has no {slim} (it answers 404)" in said
+    fetch = load_containers().fetch
+    assert recorded(mine, fetch) == {"digest": DIGEST, "asked": date.today().isoformat(), "platforms": {}}
+    assert f"FROM {fetch}@sha256:{DIGEST} AS tools" in render(recipe_for(Choice(str(mine))))
+    (mine.parent / "images.toml").write_text("[images.a]\ndigest = 'no'\n")
+    assert invoke("lock", "create", str(mine), "--image", "all")[1] == "file-unreadable"
+    with fails("output-unwritable"):
+        write_digests(asked("a:1"), mine / "images.toml")
 
 
 INDEX = {
@@ -134,14 +118,6 @@ INDEX = {
         "damaged",
     ]
 }
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    """A stack of the user's own, with its lock."""
-    stack = stack_in(tmp_path)
-    assert CliRunner().invoke(cli, ["lock", "create", str(stack)]).exit_code == 0
-    return stack
 
 
 def invoke(*words: str) -> tuple[int, str, dict[str, Any]]:
@@ -157,7 +133,7 @@ def recorded(stack: Path, image: str) -> dict[str, Any]:
     return read_digests(stack.parent / "images.toml")[image].to_json_dict()
 
 
-def test_an_image_is_pinned_by_index_and_platform_digests_and_check_says_when_a_tag_has_moved(
+def test_a_tag_that_moved_is_told_with_both_digests_and_kept(
     mine: Path, registry_server: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = f"{registry_server.host}/team/image:1"

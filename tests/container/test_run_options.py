@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,13 @@ def test_who_mounts_folders_is_the_user_inside_who_may_write_them(runtime: str, 
     assert CALLER not in _command(runtime, facts), "without any the image's own user has all that it needs"
 
 
-@pytest.mark.parametrize("own", ["--overlay=/scratch/upper", "--underlay"])
-def test_apptainer_writes_where_the_target_says(own: str) -> None:
+def test_apptainer_writes_where_the_target_says_and_what_it_cannot_do_is_refused_and_not_left_out() -> None:
     """It refuses to have two places to write to."""
-    assert "--writable-tmpfs" not in _command("apptainer", options=[own])
+    assert "--writable-tmpfs" not in _command("apptainer", options=["--overlay=/scratch/upper"])
     assert "--writable-tmpfs" in _command("apptainer", options=["--fakeroot"])
+    for setting in ({"shm_size": "16g"}, {"ipc": "private"}, {"devices": ["/dev/gdrdrv"]}):
+        with fails("container-option", 7):
+            _command("apptainer", **setting)
 
 
 def test_pyxis_is_one_process_of_a_step_on_this_node_with_nothing_of_the_home_folder() -> None:
@@ -112,24 +115,19 @@ def test_pyxis_needs_enroot_and_a_slurm_that_knows_it() -> None:
     assert why(enroot=WORKS, pyxis=broken) == "pyxis does not work: srun does not know --container-image"
     assert why(pyxis=WORKS) == "pyxis runs enroot, which is not there or does not work"
     assert why(enroot=WORKS) == "pyxis is not there: it is a part of srun"
+    assert runs_in_jobs_alone(ContainerSettings(runtime="pyxis"))
+    assert not any(map(runs_in_jobs_alone, (None, ContainerSettings(), ContainerSettings(runtime="apptainer"))))
 
 
-def test_the_first_runtime_that_works_is_taken() -> None:
+def test_the_first_runtime_that_works_is_taken_and_none_says_what_is_wrong_with_each_and_what_each_needs() -> None:
     broken = {"works": False, "why": "permission denied"}
     facts = ContainerFacts({"podman": broken, "docker": broken, "enroot": WORKS, "apptainer": WORKS})
     assert choose("gpu01", ContainerSettings(), facts).runtime == "apptainer"
-
-
-def test_no_runtime_says_what_is_wrong_with_each_and_what_each_needs() -> None:
-    facts = ContainerFacts({"docker": {"works": False, "why": "permission denied while trying to connect"}})
     with fails("container-no-runtime", 7) as caught:
-        choose("gpu01", ContainerSettings(), facts)
+        choose("gpu01", ContainerSettings(), ContainerFacts({"docker": broken}))
     assert "engine container: no" in caught.value.what
     assert "podman is not there; docker does not work: permission denied" in caught.value.why
     assert "subordinate ids" in caught.value.hint
-
-
-def test_podman_without_cdi_cannot_give_gpus() -> None:
     facts = _facts("podman", gpus=1)
     with fails("container-no-gpu-access") as caught:
         choose("gpu01", ContainerSettings(runtime="podman"), facts)
@@ -142,12 +140,6 @@ def test_a_user_who_may_not_raise_limits_is_told() -> None:
     assert not any("memlock" in option for option in chosen.options)
     assert "limited to 8192 KiB" in chosen.warnings[0] and "InfiniBand needs more" in chosen.warnings[0]
     assert choose("gpu01", ContainerSettings(), _facts("podman", memlock=1, raises_limits=True)).warnings == ()
-
-
-@pytest.mark.parametrize("setting", [{"shm_size": "16g"}, {"ipc": "private"}, {"devices": ["/dev/gdrdrv"]}])
-def test_what_apptainer_cannot_do_is_refused_and_not_left_out(setting: dict[str, Any]) -> None:
-    with fails("container-option", 7):
-        _command("apptainer", **setting)
 
 
 @pytest.mark.parametrize(
@@ -174,76 +166,52 @@ def test_settings_that_mean_nothing_or_something_else_are_refused(wrong: dict[st
         ContainerSettings.from_plain(wrong)
 
 
-def test_the_launcher_hands_every_argument_on_as_it_is(tmp_path: Path) -> None:
-    program = executable(tmp_path / "podman it's", '#!/bin/sh\nfor each; do printf "[%s]" "$each"; done\n')
+def test_a_tag_beside_a_digest_says_nothing_and_is_left_out() -> None:
+    name, digest = "registry.example.org:5000/team/x", "@sha256:" + "0" * 64
+    assert ContainerSettings(image=f"{name}:1.0{digest}").image == ContainerSettings(image=name + digest).image
+    assert ContainerSettings(image=name + digest).image == name + digest
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Calls the launcher of a runtime, which is a program that prints its arguments, with words and variables."""
+    program = executable(
+        tmp_path / "it's", '#!/bin/sh\nfor each; do printf "[%s]" "$each"; done; printf "%s" "${SLURM_LABELIO-}"\n'
+    )
     path = tmp_path / "tiny"
-    path.write_text(launcher("tiny", [str(program), "run", "--interactive", "id"]))
-    done = completed(["sh", str(path), "a b", "$(id)", "*"], check=True)
-    assert done.stdout == "[run][--interactive][id][a b][$(id)][*]"
-    alone = completed(["sh", str(path)], check=True)
-    assert alone.stdout == "[run][--interactive][id][python]"
-    assert "--tty" in path.read_text()
-    if shutil.which("dash"):
-        subprocess.run(["dash", "-n", str(path)], check=True)
+
+    def call(options: Sequence[str], *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+        path.write_text(launcher("tiny", [str(program), *options]))
+        for shell in filter(shutil.which, ("dash",)):
+            subprocess.run([shell, "-n", str(path)], check=True)
+        return completed(["sh", str(path), *argv], env={"PATH": os.environ["PATH"], **env})
+
+    return call
 
 
-def test_the_launcher_is_of_who_calls_it_and_of_the_gpus_given_to_them(tmp_path: Path) -> None:
-    program = executable(tmp_path / "docker", '#!/bin/sh\nfor each; do printf "[%s]" "$each"; done\n')
-    path = tmp_path / "tiny"
-    path.write_text(launcher("tiny", [str(program), "run", f"--user={CALLER}", "id"]))
-
-    def call(*argv: str, **env: str) -> str:
-        return completed(["sh", str(path), *argv], env=env, check=True).stdout
-
-    me = f"[run][--user={os.getuid()}:{os.getgid()}][id]"
-    path_of = {"PATH": os.environ["PATH"]}
-    assert call("a b", **path_of) == f"{me}[a b]"
-    given = {**path_of, "CUDA_VISIBLE_DEVICES": "3,5", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    said = call("a b", **given)
-    assert said == f"{me}[env][CUDA_DEVICE_ORDER=PCI_BUS_ID][env][CUDA_VISIBLE_DEVICES=3,5][a b]"
-    none = call(**path_of, CUDA_VISIBLE_DEVICES="")
+def test_the_launcher_is_of_who_calls_it_and_hands_arguments_and_the_gpus_given_to_them_on(
+    launched: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    options = ("run", "--interactive", f"--user={CALLER}", "id")
+    me = f"[run][--interactive][--user={os.getuid()}:{os.getgid()}][id]"
+    assert launched(options, "a b", "$(id)", "*").stdout == f"{me}[a b][$(id)][*]"
+    assert launched(options).stdout == f"{me}[python]"
+    done = launched(options, "a b", CUDA_VISIBLE_DEVICES="3,5", CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert done.stdout == f"{me}[env][CUDA_DEVICE_ORDER=PCI_BUS_ID][env][CUDA_VISIBLE_DEVICES=3,5][a b]"
+    none = launched(options, CUDA_VISIBLE_DEVICES="").stdout
     assert none == f"{me}[env][CUDA_VISIBLE_DEVICES=][python]", "no GPU is not all of them"
-
-
-def test_the_launcher_of_a_file_asks_for_no_terminal() -> None:
+    assert "--tty" in launcher("tiny", ["/usr/bin/podman", *options])
     assert "--tty" not in launcher("tiny", ["/usr/bin/apptainer", "exec", "/p/x.sif"])
 
 
-def test_the_launcher_of_pyxis_is_a_step_on_the_node_that_calls_it_and_needs_a_job(tmp_path: Path) -> None:
-    program = executable(
-        tmp_path / "srun it's", '#!/bin/sh\nfor each; do printf "[%s]" "$each"; done; printf "%s" "${SLURM_LABELIO-}"\n'
-    )
-    path = tmp_path / "tiny"
-    path.write_text(
-        launcher("tiny", [str(program), "--overlap", "--nodelist", NODE, "--container-image", "/p/x y.sqsh"])
-    )
-
-    def call(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return completed(["sh", str(path), *argv], env=env)
-
-    said = call("a b", "$(id)", SLURM_JOB_ID="7", SLURMD_NODENAME="gpu3", SLURM_LABELIO="1")
-    assert said.stdout == "[--overlap][--nodelist=gpu3][--container-image][/p/x y.sqsh][a b][$(id)]", said.stderr
-    assert call(SLURM_JOB_ID="7").stdout == "[--overlap][--container-image][/p/x y.sqsh][python]"
-    alone = call("python")
+def test_the_launcher_of_pyxis_is_a_step_on_the_node_that_calls_it_and_needs_a_job(
+    launched: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    options = ("--overlap", "--nodelist", NODE, "--container-image", "/p/x y.sqsh")
+    done = launched(options, "a b", "$(id)", SLURM_JOB_ID="7", SLURMD_NODENAME="gpu3", SLURM_LABELIO="1")
+    assert done.stdout == "[--overlap][--nodelist=gpu3][--container-image][/p/x y.sqsh][a b][$(id)]", done.stderr
+    done = launched(options, SLURM_JOB_ID="7")
+    assert done.stdout == "[--overlap][--container-image][/p/x y.sqsh][python]"
+    alone = launched(options, "python")
     assert (alone.returncode, alone.stdout) == (7, "")
     assert "pyxis runs in jobs of Slurm alone" in alone.stderr
-
-
-@pytest.mark.parametrize(
-    ("container", "alone"),
-    [
-        (None, False),
-        ({}, False),
-        ({"runtime": "apptainer"}, False),
-        ({"runtime": "pyxis"}, True),
-    ],
-)
-def test_pyxis_starts_nothing_on_a_login_host(container: dict[str, Any] | None, alone: bool) -> None:
-    assert runs_in_jobs_alone(None if container is None else ContainerSettings(**container)) is alone
-
-
-@pytest.mark.parametrize("name", ["x", "registry.example.org:5000/team/x"])
-def test_a_tag_beside_a_digest_says_nothing_and_is_left_out(name: str) -> None:
-    digest = "@sha256:" + "0" * 64
-    for given in (name, f"{name}:1.0"):
-        assert ContainerSettings(image=given + digest).image == name + digest

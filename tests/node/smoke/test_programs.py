@@ -20,7 +20,7 @@ from tests.support.programs import completed
 from tests.support.torch_imported import torch_imported as torch_imported
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.usefixtures("torch_imported")]
-FAKES = [Path(__file__).parents[2] / "support" / name for name in ("cuda_graphs.py", "fake_cuda.py")]
+FAKE = Path(__file__).parents[2] / "support" / "fake_cuda.py"
 VARIANT = {
     "python": PYTHON,
     "torch": "2.13.0",
@@ -196,11 +196,11 @@ def behind_stand_ins(program: str, *changes: tuple[str, str]) -> dict[str, str]:
     """The program as for two GPUs, which the processor stands in for, with smaller sizes."""
     text = (Path(smoke.__file__).parent / "programs" / f"{program}.py").read_text()
     start = "\ndef main() -> None:\n"
-    install = "\nfrom . import cuda_graphs, fake_cuda\nfake_cuda.install(2)\ncuda_graphs.install()\n"
+    install = "\nfrom . import fake_cuda\nfake_cuda.install(2)\n"
     for old, new in (*changes, (start, install + start)):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    return {program: text, **{path.stem: path.read_text() for path in FAKES}}
+    return {program: text, FAKE.stem: FAKE.read_text()}
 
 
 SMALL_PRODUCTS = (
