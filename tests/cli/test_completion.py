@@ -30,7 +30,6 @@ def test_verbs_stacks_targets_profiles_and_patches_are_offered(world: World) -> 
     assert offered(world, "envbuild provision --target ") == list(list_targets())
     assert offered(world, "envbuild provision opt-") == ["opt-175b"]
     profiles = list(load_stack("megatron-alpa").stack.profiles)
-    assert offered(world, "envbuild explain megatron-alpa --profile ") == profiles
     assert offered(world, "envbuild plan megatron-alpa --profile ") == profiles
     assert offered(world, "envbuild plan --profile ") == list(load_stack("torch-smoke").stack.profiles)
     assert offered(world, "envbuild patch apply alcf-hos") == ["alcf-hosfile"]
@@ -69,12 +68,10 @@ def test_runs_and_environments_are_offered_and_a_broken_file_writes_nothing(worl
     assert (done.rc, done.out, done.err) == (1, "", "")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_is_answered_in_its_own_form(world: World, shell: str) -> None:
-    word = {"fish": "op"}.get(shell, "3")
-    env = {"_ENVBUILD_COMPLETE": f"{shell}_complete", "COMP_WORDS": "envbuild stack show op", "COMP_CWORD": word}
-    assert world.good(env=env).out == {"zsh": "plain\nopt-175b\n_\n"}.get(shell, "plain,opt-175b\n")
-    assert "_ENVBUILD_COMPLETE" in world.good("completion", shell).out
+def test_zsh_is_answered_in_its_own_form(world: World) -> None:
+    env = {"_ENVBUILD_COMPLETE": "zsh_complete", "COMP_WORDS": "envbuild stack show op", "COMP_CWORD": "3"}
+    assert world.good(env=env).out == "plain\nopt-175b\n_\n"
+    assert "_ENVBUILD_COMPLETE" in world.good("completion", "zsh").out
 
 
 ASK = {

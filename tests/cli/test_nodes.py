@@ -55,8 +55,18 @@ def test_d103_what_facts_say_of_another_prefix_and_of_other_hosts_does_not_count
     assert "\n  gpu[1-2]: error[prefix-usable]: " in refused.output and refused.output.count("    hint: ") == 1
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--target ./cluster.yaml --batch 25%", "error[option-does-not-fit]: --batch "),
+        ("--target ./cluster.yaml --max-fail 1", "error[option-does-not-fit]: --max-fail "),
+        ("--target local --batch 0", "error[share-invalid]: invalid value for --batch: 0\n"),
+        ("--target local --max-fail half", "error[share-invalid]: invalid value for --max-fail: half\n"),
+    ],
+)
+def test_a_number_of_nodes_that_is_none_and_one_for_a_job_are_refused_before_a_node_is_asked(
+    words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -64,25 +74,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "name: cluster\nextends: slurm\nstack: torch-smoke\nhosts: {slurm: gpu}\n"
         "connection: {kind: job, login: {host: login1.invalid}}\nscheduler: {nodes: 4}\nprefix: /shared/envbuild\n"
     )
-    return "./cluster.yaml"
-
-
-@pytest.mark.parametrize("words", [["--batch", "25%"], ["--max-fail", "1"], ["--batch", "1", "--max-fail", "0"]])
-def test_the_nodes_of_a_job_are_changed_at_once(
-    words: list[str], cluster: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["provision", "--target", cluster, *words]) == 2
-    err = capsys.readouterr().err
-    assert "error[option-does-not-fit]" in err
-    assert words[0] in err
-
-
-@pytest.mark.parametrize("words", [["--batch", "0"], ["--max-fail", "half"]])
-def test_an_invalid_number_of_nodes_is_refused_before_a_node_is_asked(
-    words: list[str], cluster: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["provision", "--target", "local", *words]) == 2
-    assert f"error[share-invalid]: invalid value for {words[0]}: {words[1]}\n" in capsys.readouterr().err
+    assert run(["provision", *words.split()]) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

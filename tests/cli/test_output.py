@@ -7,6 +7,7 @@ import os
 import pty
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import click
 import pytest
@@ -35,6 +36,8 @@ def test_a_line_breaks_between_words_and_goes_on_below_its_column(sixty: Termina
     assert max(map(len, lines)) <= 60 and len(lines) == 5
     assert [len(line) - len(line.lstrip()) for line in lines] == [4, 15, 15, 15, 17]
     assert "".join(lines).split() == plan.split()
+    assert f"/{'x' * 80}" in fitted(f"the file /{'x' * 80} is there", sixty).split("\n")[1], "a long word stays whole"
+    assert fitted("word " * 50, io.StringIO()) == "word " * 50, "a pipe gets the lines as they are"
 
 
 def test_of_places_that_fail_alike_the_first_one_says_what_helps() -> None:
@@ -44,10 +47,6 @@ def test_of_places_that_fail_alike_the_first_one_says_what_helps() -> None:
     assert lines == [
         "c: error[disk-full]: full", "hint: free some", f"a: {gone}", f"b: {gone}", "hint: try `ssh a true`",
     ]  # fmt: skip
-
-
-def test_a_word_longer_than_the_terminal_stays_whole(sixty: Terminal) -> None:
-    assert f"/{'x' * 80}" in fitted(f"the file /{'x' * 80} is there", sixty).split("\n")[1]
 
 
 def test_of_a_script_only_comments_are_broken_and_stay_comments(sixty: Terminal) -> None:
@@ -66,11 +65,6 @@ def test_the_colours_of_an_error_take_no_room_of_its_lines(sixty: Terminal, monk
         print_error(error)
     assert click.unstyle(coloured.getvalue()) == plain.getvalue() != coloured.getvalue()
     assert coloured.getvalue().count(click.style("why:", fg="cyan")) == 1
-
-
-def test_a_pipe_gets_the_lines_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    assert fitted("word " * 50, io.StringIO()) == "word " * 50
 
 
 def test_running_text_has_the_width_of_the_terminal_behind_a_pager_too(
@@ -102,29 +96,22 @@ def test_a_secret_of_several_words_is_masked_before_its_line_is_broken(
     assert max(map(len, sixty.getvalue().splitlines())) <= 60
 
 
-@pytest.mark.parametrize(("error", "times"), [(Terminal, 0), (io.StringIO, 1)])
-def test_the_error_of_a_summary_is_not_said_again_on_the_same_terminal(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[io.StringIO], times: int
+def test_the_error_of_a_summary_is_not_said_again_in_the_same_terminal_pipe_or_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.setattr(sys, "stderr", error())
     failed = node(status="failed", exit=1, error={"code": "gone", "what": "w", "hint": "build it", "exit": 1})
-    assert show_evidence(Ui(), evidence(failed, exit=1), RunDir(tmp_path)) == 1
-    assert isinstance(sys.stdout, Terminal) and isinstance(sys.stderr, io.StringIO)
-    assert sys.stdout.getvalue().count("error[gone]") == 1 and sys.stderr.getvalue().count("error[gone]") == times
 
+    def shown(out: TextIO, err: TextIO) -> None:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        assert show_evidence(Ui(), evidence(failed, exit=1), RunDir(tmp_path)) == 1
 
-def test_the_error_of_a_summary_is_not_said_again_in_the_same_pipe_or_file(tmp_path: Path) -> None:
-    failed = node(status="failed", exit=1, error={"code": "gone", "what": "w", "hint": "build it", "exit": 1})
+    for err, times in ((Terminal(), 0), (io.StringIO(), 1)):
+        shown(out := Terminal(), err)
+        assert out.getvalue().count("error[gone]") == 1 and err.getvalue().count("error[gone]") == times
     for other, times in (("a", 1), ("b", 2)):
-        with (
-            (tmp_path / "a").open("w") as out,
-            (tmp_path / other).open("a") as err,
-            pytest.MonkeyPatch.context() as here,
-        ):
-            here.setattr(sys, "stdout", out)
-            here.setattr(sys, "stderr", err)
-            show_evidence(Ui(), evidence(failed, exit=1), RunDir(tmp_path))
+        with (tmp_path / "a").open("w") as file, (tmp_path / other).open("a") as also:
+            shown(file, also)
         assert sum((tmp_path / name).read_text().count("error[gone]") for name in {"a", other}) == times
 
 

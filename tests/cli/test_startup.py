@@ -52,47 +52,31 @@ def test_a_locale_of_few_characters_is_no_failure(world: World) -> None:
     assert done.rc == 0 and "document: Benchmark OPT-175B" in done.out and "?" in done.out, done.err
 
 
-def imported(world: World, packages: tuple[str, ...], *lines: str) -> dict[str, list[object]]:
-    done = world.run(",".join(packages), *lines, code=("-c", _PROGRAM))
-    assert done.rc == 0, done.err
-    return done.json
-
-
-def test_help_and_questions_about_envbuild_itself_import_no_big_library(world: World) -> None:
-    lines = ["--help", "--version", "completion bash", "config show", "config show --origin --json", "doctor"]
-    found = imported(world, HEAVY + LIBRARIES, *lines)
-    assert {line: modules for line, (_, modules) in found.items()} == {line: [] for line in lines}
-    assert all(code == 0 for line, (code, _) in found.items() if line != "doctor")
-
-
-def test_the_help_of_every_verb_imports_no_big_library(world: World) -> None:
-    lines = [f"{verb} --help" for verb in COMMANDS]
-    found = imported(world, HEAVY + LIBRARIES, *lines)
-    assert found == {line: [0, []] for line in lines}
-
-
-def test_stacks_and_targets_are_listed_without_ansible_and_fabric(world: World) -> None:
-    lines = ["stack list", "stack show torch-smoke", "target list", "run list", "lock check torch-smoke --offline"]
-    assert imported(world, HEAVY, *lines) == {line: [0, []] for line in lines}
-
-
-def test_plans_and_decisions_from_recorded_facts_import_nothing_that_asks_nodes_or_makes_locks(world: World) -> None:
-    others = ("envbuild.provision.ansible.play", "envbuild.lock.create", "urllib.request", "tarfile")
-    lines = [f"{verb} --target azure-nd96 --facts azure-nd96" for verb in ("plan", "explain opt-175b")]
-    assert imported(world, HEAVY + others, *lines) == {line: [0, []] for line in lines}
-
-
-@pytest.mark.parametrize("line", ["--version", "-V", ""])
-def test_the_version_and_envbuild_alone_do_not_even_need_click(world: World, line: str) -> None:
-    assert imported(world, ("click", *HEAVY, *LIBRARIES), line) == {line: [0, []]}
-
-
-def test_the_version_costs_no_more_than_python(world: World) -> None:
-    assert imported(world, ("typing",), "--version") == {"--version": [0, []]}
+ALONE = ["--help", "--version", "completion bash", "config show", "config show --origin --json"]
+LISTS = ["stack list", "stack show torch-smoke", "target list", "run list", "lock check torch-smoke --offline"]
+# Without asking nodes or making locks.
+OTHERS = ("envbuild.provision.ansible.play", "envbuild.lock.create", "urllib.request", "tarfile")
 
 
 @pytest.mark.parametrize(
-    "line", ["--version", "status --all --json", "plan --stack ./nothing.yaml", "prob", "stack list"]
+    ("packages", "lines"),
+    [
+        (HEAVY + LIBRARIES, [*ALONE, *(f"{verb} --help" for verb in COMMANDS)]),
+        (HEAVY, LISTS),
+        (HEAVY + OTHERS, [f"{verb} --target azure-nd96 --facts azure-nd96" for verb in ("plan", "explain opt-175b")]),
+        (("click", *HEAVY, *LIBRARIES), [""]),
+        (("click", "typing", *HEAVY, *LIBRARIES), ["--version"]),
+    ],
+    ids=["help and questions about envbuild", "lists", "plans from recorded facts", "alone", "version"],
 )
+def test_a_command_imports_no_big_library_that_it_does_not_need(
+    world: World, packages: tuple[str, ...], lines: list[str]
+) -> None:
+    done = world.run(",".join(packages), *lines, code=("-c", _PROGRAM))
+    assert done.rc == 0, done.err
+    assert done.json == {line: [0, []] for line in lines}
+
+
+@pytest.mark.parametrize("line", ["--version", "status --all --json", "plan --stack ./nothing.yaml"])
 def test_a_process_that_was_forked_says_and_ends_as_an_interpreter_of_its_own(world: World, line: str) -> None:
     assert world.run(*line.split()) == world.run(*line.split(), fresh=True)

@@ -35,11 +35,6 @@ def stored(world: World) -> tuple[World, Path, str]:
     return world, Path(store.path), key
 
 
-def damage(store: Path, key: str) -> None:
-    (wheel,) = (store / key).glob("*.whl")
-    wheel.write_bytes(b"x" + wheel.read_bytes()[1:])
-
-
 def places(world: World, *words: str) -> list[tuple[str, str, int]]:
     """Machine, kind and number of items of what `store list` or `clean` names."""
     found: list[dict[str, Any]] = world.good("store", *words, "--json").json["places"]
@@ -47,6 +42,10 @@ def places(world: World, *words: str) -> list[tuple[str, str, int]]:
 
 
 def test_d11_clean_says_first_and_then_does_here_and_on_the_nodes_of_a_target(world: World) -> None:
+    assert world.good("store", "list").out == "nothing is kept\n"
+    assert world.good("store", "verify").out == "localhost: 0 of 0 wheels are what their records say\n"
+    assert world.good("store", "clean").out == "nothing is that old\n"
+    assert not world.prefix.exists()
     own = world.home / ".cache" / "envbuild" / "artifacts" / "packages"
     old, young = made(own / "a" / "old.whl", 40), made(own / "b" / "young.whl", 3)
     delivered = made(world.prefix / "store" / ("c" * 12) / "x.whl", 40)
@@ -87,7 +86,9 @@ def test_old_runs_go_but_never_what_runs_nor_the_newest(world: World) -> None:
     assert left == ["20260102T000000Z-aaaa", "20260103T000000Z-aaaa"]
 
 
-def test_a_list_has_a_line_for_each_wheel_whatever_the_width(stored: tuple[World, Path, str]) -> None:
+def test_wheels_are_listed_in_a_line_each_verified_and_removed_when_they_are_old(
+    stored: tuple[World, Path, str],
+) -> None:
     world, store, key = stored
     world.env["COLUMNS"] = "40"
     lines = world.good("store", "list", "--only", "wheels").out.splitlines()
@@ -96,29 +97,15 @@ def test_a_list_has_a_line_for_each_wheel_whatever_the_width(stored: tuple[World
     assert heading.split()[:4] == ["key", "source", "commit", "torch"]
     words = [key[:12], "apex", "a" * 12, "2.4.1+cu124", "12.4", "8.0", "9.0", "c++", "12.2.0", "1", "kB", "today"]
     assert row.split() == words
-
-
-def test_a_prefix_with_nothing_kept_gets_nothing_by_looking(world: World) -> None:
-    assert world.good("store", "list").out == "nothing is kept\n"
-    assert world.good("store", "verify").out == "localhost: 0 of 0 wheels are what their records say\n"
-    assert world.good("store", "clean").out == "nothing is that old\n"
-    assert not world.prefix.exists()
-
-
-def test_verify_ends_with_1_and_names_the_damaged_wheel(stored: tuple[World, Path, str]) -> None:
-    world, store, key = stored
     assert world.good("store", "verify").out == "localhost: 1 of 1 wheels are what their records say\n"
-    damage(store, key)
+    (wheel,) = (store / key).glob("*.whl")
+    wheel.write_bytes(b"x" + wheel.read_bytes()[1:])
     done = world.run("store", "verify")
     assert done.rc == 1
     assert f"damaged   {key[:12]}  apex: apex-0.1-py3-none-any.whl has sha256" in done.out
     told = world.run("store", "verify", "--json")
     assert (told.rc, told.json["ok"], told.json["stores"][0]["damaged"]) == (1, False, [key])
     assert "damaged" not in world.good("store", "list").out, "a list reads no wheel"
-
-
-def test_an_old_wheel_is_named_first_and_then_removed(stored: tuple[World, Path, str]) -> None:
-    world, store, key = stored
     then = time.time() - 100 * DAY
     os.utime(store / key / "build.json", (then, then))
     assert "100 days ago" in world.good("store", "list").out
