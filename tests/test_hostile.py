@@ -22,7 +22,7 @@ from envbuild.cli.verbs import cli
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.init.read import read
-from envbuild.init.readers.requirement import git_address, wheel
+from envbuild.init.readers.requirement import wheel
 from envbuild.init.statement import quoted
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import ContainerSettings
@@ -182,15 +182,6 @@ def test_d68_a_line_that_is_cut_shows_no_part_of_a_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["ssh://-oProxyCommand=x/a", "ssh://-lroot@h.example.org/a", "https://h.example.org/a@--upload-pack=x",
-     "ext::sh -c x", "https://[/a", "file:///a", "git+https://h.example.org:x/a", "--upload-pack=x"],
-)  # fmt: skip
-def test_d69_git_is_asked_about_addresses_that_a_stack_may_have_and_no_others(address: str) -> None:
-    assert git_address(address) is None
-
-
-@pytest.mark.parametrize(
     "call",
     [
         lambda: expand_hosts(["n" + "9" * 4400 + "[0-1]"]),
@@ -262,6 +253,7 @@ def _read(piece: str, name: str) -> Callable[[int], object]:
     "work",
     [
         _yaml_places, _twice, _read("pip install [ a ", "setup.sh"), _read("! ", "setup.sh"), _read("A=b ", "setup.sh"),
+        *(_read(piece, "setup.sh") for piece in ("$(", "'", '"\\', "`", "${", "${a-", "<<a\n", "\\\n", "a|", "$((")),
         _read("a[", "requirements.txt"), _read("a.b", "Pipfile"),
         _read("a.b", "pyproject.toml"), _read("conda install -c a b ", "setup.sh"),
         lambda size: read("channels: [a]\ndependencies: [" + "a, " * size + "b]", "environment.yml"),

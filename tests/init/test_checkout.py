@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tests.support.programs import executable
 from tests.support.repositories import git, make_repository
 from tests.support.wheels import write_wheel
 
+Drafted = Callable[..., dict[str, Any]]
 FILES = {
     "README.md": "# own\n## Install\n```\ngit clone https://git.example.org/lab/own\ncd own\n"
     "pip install -r requirements.txt\n"
@@ -55,6 +57,13 @@ FILES = {
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_files(tmp_path / "own", FILES)
+
+
+def reach(monkeypatch: pytest.MonkeyPatch, top: Path, url: str) -> None:
+    """Git finds the repositories of an address in a folder."""
+    config = f'[url "file://{top}/"]\ninsteadOf = {url}\n[uploadpack]\nallowAnySHA1InWant = true\nallowFilter = true\n'
+    config += '[protocol "file"]\nallow = always\n'
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(write_file(top / "gitconfig", config)))
 
 
 def assembled(folder: Path) -> Result:
@@ -82,16 +91,6 @@ def test_a_module_that_the_own_package_lacks_is_open_and_part_of_the_digest(
     assert "not imported as a test: own, which needs own.opps" in text
 
 
-def test_imports_are_firm_guarded_or_aside_and_local_ones_are_none(folder: Path) -> None:
-    whole = tree.of_folder(folder)
-    firmness = {each.module: each.firmness for each in scan(whole, roots(whole))}
-    assert firmness == {
-        "cv2": "required", "einops": "required", "torch": "required", "sacrebleu": "required",
-        "utils_of_nobody": "required", "flash_attn": "guarded", "torch_npu": "guarded", "pytest": "aside",
-        "setuptools": "aside",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("path", "code", "imported"),
     [
@@ -113,7 +112,14 @@ def test_a_module_is_local_where_its_importer_would_find_it(
     assert {found.module for found in scan(whole, roots(whole))} == imported
 
 
-def test_what_the_files_do_not_list_is_closed_by_imports(folder: Path) -> None:
+def test_what_the_files_do_not_list_is_closed_by_imports_and_the_tree_itself_is_no_package_of_it(folder: Path) -> None:
+    whole = tree.of_folder(folder)
+    firmness = {each.module: each.firmness for each in scan(whole, roots(whole))}
+    assert firmness == {
+        "cv2": "required", "einops": "required", "torch": "required", "sacrebleu": "required",
+        "utils_of_nobody": "required", "flash_attn": "guarded", "torch_npu": "guarded", "pytest": "aside",
+        "setuptools": "aside",
+    }  # fmt: skip
     result = assembled(folder)
     assert {each.imported.module: each.how for each in result.closed} == {
         "cv2": "table", "einops": "declared", "torch": "declared", "sacrebleu": "offered", "utils_of_nobody": "name",
@@ -121,20 +127,12 @@ def test_what_the_files_do_not_list_is_closed_by_imports(folder: Path) -> None:
     }  # fmt: skip
     names = {each.name: str(each.requirement) for each in result.draft.packages}
     assert names["sacrebleu"] == "sacrebleu>=2" and names["opencv-python"] == "opencv-python"
-    assert "own" not in names and "pytest" not in names and "torch-npu" not in names
+    assert not [name for name in names if name.startswith("own")] and not {"pytest", "torch-npu"} & names.keys()
+    assert not any(each.url for each in result.draft.sources), "the tree itself is no source, nor one to pin"
+    assert "git-unpinned" not in {each.rule for each in result.findings}
     assert result.draft.torch is not None and result.draft.torch.value == "2.6.0"
     assert "requirements-rocm.txt" in result.collected.choices
     assert [(each.folder, each.install) for each in result.projects] == [("", "path"), ("kernels", "path")]
-
-
-def test_the_project_itself_is_no_package_nor_is_its_nightly_build(folder: Path) -> None:
-    assert not [package.name for package in assembled(folder).draft.packages if package.name.startswith("own")]
-
-
-def test_the_tree_itself_is_no_unpinned_source(folder: Path) -> None:
-    result = assembled(folder)
-    assert not any(each.url for each in result.draft.sources)
-    assert "git-unpinned" not in {each.rule for each in result.findings}
 
 
 def test_links_large_and_binary_files_are_left_out(
@@ -163,7 +161,6 @@ def test_a_single_file_that_is_no_text_is_an_error(tmp_path: Path) -> None:
     ("address", "parts"),
     [
         ("https://h.example.org/a/b@v1", ("https://h.example.org/a/b", "v1")),
-        ("https://h.example.org/a/b", ("https://h.example.org/a/b", "")),
         ("https://user@h.example.org/a/b", ("https://user@h.example.org/a/b", "")),
         ("git@h.example.org:a/b", ("git@h.example.org:a/b", "")),
         ("git@h.example.org:a/b@main", ("git@h.example.org:a/b", "main")),
@@ -174,13 +171,17 @@ def test_the_ref_stands_behind_the_last_at(address: str, parts: tuple[str, str])
     assert split_ref(address) == parts
 
 
-def test_an_option_is_no_address(tmp_path: Path) -> None:
+def test_what_is_no_address_is_refused_with_what_to_give_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for reference in ("https://h.example.org/a/b@--upload-pack=x", str(tmp_path / "nothing")):
         with fails("init-source"), opened(reference):
             pass
-
-
-def test_a_repository_on_this_machine_is_refused_with_what_to_give_instead(tmp_path: Path) -> None:
+    monkeypatch.setattr(tree, "resolve_ref", lambda url, ref: None)
+    for ref, hint in (("e8b7bfb21d0c", "write all 40 digits of a commit"), ("v1", "")):
+        with fails("commit-missing") as caught, opened(f"https://h.example.org/a/b@{ref}"):
+            pass
+        assert caught.value.hint == hint
     write_files(tmp_path / "own.git", {"HEAD": "ref: refs/heads/main\n", "objects/info/x": ""})
     for reference, what in (
         ("file:///srv/lab.git", "file addresses are not taken, https and ssh are"),
@@ -192,14 +193,6 @@ def test_a_repository_on_this_machine_is_refused_with_what_to_give_instead(tmp_p
         assert caught.value.what == what and "url.FOLDER/.insteadOf" in caught.value.hint
 
 
-def test_a_commit_is_written_with_all_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "resolve_ref", lambda url, ref: None)
-    for ref, hint in (("e8b7bfb21d0c", "write all 40 digits of a commit"), ("v1", "")):
-        with fails("commit-missing") as caught, opened(f"https://h.example.org/a/b@{ref}"):
-            pass
-        assert caught.value.hint == hint
-
-
 @pytest.fixture
 def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(_: Request) -> list[Offer]:
@@ -208,19 +201,28 @@ def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "resolve", unreachable)
 
 
-def drafted(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main(["init", *words, "--json"]) == 0
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
-
-
-@pytest.mark.usefixtures("no_index")
-def test_a_draft_is_a_stack_with_the_lines_that_say_it(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def drafted(
+    no_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Drafted:
+    """`envbuild init` in the test's folder, and its answer."""
     monkeypatch.chdir(tmp_path)
-    answer = drafted(capsys, "--from", "own")
+
+    def call(*words: str) -> dict[str, Any]:
+        assert main(["init", *words, "--json"]) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    return call
+
+
+def test_a_draft_is_a_stack_with_the_lines_that_say_it(
+    folder: Path, drafted: Drafted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup = "from torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension('_ops', [])])\n"
+    write_file(folder / "models" / "ops" / "setup.py", setup)
+    answer = drafted("--from", "own")
     text = (tmp_path / "own.yaml").read_text()
+    assert "# compiled with nvcc, after torch: models/ops (_ops; models/ops/setup.py:2)" in text
     assert answer["path"] == "own.yaml" and answer["understood"]["statements"] > 5
     assert '- "einops==0.8.0"  # requirements.txt:2' in text
     assert '- "opencv-python"  # from imports: own/__init__.py:2' in text
@@ -232,43 +234,37 @@ def test_a_draft_is_a_stack_with_the_lines_that_say_it(
     assert "own.yaml is there already" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("no_index")
-def test_a_flavour_is_said_by_the_page_or_asked_for_and_each_line_agrees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_flavour_is_said_by_the_page_or_asked_for_and_each_line_agrees(drafted: Drafted, tmp_path: Path) -> None:
     page = (
         "# own\n## Install\n\nTested with Python 3.10 and CUDA 12.1.\n\n\n```\npip install torch==2.7.1 einops\n```\n"
     )
     (tmp_path / "own.md").write_text(page)
-    monkeypatch.chdir(tmp_path)
-    answer = drafted(capsys, "--from", "own.md", "--offline")
+    answer = drafted("--from", "own.md", "--offline")
     said = "own.md:4: Tested with Python 3.10 and CUDA 12.1; torch 2.7.1 has no cu121"
     assert f"flavours: [cu126]}}  # own.md:8; {said}\n" in (tmp_path / "own.yaml").read_text()
     (finding,) = [each for each in answer["findings"] if each["rule"] == "flavour-missing"]
     assert finding["truth"] == "torch 2.7.1 has only cu118, cu126, cu128, and no cu121" and not answer["missing"]
     (tmp_path / "same.md").write_text(page.replace("12.1", "12.6"))
-    same = drafted(capsys, "--from", "same.md", "--offline")
+    same = drafted("--from", "same.md", "--offline")
     line = "flavours: [cu126]}  # same.md:8; same.md:4: Tested with Python 3.10 and CUDA 12.6\n"
     assert line in (tmp_path / "same.yaml").read_text()
     assert not [each for each in same["findings"] if each["rule"].startswith("flavour")]
     (tmp_path / "newest.md").write_text(page.replace("==2.7.1", ">=2.1"))  # an older release may have it
-    newest = drafted(capsys, "--from", "newest.md", "--offline")
+    newest = drafted("--from", "newest.md", "--offline")
     assert [one["rule"] for one in newest["findings"] if "flavour" in one["rule"]] == ["flavour-by-default"]
-    asked = drafted(capsys, "cpu.yaml", "--from", "own.md", "--offline", "--flavour", "cpu")
+    asked = drafted("cpu.yaml", "--from", "own.md", "--offline", "--flavour", "cpu")
     assert "flavours: [cpu]}  # own.md:8; cpu as it was asked for\n" in (tmp_path / "cpu.yaml").read_text()
     assert not asked["missing"] and not [each for each in asked["findings"] if each["rule"].startswith("flavour")]
 
 
-@pytest.mark.usefixtures("no_index")
 def test_several_inputs_are_one_draft_and_their_contradictions_are_quoted(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, drafted: Drafted, tmp_path: Path
 ) -> None:
     (tmp_path / "environment.yml").write_text("dependencies:\n  - python=3.9\n  - pip:\n    - einops==0.7.0\n")
     (folder / "environment.yml").write_text("dependencies:\n  - python=3.10\n")
     recipe = "requirements:\n  run:\n    - numpy >=1.2\n    - pywin32  # [win]\n    - {{ pin }} six\n"
     (tmp_path / "meta.yaml").write_text(recipe)
-    monkeypatch.chdir(tmp_path)
-    answer = drafted(capsys, "--from", "environment.yml", "--from", "own", "--from", "meta.yaml")
+    answer = drafted("--from", "environment.yml", "--from", "own", "--from", "meta.yaml")
     assert answer["path"] == "own.yaml" and {"environment/environment.yml", "meta.yaml"} <= set(answer["read"])
     (einops, python) = [each for each in answer["findings"] if each["rule"] == "contradiction"]
     assert {each["text"] for each in python["says"]} == {"- python=3.9", "- python=3.10"}
@@ -279,31 +275,21 @@ def test_several_inputs_are_one_draft_and_their_contradictions_are_quoted(
     )
 
 
-@pytest.mark.usefixtures("no_index")
-def test_of_packages_that_hold_the_same_files_the_draft_takes_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_draft_takes_the_first_package_of_the_same_files_and_what_one_imports_and_does_not_declare(
+    drafted: Drafted, tmp_path: Path
 ) -> None:
     names = ("opencv-python-headless==4.10.0.84", "numpy==1.26.4", "opencv-python==4.10.0.84")
     write_file(tmp_path / "own" / "requirements.txt", "\n".join(names))
-    monkeypatch.chdir(tmp_path)
-    drafted(capsys, "--from", "own")
+    drafted("--from", "own")
     text = (tmp_path / "own.yaml").read_text()
     assert yaml.safe_load(text)["profiles"]["exact"]["packages"] == list(names[:2])
     assert '# - "opencv-python==4.10.0.84"' in text and "opencv-python-headless holds the same files" in text
-
-
-@pytest.mark.usefixtures("no_index")
-def test_what_a_package_imports_and_does_not_declare_is_in_the_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_file(tmp_path / "own" / "requirements.txt", "zetascale==1.4.0\n")
-    monkeypatch.chdir(tmp_path)
-    drafted(capsys, "--from", "own")
+    write_file(tmp_path / "other" / "requirements.txt", "zetascale==1.4.0\n")
+    drafted("--from", "other")
     why = "not said: zetascale==1.4.0 imports it and does not declare it"
-    assert f'- "numexpr"  # {why}' in (tmp_path / "own.yaml").read_text()
+    assert f'- "numexpr"  # {why}' in (tmp_path / "other.yaml").read_text()
 
 
-@pytest.mark.usefixtures("no_index")
 @pytest.mark.parametrize(
     ("lead", "line"),
     [
@@ -312,29 +298,16 @@ def test_what_a_package_imports_and_does_not_declare_is_in_the_draft(
     ],
 )
 def test_a_repository_that_nvcc_alone_compiles_is_a_comment_as_a_package_is(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lead: str, line: str
+    folder: Path, drafted: Drafted, lead: str, line: str
 ) -> None:
     url, commit = "https://github.com/Dao-AILab/flash-attention", "a" * 40
     clone = f"git clone {url}\ncd flash-attention/hopper\ngit checkout {commit}\npython setup.py install\n"
     page = "# own\n## Install\n```\npip install -r requirements.txt\n```\n{}\n```\n{}```\n"
     write_file(folder / "README.md", page.format(lead, clone))
-    monkeypatch.chdir(folder.parent)
-    drafted(capsys, "--from", "own")
+    drafted("--from", "own")
     shown = (folder.parent / "own.yaml").read_text()
     assert line.format(url, commit) in shown
     assert [source.name for source in load_stack("./own.yaml").stack.profiles["exact"].sources] == ["own", "kernels"]
-
-
-@pytest.mark.usefixtures("no_index")
-def test_folders_that_compile_cuda_code_are_named_after_torch(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    setup = "from torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension('_ops', [])])\n"
-    write_file(folder / "models" / "ops" / "setup.py", setup)
-    monkeypatch.chdir(tmp_path)
-    drafted(capsys, "--from", "own")
-    text = (tmp_path / "own.yaml").read_text()
-    assert "# compiled with nvcc, after torch: models/ops (_ops; models/ops/setup.py:2)" in text
 
 
 @pytest.mark.parametrize(
@@ -348,8 +321,7 @@ def test_nested_cuda_code_is_compiled_where_a_gpu_and_an_nvcc_of_torchs_cuda_are
     write_file(folder / "kernels" / "setup.py", f"{setup}setup(ext_modules=[CUDAExtension('kernels_cuda', [])])\n")
     write_file(folder / "kernels" / "kernel_lib" / "__init__.py", "import kernels_cuda\n")
     commit, _ = make_repository(folder, {})
-    config = f'[url "file://{tmp_path}/"]\ninsteadOf = https://git.example.org/lab/\n'
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(write_file(tmp_path / "gitconfig", config)))
+    reach(monkeypatch, tmp_path, "https://git.example.org/lab/")
     executable(tmp_path / "cuda" / "bin" / "nvcc", "#!/bin/sh\necho 'release 12.6, V12.6.20'\n")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.chdir(tmp_path)
@@ -387,8 +359,7 @@ def test_a_package_that_nvcc_alone_compiles_comes_of_its_repository_where_nvcc_i
         monkeypatch.setenv("GIT_COMMITTER_DATE", f"{day}T00:00:00Z")
         commits[tag], _ = make_repository(flash, {"setup.py": tag})
         git(flash, "tag", "-a", "-m", tag, tag)
-    config = f'[url "file://{tmp_path}/"]\ninsteadOf = https://github.com/Dao-AILab/\n'
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(write_file(tmp_path / "gitconfig", config)))
+    reach(monkeypatch, tmp_path, "https://github.com/Dao-AILab/")
     monkeypatch.setattr(make, "confirmed", lambda closed, _: closed)
     monkeypatch.chdir(tmp_path)
     result, _ = draft("own", Path("own.yaml"), here=True)
@@ -404,31 +375,24 @@ def test_a_package_that_nvcc_alone_compiles_comes_of_its_repository_where_nvcc_i
     assert "this machine's nvcc" in finding.does
 
 
-def test_the_page_of_a_draft_is_annotated_by_explain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_page_of_a_draft_is_annotated_by_explain(drafted: Drafted, tmp_path: Path) -> None:
     page = "# P\n\n```bash\npip install a\npip install \\\n    b\nsource ~/.bashrc\n```\n"
     (tmp_path / "README.md").write_text(page)
-    drafted(capsys, "p.yaml", "--from", "README.md")
+    drafted("p.yaml", "--from", "README.md")
     loose = next(each for each in load_stack("./p.yaml").stack.findings if each.id == "unpinned")
     assert (loose.anchor, loose.also) == ("pip install a", ("pip install \\",))
     assert main(["explain", "./p.yaml", "--document", "README.md", "--output", "p.html"]) == 0
     assert "start-up-file" in (tmp_path / "p.html").read_text()
 
 
-@pytest.mark.usefixtures("no_index")
-def test_hostile_texts_stay_texts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_texts_stay_texts(drafted: Drafted, tmp_path: Path) -> None:
     page = (
         "# x\n## Install\n```\npip install 'a==1\"] }\n  evil: &x' b==1 git+https://user:hunter2@h.example.org/a/b\n"
         "export TOKEN=hunter2\nexport LD_PRELOAD=/evil.so\nexport TORCH_X='a\" # b'\n"
         "pip install $(rm -rf /) ${IFS}\n```\n"
     )
     (tmp_path / "README.md").write_text(page)
-    monkeypatch.chdir(tmp_path)
-    drafted(capsys, "x.yaml", "--from", "README.md")
+    drafted("x.yaml", "--from", "README.md")
     text = (tmp_path / "x.yaml").read_text()
     assert "hunter2" not in text
     profile = yaml.safe_load(text)["profiles"]["exact"]
@@ -444,20 +408,12 @@ def test_a_job_script_has_no_stack_in_it(tmp_path: Path, capsys: pytest.CaptureF
     assert not (tmp_path / "x.yaml").exists()
 
 
-@pytest.mark.usefixtures("no_index")
 def test_a_repository_by_its_address_and_branch(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    config = f'[user]\nname = t\nemail = t@example.org\n[url "file://{tmp_path}/"]\ninsteadOf = https://git.example.org/lab/\n'
-    (tmp_path / ".gitconfig").write_text(config + "[uploadpack]\nallowAnySHA1InWant = true\nallowFilter = true\n")
-    git(folder, "init", "-q", "-b", "main")
-    git(folder, "add", ".")
-    git(folder, "commit", "-qm", "own")
-    commit = git(folder, "rev-parse", "HEAD").strip()
-    monkeypatch.chdir(tmp_path)
-    drafted(capsys, "--from", "https://git.example.org/lab/own@main")
+    reach(monkeypatch, tmp_path, "https://git.example.org/lab/")
+    commit, _ = make_repository(folder, {})
+    drafted("--from", "https://git.example.org/lab/own@main")
     (own, *_) = load_stack("./own.yaml").stack.profiles["exact"].pinned_sources
     assert (own.git, own.commit, own.install) == ("https://git.example.org/lab/own", commit, "path")
     git(folder, "commit", "-q", "--allow-empty", "-m", "two")
@@ -472,29 +428,21 @@ def test_a_repository_by_its_address_and_branch(
     )
 
 
-@pytest.mark.usefixtures("no_index")
 def test_what_installs_a_submodule_installs_its_repository_at_its_commit(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    config = f'[user]\nname = t\nemail = t@example.org\n[url "file://{tmp_path}/"]\ninsteadOf = https://git.example.org/lab/\n'
-    config += '[uploadpack]\nallowAnySHA1InWant = true\nallowFilter = true\n[protocol "file"]\nallow = always\n'
-    (tmp_path / ".gitconfig").write_text(config)
+    reach(monkeypatch, tmp_path, "https://git.example.org/lab/")
     write_files(tmp_path / "kit", {"py/setup.py": "import setuptools\n", "py/kit/__init__.py": "import nobody\n"})
     (folder / "README.md").write_text(
         "# Own\n\n```bash\npip install -r requirements.txt\npip install -e ext/kit/py\n```\n"
     )
     write_file(folder / "train.py", "import kit\n")
     for place in (tmp_path / "kit", folder):
-        git(place, "init", "-q", "-b", "main")
-        git(place, "add", ".")
-        git(place, "commit", "-qm", "one")
+        make_repository(place, {})
     git(folder, "submodule", "add", "-q", "../kit", "ext/kit")
     git(folder, "config", "-f", ".gitmodules", "submodule.ext/kit.url", "../kit")
     git(folder, "commit", "-qam", "two")
-    monkeypatch.chdir(tmp_path)
-    drafted(capsys, "--from", "https://git.example.org/lab/own")
+    drafted("--from", "https://git.example.org/lab/own")
     own, *_, kit = load_stack("./own.yaml").stack.profiles["exact"].pinned_sources
     assert (own.name, own.submodules, own.git) == ("own", True, "https://git.example.org/lab/own")
     assert (kit.name, kit.git, kit.install) == ("kit", "https://git.example.org/lab/kit", "editable")
@@ -558,7 +506,6 @@ def test_ten_thousand_files_take_seconds(tmp_path: Path) -> None:
     assert time.monotonic() - begin < 30
 
 
-@pytest.mark.usefixtures("no_index")
 @pytest.mark.parametrize(
     ("importer", "module", "folder"),
     [
@@ -581,21 +528,8 @@ def test_a_folder_goes_on_the_path_where_others_import_its_modules_by_name(
     assert folders == ([folder] if folder else [])
 
 
-def test_an_own_module_that_imports_of_the_standard_library_what_a_neighbour_is_called_is_tested(
-    tmp_path: Path,
-) -> None:
-    files = {"pkg/__init__.py": "from multiprocessing.connection import Pipe\nimport helper\n", "pkg/helper.py": ""}
-    write_files(tmp_path / "own", files | {"pkg/multiprocessing.py": ""})
-    assert not assembled(tmp_path / "own").blocked
-
-
 def test_a_source_without_a_ref_gets_the_commit_of_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    config = (
-        f'[user]\nname = t\nemail = t@example.org\n[url "file://{tmp_path}/"]\ninsteadOf = https://git.example.org/x/\n'
-    )
-    (tmp_path / ".gitconfig").write_text(config + "[uploadpack]\nallowAnySHA1InWant = true\nallowFilter = true\n")
+    reach(monkeypatch, tmp_path, "https://git.example.org/x/")
     commits = []
     git(tmp_path / "y", "init", "-q", "-b", "main")
     for day in ("2022-01-01", "2022-05-01", "2023-01-01"):
@@ -641,23 +575,6 @@ def test_an_own_module_is_not_tested_where_its_import_needs_what_is_left_out(cod
     assert closure.blocked(made, ("src",), "own", {"flash_attn"}) == needs
 
 
-@pytest.mark.usefixtures("no_index")
-def test_an_own_module_is_not_tested_where_a_nested_project_of_cuda_code_is_what_it_needs(tmp_path: Path) -> None:
-    setup = "from torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension('_ops', [])])\n"
-    files = {"setup.py": "setup()", "own/__init__.py": "import kernels\n", "fast/setup.py": setup}
-    write_files(tmp_path / "own", {**files, "fast/kernels/__init__.py": "import _ops\n"})
-    assert assembled(tmp_path / "own").blocked["own"] == "_ops"
-
-
-@pytest.mark.usefixtures("no_index")
-def test_a_repository_that_only_an_offered_file_installs_brings_no_module(tmp_path: Path) -> None:
-    image = "FROM ubuntu:22.04\nRUN pip install git+https://git.example.org/x/fvlib\n"
-    files = {"setup.py": "setup()", "own/__init__.py": "import fvlib\n", "docker/Dockerfile": image}
-    write_files(tmp_path / "own", files)
-    result = assembled(tmp_path / "own")
-    assert [(closed.imported.module, closed.how != "declared") for closed in result.closed] == [("fvlib", True)]
-
-
 def test_packages_of_the_system_are_named_before_anything_is_built(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("PyAudio==0.2.14\nnumpy\n")
     result = assemble(tree.of_folder(tmp_path), load_known())
@@ -678,3 +595,19 @@ def test_what_an_extra_brings_and_tests_import_is_taken(folder: Path) -> None:
     assert "pytest" in named and named.isdisjoint(("parameterized", "sphinx", "black"))
     drafted = write.text(result, "own", folder, folder)
     assert '- "pytest==8.3.4"  # from imports: tests/test_own.py:1, as pyproject.toml:5 has it' in drafted
+
+
+def test_of_a_tree_it_is_told_what_blocks_its_own_module_and_what_brings_another(tmp_path: Path) -> None:
+    setup = "from torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension('_ops', [])])\n"
+    files = {"setup.py": "setup()", "own/__init__.py": "import kernels\n", "fast/setup.py": setup}
+    nested = write_files(tmp_path / "nested", {**files, "fast/kernels/__init__.py": "import _ops\n"})
+    assert assembled(nested).blocked["own"] == "_ops", "a nested project of CUDA code is what it needs"
+
+    files = {"pkg/__init__.py": "from multiprocessing.connection import Pipe\nimport helper\n", "pkg/helper.py": ""}
+    named = write_files(tmp_path / "named", files | {"pkg/multiprocessing.py": ""})
+    assert not assembled(named).blocked, "a neighbour that is called as a module of the standard library"
+
+    image = "FROM ubuntu:22.04\nRUN pip install git+https://git.example.org/x/fvlib\n"
+    files = {"setup.py": "setup()", "own/__init__.py": "import fvlib\n", "docker/Dockerfile": image}
+    result = assembled(write_files(tmp_path / "offered", files))
+    assert [(closed.imported.module, closed.how != "declared") for closed in result.closed] == [("fvlib", True)]
