@@ -21,7 +21,6 @@ from envbuild.schedule.job import (
     JobState,
     Phase,
     SchedulerUnavailableError,
-    clock_text,
     job_error,
     seconds_of,
 )
@@ -39,6 +38,10 @@ def test_a_job_says_what_it_costs_before_it_is_submitted() -> None:
     assert small.cost() == "1 node for at most 0:30:00, 0.5 GPU-hours (1 GPU a node)"
     assert small.model_copy(update={"gpus_on_node": 8}).cost() == small.cost(), "others use the rest"
     assert job().cost() == "2 nodes for as long as the site allows"
+    assert [seconds_of(text) for text in ("90s", "40m", "2h")] == [90, 2400, 7200]
+    unknown, asked = job(gpus_per_node=8), job(gpus_per_node=8, gres=Gres())
+    assert unknown.whole_nodes and "no GRES" in unknown.warnings()[0], "GPUs that nobody can ask for"
+    assert not asked.whole_nodes and asked.warnings() == job(gpus_per_node=8, exclusive=True).warnings() == ()
 
 
 @pytest.mark.parametrize(
@@ -60,21 +63,6 @@ def test_what_could_leave_its_directive_is_refused(field: dict[str, object]) -> 
 def test_whole_nodes_cost_all_their_gpus(there: int, hours: str, more: dict[str, Any]) -> None:
     whole = job(time_limit=3600, gpus_per_node=4, gpus_on_node=there, **more)
     assert whole.cost() == f"2 nodes for at most 1:00:00, {hours}, whole nodes"
-
-
-def test_gpus_that_nobody_can_ask_for_make_a_job_take_whole_nodes_and_say_so() -> None:
-    unknown = job(gpus_per_node=8)
-    assert unknown.whole_nodes
-    assert "no GRES" in unknown.warnings()[0]
-    asked = job(gpus_per_node=8, gres=Gres())
-    assert not asked.whole_nodes
-    assert asked.warnings() == ()
-    assert job(gpus_per_node=8, exclusive=True).warnings() == ()
-
-
-def test_durations_become_seconds_and_clocks() -> None:
-    assert [seconds_of(text) for text in ("90s", "40m", "2h")] == [90, 2400, 7200]
-    assert [clock_text(seconds) for seconds in (59, 3600, 90061)] == ["0:00:59", "1:00:00", "25:01:01"]
 
 
 @pytest.mark.parametrize(
@@ -132,11 +120,8 @@ def test_a_login_host_runs_argument_lists_and_gives_streams_and_exit_code_back(s
     assert found.rc == 3
     assert found.out == "[$(id)][it's][a\nb][]" + (stdin or b"").decode()
     assert found.err == "err"
-
-
-def test_an_answer_that_was_cut_off_is_no_success() -> None:
-    found = cluster._finished(Finished(out="\nbegin abc\nhalf", timed_out=True), "abc")
-    assert (found.rc, found.timed_out, found.ok) == (None, True, False)
+    cut_off = cluster._finished(Finished(out="\nbegin abc\nhalf", timed_out=True), "abc")
+    assert (cut_off.rc, cut_off.timed_out, cut_off.ok) == (None, True, False), "that is no success"
 
 
 def test_jobs_are_submitted_on_the_login_host_of_the_target_or_here() -> None:
@@ -254,6 +239,12 @@ def test_a_silent_scheduler_is_asked_again_and_given_up_after_a_long_time(clock:
     with fails("scheduler-silent"):
         wait_for(gone, job(), "1", clock=clock)
     assert gone.cancelled == []
+    script, end = Script(clock, [(1e9, RUNNING)]), clock.time + 5
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(script, job(), "1", clock=clock, cancelled=lambda: clock.time > end)
+    assert script.cancelled == [], "an interrupt leaves the job alone"
+    failed = JobState(Phase.FAILED, failure=Failure.NODE_FAIL)
+    assert wait_for(Script(clock, [(1e9, failed)]), job(), "1", clock=clock) == failed
 
 
 def test_a_login_host_out_of_reach_is_a_silent_scheduler_and_any_other_error_ends_the_waiting(
@@ -274,39 +265,32 @@ def test_a_login_host_out_of_reach_is_a_silent_scheduler_and_any_other_error_end
         wait_for(script, job(), "1", clock=clock)
 
 
-def test_a_forgotten_job_whose_status_file_nobody_could_look_for_is_not_lost() -> None:
+@pytest.mark.parametrize(
+    ("scheduler", "asked", "status", "match"),
+    [
+        (
+            Slurm,
+            Finished(out="JobId=7 JobName=x JobState=COMPLETED Reason=None", timed_out=True),
+            None,
+            "no answer in time",
+        ),
+        (Pbs, Finished(out="Job Id: 7.head\n    job_state = F\n", timed_out=True), None, "no answer in time"),
+        (Slurm, Finished(rc=1, err="Invalid job id specified"), Finished(), "login1"),
+    ],
+    ids=[
+        "the beginning of Slurm's answer",
+        "of that of PBS",
+        "a forgotten job whose status file nobody could look for",
+    ],
+)
+def test_what_is_no_whole_answer_says_nothing_of_the_job(
+    scheduler: type[Scheduler], asked: Finished, status: Finished | None, match: str
+) -> None:
     class CutOff:
         host = "login1"
 
         def run(self, argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = 60.0) -> Finished:
-            return Finished() if argv[0] == "cat" else Finished(rc=1, err="Invalid job id specified")
+            return status if status and argv[0] == "cat" else asked
 
-    with pytest.raises(SchedulerUnavailableError, match="login1"):
-        Slurm(CutOff()).poll(job(), "7")
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "begun"),
-    [(Slurm, "JobId=7 JobName=x JobState=COMPLETED Reason=None"), (Pbs, "Job Id: 7.head\n    job_state = F\n")],
-)
-def test_the_beginning_of_an_answer_is_none(scheduler: type[Scheduler], begun: str) -> None:
-    class Broken:
-        host = "login1"
-
-        def run(self, argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = 60.0) -> Finished:
-            return Finished(out=begun, timed_out=True)
-
-    with pytest.raises(SchedulerUnavailableError, match="no answer in time"):
-        scheduler(Broken()).poll(job(), "7")
-
-
-def test_an_interrupt_leaves_the_job_alone(clock: FakeClock) -> None:
-    script = Script(clock, [(1e9, RUNNING)])
-    with pytest.raises(KeyboardInterrupt):
-        wait_for(script, job(), "1", clock=clock, cancelled=lambda: clock.time > 5)
-    assert script.cancelled == []
-
-
-def test_a_failure_is_an_end(clock: FakeClock) -> None:
-    failed = JobState(Phase.FAILED, failure=Failure.NODE_FAIL)
-    assert wait_for(Script(clock, [(1, failed)]), job(), "1", clock=clock) == failed
+    with pytest.raises(SchedulerUnavailableError, match=match):
+        scheduler(CutOff()).poll(job(), "7")

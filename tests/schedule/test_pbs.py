@@ -88,9 +88,6 @@ def test_a_server_that_is_away_says_nothing_about_the_job(fake: FakePbs, pbs: Pb
         pbs.submit(asked)
     fake.stop("down")
     assert pbs.poll(asked, number).good
-
-
-def test_what_pbs_refuses_is_refused_in_its_words(fake: FakePbs, pbs: Pbs) -> None:
     with fails("job-refused") as caught:
         pbs.submit(shell(fake, "true", queue="nope"))
     assert caught.value.why == "qsub: Unknown queue"
@@ -136,6 +133,8 @@ def test_the_queue_is_the_first_that_takes_the_job(fake: FakePbs, pbs: Pbs) -> N
         assert caught.value.why == "debug: 1 to 2 nodes, 1h at most; prod: 10 to 24 nodes, 3h at most"
     assert pbs.pool(target(queue="prod", queues=limits)).queue(3, 99999) == "prod"
     assert pbs.pool(target()).queue(3, 60) is None
+    with fails("job-nodes-unknown", ExitCode.USAGE):
+        pbs.pool(target()).in_service()
 
 
 def test_a_queue_that_is_not_there_or_closed_is_told_before_anything_is_submitted(fake: FakePbs, pbs: Pbs) -> None:
@@ -191,26 +190,6 @@ def test_only_nodes_of_the_queues_that_a_job_may_go_to_say_what_it_can_ask_for()
     assert Queues((), found("c")).share(2, exclusive=True) == Share(32, None)
 
 
-def test_a_host_of_several_vnodes_is_one_node() -> None:
-    shown = "\n".join(
-        f"{name}\n     resources_available.host = n1\n     resources_available.ncpus = {cpus}\n"
-        f"     resources_available.ngpus = {gpus}\n     resources_available.mem = {gpus * 128}gb\n"
-        for name, cpus, gpus in (("n1", 0, 0), ("n1[0]", 32, 2), ("n1[1]", 32, 2))
-    )
-    assert offers(parse_nodes(shown), "", {}) == (Offer(64, 4, 512),)
-
-
-@pytest.mark.parametrize("amount", ["9" * 4400, "\u0663", "x"])
-def test_d75_an_amount_that_is_no_number_counts_as_none(amount: str) -> None:
-    shown = f"n1\n     resources_available.ncpus = 32\n     resources_available.ngpus = {amount}\n"
-    assert offers(parse_nodes(shown), "", {}) == (Offer(32, 0, 0),)
-
-
-def test_how_many_nodes_has_to_be_said(fake: FakePbs, pbs: Pbs) -> None:
-    with fails("job-nodes-unknown", ExitCode.USAGE):
-        pbs.pool(target()).in_service()
-
-
 def test_a_node_that_was_taken_out_after_the_job_is_named_with_its_comment(fake: FakePbs, pbs: Pbs) -> None:
     assert pbs.bad_nodes(()) == pbs.bad_nodes(("x3001", "x3002")) == {}
     fake.say("offline-x3002")
@@ -241,6 +220,15 @@ def test_nodes_are_read_with_lines_that_pbs_folded() -> None:
     assert [offer.gpus for offer in offers(nodes, "", {})] == [4, 8]
     assert [offer.gpus for offer in offers(nodes, "system=polaris", {})] == [4]
     assert bad_nodes(nodes) == {"x3002": "state-unknown,down: node down: communication closed"}
+    vnodes = "\n".join(
+        f"{name}\n     resources_available.host = n1\n     resources_available.ncpus = {cpus}\n"
+        f"     resources_available.ngpus = {gpus}\n     resources_available.mem = {gpus * 128}gb\n"
+        for name, cpus, gpus in (("n1", 0, 0), ("n1[0]", 32, 2), ("n1[1]", 32, 2))
+    )
+    assert offers(parse_nodes(vnodes), "", {}) == (Offer(64, 4, 512),), "a host of several vnodes is one node"
+    for amount in ("9" * 4400, "\u0663"):  # what is no number counts as none (D75)
+        shown = f"n1\n     resources_available.ncpus = 32\n     resources_available.ngpus = {amount}\n"
+        assert offers(parse_nodes(shown), "", {}) == (Offer(32, 0, 0),)
 
 
 TEXT = """\
@@ -258,31 +246,26 @@ Job Id: 12.polaris-pbs-01
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "comment", "failure", "code"),
+    ("state", "status", "comment", "phase", "failure", "code"),
     [
-        ("F", "0", "finished", None, 0),
-        ("F", "3", "finished", None, 3),
-        ("F", "271", "Job deleted at request of me", Failure.CANCELLED, 143),
-        ("F", "271", "job killed: walltime 3600 exceeded limit", Failure.TIMEOUT, 143),
-        ("F", "-29", "Job exceeded walltime", Failure.TIMEOUT, -29),
-        ("F", "265", "Job preempted by high priority", Failure.PREEMPTED, 137),
-        ("F", "-11", "job lost", Failure.NODE_FAIL, -11),
+        ("Q", "", "", "pending", None, None),
+        ("H", "", "", "pending", None, None),
+        ("R", "", "", "running", None, None),
+        ("E", "", "", "completing", None, None),
+        ("F", "0", "finished", "done", None, 0),
+        ("F", "3", "finished", "done", None, 3),
+        ("F", "271", "Job deleted at request of me", "failed", Failure.CANCELLED, 143),
+        ("F", "271", "job killed: walltime 3600 exceeded limit", "failed", Failure.TIMEOUT, 143),
+        ("F", "-29", "Job exceeded walltime", "failed", Failure.TIMEOUT, -29),
+        ("F", "265", "Job preempted by high priority", "failed", Failure.PREEMPTED, 137),
+        ("F", "-11", "job lost", "failed", Failure.NODE_FAIL, -11),
     ],
 )
-def test_each_end_has_its_name(state: str, status: str, comment: str, failure: Failure | None, code: int) -> None:
-    found = parse_job(TEXT.format(state=state, status=status, comment=comment, runs=2), "12")
-    assert found is not None
-    assert (found.failure, found.exit, found.restarts) == (failure, code, 1)
+def test_each_state_and_end_has_its_name(
+    state: str, status: str, comment: str, phase: str, failure: Failure | None, code: int | None
+) -> None:
+    text = TEXT.format(state=state, status=status, comment=comment, runs=2)
+    found = parse_job(text, "12")
+    assert found is not None and parse_job(text, "13") is parse_job("", "12") is None
+    assert (found.phase, found.failure, found.exit, found.restarts) == (Phase(phase), failure, code, 1)
     assert found.nodes == ("x3001c0s13b0n0", "x3001c0s13b1n0")
-
-
-@pytest.mark.parametrize(("word", "phase"), [("Q", "pending"), ("H", "pending"), ("R", "running"), ("E", "completing")])
-def test_a_job_that_lives_has_a_phase_and_no_exit(word: str, phase: str) -> None:
-    found = parse_job(TEXT.format(state=word, status="", comment="", runs=1), "12")
-    assert found is not None
-    assert (found.phase, found.exit) == (Phase(phase), None)
-
-
-def test_another_job_is_no_answer() -> None:
-    assert parse_job(TEXT.format(state="F", status="0", comment="", runs=1), "13") is None
-    assert parse_job("", "12") is None

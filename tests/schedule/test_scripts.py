@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.errors import EnvbuildError
 from envbuild.model.target import Modules
 from envbuild.schedule.job import Gres, Job, JobStep, JobText
 from envbuild.schedule.pbs import Pbs
@@ -48,11 +47,8 @@ CASES: dict[str, tuple[Callable[[Job], str], Job]] = {
 }
 
 
-def test_a_quality_of_service_is_asked_for_where_the_target_names_one() -> None:
+def test_a_job_that_may_not_be_requeued_and_a_quality_of_service_are_told_to_slurm() -> None:
     assert "#SBATCH --qos=high\n" in Slurm.render(job(qos="high"))
-
-
-def test_a_job_that_may_not_be_requeued_says_so_to_slurm() -> None:
     for text in (Slurm.render(job(requeue=False)), Slurm.render_body(job(), BODY)):
         assert "#SBATCH --no-requeue\n" in text and "runs this job again" not in text
 
@@ -65,13 +61,18 @@ def test_the_script_is_the_recorded_one(name: str) -> None:
     if os.environ.get("ENVBUILD_WRITE_GOLDEN"):
         path.write_text(text)
     assert text == path.read_text()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_bash_accepts_the_script(name: str) -> None:
-    render, asked = CASES[name]
-    done = completed(["bash", "-n"], input=render(asked))
+    done = completed(["bash", "-n"], input=text)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "#PBS -V" not in text, "the variables of a login node stay there"
+
+
+@pytest.mark.parametrize(
+    ("render", "output"),
+    [(Slurm.render, '/a"b'), *((Pbs.render, path) for path in ("/a b", "/a:b", "/a'b", "/a%b"))],
+)
+def test_a_folder_that_directives_cannot_name_is_refused(render: Callable[[Job], str], output: str) -> None:
+    with fails("job-path-unusable", match="cannot write"):
+        render(job(output=output))
 
 
 def _run(text: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -105,16 +106,11 @@ def test_programs_of_a_slurm_job_get_their_arguments_as_they_are(tmp_path: Path)
     assert done.stdout.endswith("<$(id)><`id`><it's><a\"b><a b><n1:13456><{OTHER}><\\>")
     assert "[--ntasks-per-node=1]" in done.stdout
     assert (tmp_path / "status-123456").read_text() == "0\n"
-
-
-def test_variables_reach_the_program_and_foreign_ones_do_not(tmp_path: Path) -> None:
     code = 'printf "%s|%s|%s|%s" "$GREETING" "${PYTHONPATH-none}" "$NODE_RANK" "$NNODES"'
-    asked = job(
-        steps=(JobStep(argv=("bash", "-c", code)),), output=str(tmp_path), variables={"GREETING": 'it\'s $(id) \\ "q"'}
-    )
-    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "1"}
-    done = _run(Slurm.render(asked), tmp_path, PYTHONPATH="/evil", **env)
-    assert done.stdout.endswith('it\'s $(id) \\ "q"|none|1|2')
+    asked = asked.model_copy(update={"steps": (JobStep(argv=("bash", "-c", code)),)})
+    shutil.rmtree(tmp_path / "bin")
+    done = _run(Slurm.render(asked), tmp_path, PYTHONPATH="/evil", **{**env, "SLURM_PROCID": "1"})
+    assert done.stdout.endswith("it's $(id)|none|1|2"), "variables reach the program, and foreign ones do not"
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -155,19 +151,3 @@ def test_what_a_target_itself_asks_pbs_for_is_asked_for_once() -> None:
     own = {**POLARIS, "constraints": "system=polaris:mem=400gb:ncpus=32"}
     asked = "#PBS -l select=2:ngpus=4:system=polaris:mem=400gb:ncpus=32\n"
     assert asked in Pbs.render(training(**own))
-
-
-def test_a_pbs_job_never_takes_the_variables_of_a_login_node_along() -> None:
-    for asked in (job(), training(**POLARIS)):
-        assert "#PBS -V" not in Pbs.render(asked)
-
-
-@pytest.mark.parametrize("output", ["/a b", "/a:b", "/a'b", "/a%b"])
-def test_pbs_refuses_a_folder_that_its_directives_cannot_name(output: str) -> None:
-    with fails("job-path-unusable", match="cannot write"):
-        Pbs.render(job(output=output))
-
-
-def test_slurm_refuses_a_folder_that_its_directives_cannot_name() -> None:
-    with pytest.raises(EnvbuildError, match="cannot write"):
-        Slurm.render(job(output='/a"b'))

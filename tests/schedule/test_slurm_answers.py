@@ -47,6 +47,8 @@ def told(state: str, reason: str = "None", code: str = "0:0", nodes: str = "(nul
 def test_a_job_that_lives_has_a_phase_and_no_exit(word: str, phase: Phase) -> None:
     state = told(word)
     assert (state.phase, state.exit, state.ended, state.word) == (phase, None, False, word)
+    waits = told(word, reason="ReqNodeNotAvail,_UnavailableNodes:gpu[1-4]", restarts=2)
+    assert (waits.reason, waits.restarts) == ("ReqNodeNotAvail, UnavailableNodes:gpu[1-4]", 2)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +72,6 @@ def test_a_script_that_fails_is_done_with_its_exit_code() -> None:
     assert told("FAILED", reason="RaisedSignal:53(Real-time_signal_19)", code="0:53").failure is Failure.LAUNCH
 
 
-def test_why_a_job_waits_is_told_in_words() -> None:
-    state = told("PENDING", reason="ReqNodeNotAvail,_UnavailableNodes:gpu[1-4]", restarts=2)
-    assert state.reason == "ReqNodeNotAvail, UnavailableNodes:gpu[1-4]"
-    assert state.restarts == 2
-
-
 def test_no_job_is_no_state() -> None:
     assert parse_job("") is None
     assert parse_job("Unable to contact slurm controller") is None
@@ -97,11 +93,7 @@ def test_accounting_knows_how_a_job_ended(text: str, phase: Phase, failure: Fail
     state = parse_sacct(text)
     assert state is not None
     assert (state.phase, state.failure, state.exit) == (phase, failure, code)
-
-
-def test_accounting_without_a_line_knows_nothing() -> None:
-    assert parse_sacct("") is None
-    assert parse_sacct("\n||\n") is None
+    assert parse_sacct("") is parse_sacct("\n||\n") is None
 
 
 @pytest.mark.parametrize(
@@ -133,6 +125,7 @@ def test_a_partition_of_one_gpu_type_says_the_type_and_a_mixed_one_does_not() ->
     mixed = parse_partition("p", SHOWN, "p|4|idle|gpu:a100:8\np|4|idle|gpu:v100:4\n", CONFIG)
     assert mixed is not None
     assert mixed.gres() == Gres()
+    assert parse_partition("p", "", "", CONFIG) is None
 
 
 @pytest.mark.parametrize(
@@ -168,10 +161,6 @@ def test_nodes_that_are_powered_down_and_hidden_count_and_may_have_gpus() -> Non
     none = parse_partition("p", SHOWN, "p|0|n/a|(null)\n", CONFIG.replace("gpu,nic", "(null)"))
     assert none is not None
     assert none.gres() is None
-
-
-def test_a_partition_that_is_not_there_is_none() -> None:
-    assert parse_partition("p", "", "", CONFIG) is None
 
 
 def test_nodes_that_take_no_jobs_are_named_with_the_reason() -> None:
