@@ -38,6 +38,7 @@ def test_shipped_files_fit_the_schema(noun: str) -> None:
     assert files
     for path in files:
         validator.validate(load_yaml(path))
+    assert not validator.is_valid({**load_yaml(files[0]), "prefx": "/y"})
 
 
 def manifest() -> dict[str, Any]:
@@ -54,14 +55,6 @@ def test_what_is_written_fits_the_schema_and_an_unknown_key_does_not(noun: str) 
     validator.validate(WRITTEN[noun])
     assert not validator.is_valid(WRITTEN[noun] | {"surprise": 1})
     assert not validator.is_valid(WRITTEN[noun] | {"schema_version": "99.0"})
-
-
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a//b", ".git/config", "-rf", "a\nb"])
-def test_a_path_that_leaves_the_kit_does_not_fit_its_schema(path: str) -> None:
-    found = manifest()
-    found["files"][0]["path"] = path
-    assert not schema_validator(published()["kit"]).is_valid(found)
-
-
-def test_an_unknown_key_of_a_target_does_not_fit() -> None:
-    assert not schema_validator(published()["target"]).is_valid({"name": "x", "prefix": "/x", "prefx": "/y"})
+    for path in ("../x", "/etc/passwd", "a//b", ".git/config", "-rf", "a\nb") if noun == "kit" else ():
+        files = [{**WRITTEN[noun]["files"][0], "path": path}]
+        assert not validator.is_valid(WRITTEN[noun] | {"files": files}), path

@@ -6,15 +6,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from tests.support.shares import LONG, dealt
 
 TOP = Path(__file__).parents[1]
-
-
-def test_an_example_may_take_as_long_as_a_busy_machine_needs() -> None:
-    assert settings().deadline is None
 
 
 def test_each_process_begins_with_a_long_module_and_nothing_is_lost() -> None:
@@ -32,6 +27,7 @@ def test_without_a_long_module_or_in_one_process_modules_keep_their_order() -> N
     assert dealt(short, module_of, slow, 4) == short
     assert dealt([*short, f"{LONG[0]}::test"], module_of, slow, 1) == [f"{LONG[0]}::test", *short]
     assert dealt([], module_of, slow, 4) == []
+    assert [module for module in LONG if not (TOP / module).is_file()] == []
 
 
 def test_slow_items_begin_before_fast_ones_in_every_process() -> None:
@@ -40,10 +36,6 @@ def test_slow_items_begin_before_fast_ones_in_every_process() -> None:
     found = dealt(items, module_of, slow, 2)
     assert [slow(each) for each in found] == ([True] * 2 + [False] * 12) * 2
     assert [each for each in found if not slow(each)] == fast
-
-
-def test_the_long_modules_are_there() -> None:
-    assert [module for module in LONG if not (TOP / module).is_file()] == []
 
 
 def module_of(item: str) -> str:

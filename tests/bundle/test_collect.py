@@ -20,7 +20,6 @@ from tests.node.env_support import redirect_git
 from tests.support.certificates import certificate
 from tests.support.fails import fails
 from tests.support.files import write_file
-from tests.support.programs import completed
 from tests.support.repositories import git, make_repository
 from tests.support.served import served
 from tests.support.wheels import sha256, write_wheel
@@ -84,34 +83,22 @@ def test_of_each_package_the_file_that_fits_is_fetched_once_and_checked_again(tm
     fits = _wheel(links.parent / "beta", "beta", "cp311-cp311-manylinux_2_17_x86_64")
     newer = _wheel(links.parent / "beta", "beta", "cp311-cp311-manylinux_2_39_x86_64")
     other = _wheel(links.parent / "beta", "beta", "cp312-cp312-manylinux_2_17_x86_64")
-    variant = _variant((_package("alpha", pure), _package("beta", other, newer, fits)))
+    # Not the build with a local version that lies beside the plain one; and an archive is not built.
+    write_wheel(links, "alpha", "1.0+cpu", {"alpha.py": "x = 2\n"})
+    archive = write_file(links.parent / "delta" / "delta-1.0.tar.gz", "nobody looks into it")
+    delta = ArtifactFile(file=archive.name, sha256=sha256(archive))
+    variant = _variant((_package("alpha", pure), _package("beta", other, newer, fits), _package("delta", delta)))
     cache = tmp_path / "cache"
     said: list[str] = []
     delivery = _collect(variant, cache, said)
-    assert names(delivery) == [pure.file, fits.file]
-    assert said == ["alpha 1.0", "beta 1.0"]
+    assert names(delivery) == [pure.file, fits.file, archive.name]
+    assert said == ["alpha 1.0", "beta 1.0", "delta 1.0"]
     # A damaged cache is noticed and fetched anew; an intact one is used as it is.
     delivery[0].source.write_bytes(b"damaged")
     said.clear()
     assert _collect(variant, cache, said) == delivery
     assert said == ["alpha 1.0"]
     assert hashlib.sha256(delivery[0].source.read_bytes()).hexdigest() == pure.sha256
-
-
-def test_beside_a_build_with_a_local_version_the_plain_one_of_the_lock_is_fetched(tmp_path: Path, links: Path) -> None:
-    plain = _wheel(links, "alpha")
-    write_wheel(links, "alpha", "1.0+cpu", {"alpha.py": "x = 2\n"})
-    delivery = _collect(_variant((_package("alpha", plain),)), tmp_path / "cache")
-    assert names(delivery) == [plain.file]
-
-
-def test_a_source_archive_is_fetched_beside_wheels_without_being_built(tmp_path: Path, links: Path) -> None:
-    archive = links.parent / "delta" / "delta-1.0.tar.gz"
-    archive.write_bytes(b"nobody looks into it")
-    delta = ArtifactFile(file=archive.name, sha256=sha256(archive))
-    packages = (_package("alpha", _wheel(links, "alpha")), _package("delta", delta))
-    delivery = _collect(_variant(packages), tmp_path / "cache")
-    assert names(delivery) == ["alpha-1.0-py3-none-any.whl", "delta-1.0.tar.gz"]
 
 
 @pytest.mark.parametrize("where", ["find-links", "index-url", "extra-index-url", "a page"])
@@ -129,58 +116,29 @@ def test_what_pips_configuration_names_beside_indexes_is_used(
     assert bool(said) == (where == "a page"), "what lies here is not fetched"
 
 
-def test_other_bytes_under_the_same_name_are_refused(tmp_path: Path, links: Path) -> None:
-    file = _wheel(links, "alpha")
+def test_what_is_another_file_nowhere_unfit_or_without_a_hash_is_refused(tmp_path: Path, links: Path) -> None:
+    other = _wheel(links, "alpha")
     _wheel(links, "alpha", text="x = 2\n")
-    with fails("hash-mismatch", ExitCode.INTEGRITY):
-        _collect(_variant((_package("alpha", file),)), tmp_path / "cache")
-    assert not list((tmp_path / "cache").rglob("*.whl"))
-
-
-def test_a_package_that_is_nowhere_is_named(tmp_path: Path, links: Path) -> None:
-    file = ArtifactFile(file="gamma-1.0-py3-none-any.whl", sha256="1" * 64)
-    with fails("package-not-found", ExitCode.BUILD_FAILED) as caught:
-        _collect(_variant((_package("gamma", file),)), tmp_path / "cache")
-    assert "gamma" in caught.value.what
-
-
-def test_what_cannot_be_delivered_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
-    unrecorded = ArtifactFile(file="a-1.0-py3-none-any.whl", sha256="unrecorded", reason="the index gave none")
-    unfit = ArtifactFile(file="a-1.0-cp39-cp39-win_amd64.whl", sha256="1" * 64)
-    for variant, code in (
-        (_variant((_package("a", unrecorded),)), "hash-unrecorded"),
-        (_variant((_package("a", unfit),)), "delivery-unfit"),
-    ):
-        with fails(code):
-            _collect(variant, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
+    for file, code, exit_code in (
+        (ArtifactFile(file="a-1.0-py3-none-any.whl", sha256="unrecorded", reason="the index gave none"),
+         "hash-unrecorded", None),
+        (ArtifactFile(file="a-1.0-cp39-cp39-win_amd64.whl", sha256="1" * 64), "delivery-unfit", None),
+        (ArtifactFile(file="gamma-1.0-py3-none-any.whl", sha256="1" * 64), "package-not-found", ExitCode.BUILD_FAILED),
+        (other, "hash-mismatch", ExitCode.INTEGRITY),
+    ):  # fmt: skip
+        name = file.file.partition("-")[0]
+        with fails(code, exit_code) as caught:
+            _collect(_variant((_package(name, file),)), tmp_path / "cache")
+        assert name in str(caught.value.what)
+        assert not list((tmp_path / "cache").rglob("*.whl"))
 
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedSource:
     """A repository with two commits, reached through git's `insteadOf`; the first commit is the pinned one."""
-    repository = tmp_path / "upstream"
-    config = tmp_path / "gitconfig"
-    config.write_text(
-        f'[url "{repository.as_uri()}"]\n\tinsteadOf = https://example.invalid/s\n'
-        '[user]\n\tname = T\n\temail = t@example.invalid\n[protocol "file"]\n\tallow = always\n'
-    )
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
-
-    def git(*arguments: str) -> str:
-        done = completed(["git", "-C", str(repository), *arguments], check=True)
-        return done.stdout.strip()
-
-    repository.mkdir()
-    git("init", "-q", "-b", "main")
-    for text in ("zero", "one", "two"):
-        (repository / "file").write_text(text)
-        git("add", "file")
-        git("commit", "-q", "-m", text)
-    commit = git("rev-parse", "HEAD~1")
-    return LockedSource(
-        name="s", git="https://example.invalid/s", commit=commit, tree=git("rev-parse", "HEAD~1^{tree}")
-    )
+    redirect_git(monkeypatch, tmp_path)
+    _, (commit, tree), _ = (make_repository(tmp_path / "upstream", {"file": text}) for text in ("zero", "one", "two"))
+    return LockedSource(name="s", git="https://git.example.org/upstream", commit=commit, tree=tree)
 
 
 def test_a_source_becomes_a_bundle_of_its_commit_alone(tmp_path: Path, source: LockedSource) -> None:
@@ -195,6 +153,10 @@ def test_a_source_becomes_a_bundle_of_its_commit_alone(tmp_path: Path, source: L
     assert kinds.count("commit") == kinds.count("tree") == kinds.count("blob") == 1, "no history"
     assert delivered("/p", _variant(sources=(source,)))["sources"] == {"s": delivery[0].path}
     assert wanted(_variant(sources=(source,)), (), RECORD) == {delivery[0].path: None}
+    wrong = source.model_copy(update={"tree": "3" * 40})
+    with fails("tree-mismatch", ExitCode.INTEGRITY):
+        _collect(_variant(sources=(wrong,)), tmp_path / "other")
+    assert not list((tmp_path / "other").rglob("*.bundle"))
 
 
 @pytest.mark.parametrize("mirror", ["whole", "shallow", "lost history", "by name alone"])
@@ -217,13 +179,6 @@ def test_whatever_a_mirror_has_beside_the_commit_the_bundle_has_equal_bytes(
             monkeypatch.setenv(word, ("1", "protocol.version", "0")[number])
     (again,) = _collect(_variant(sources=(source,)), tmp_path / "other")
     assert again.source.read_bytes() == whole.source.read_bytes()
-
-
-def test_a_source_with_another_tree_is_refused_and_not_kept(tmp_path: Path, source: LockedSource) -> None:
-    wrong = source.model_copy(update={"tree": "3" * 40})
-    with fails("tree-mismatch", ExitCode.INTEGRITY):
-        _collect(_variant(sources=(wrong,)), tmp_path / "cache")
-    assert not list((tmp_path / "cache").rglob("*.bundle"))
 
 
 def test_submodules_are_delivered_as_bundles_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

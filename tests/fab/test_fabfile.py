@@ -34,16 +34,16 @@ def _host(name: str) -> Connection:
     return Connection(name, config=Config(ssh_config=aliases))
 
 
-def test_a_host_is_chosen_by_the_name_that_was_given(called: list[list[str]]) -> None:
+def test_a_host_is_chosen_by_the_name_that_was_given_and_clean_removes_when_it_is_told_to(
+    called: list[list[str]],
+) -> None:
     fabfile.facts(_host("me@gpu01:2222"), target="./lab.yaml", exclude="gpu02")
     fabfile.facts(Context(), target="./lab.yaml", limit="gpu[01-04]", to="lab.json")
     assert called == [
         ["doctor", "--target", "./lab.yaml", "--limit", "gpu01", "--exclude", "gpu02", "--facts-out", "facts.json"],
         ["doctor", "--target", "./lab.yaml", "--limit", "gpu[01-04]", "--facts-out", "lab.json"],
     ]
-
-
-def test_clean_only_says_what_is_old_until_it_is_told_to_remove_it(called: list[list[str]]) -> None:
+    called.clear()
     fabfile.clean(_host("gpu01"), target="./lab.yaml")
     fabfile.clean(Context(), target="./lab.yaml", keep="12h", yes=True)
     place = ["store", "clean", "--target", "./lab.yaml"]
