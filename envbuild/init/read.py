@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import PurePosixPath
 
 from envbuild.init.readers import images, manifests, page, setup_py
 from envbuild.init.statement import Place, Statement
@@ -65,8 +64,3 @@ def _by_look(text: str) -> Reader:
     if re.search(r"^dependencies:", text, re.MULTILINE):
         return manifests.environment_yml
     return page.markdown
-
-
-def is_page(path: str) -> bool:
-    """Whether a file is prose with commands in it."""
-    return PurePosixPath(path).suffix.lower() in (".md", ".rst", ".markdown", ".txt") or "." not in path
