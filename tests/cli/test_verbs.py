@@ -421,6 +421,11 @@ def test_d110_the_error_is_the_last_that_is_said_where_both_streams_go_into_one_
     assert [line.partition(":")[0].partition("[")[0] for line in lines[-3:]] == ["error", "why", "hint"]
 
 
+def test_strategy_takes_the_number_of_gpus_from_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strategy", "megatron-alpa", "-t", "aws-p3-16xlarge", "--dry-run"]) == 0
+    assert "2.6B on 8 x V100" in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize(
     ("gpu", "says", "hint"),
     [
