@@ -14,7 +14,7 @@ import click
 import pytest
 
 import envbuild
-from envbuild import resources
+from envbuild import __version__, resources
 from envbuild.cli import begin, help_code, names
 from envbuild.cli.choose import Time
 from envbuild.cli.entry import main
@@ -158,6 +158,7 @@ WRONG = {
     "kernel": "hint: `envbuild env kernel`",
     "provision opt-175b x": "hint: see `envbuild provision --help`\n",
     "bench": "hint: `envbuild stack list` names those that are shipped; see `envbuild bench --help`\n",
+    "explain": "hint: `envbuild stack list` names those that are shipped; see `envbuild explain --help`\n",
     "run list x": "hint: see `envbuild run list --help`\n",
     "run opt-175b": "hint: `envbuild launch opt-175b`",
     "-r requirements.txt": "hint: see `envbuild --help`; options stand behind a command",
@@ -284,6 +285,11 @@ def test_two_stacks_that_differ_are_a_mistake_and_the_same_twice_is_none(capsys:
     assert "two stacks are named" in capsys.readouterr().err
     assert main(["explain", "torch-smoke", "-s", "torch-smoke"]) == main(["explain", "-s", "torch-smoke"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_version_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"envbuild {__version__}\n"
 
 
 @pytest.mark.parametrize(("typed", "command"), NAMES.items())
@@ -493,8 +499,10 @@ def test_a_plan_says_whose_nodes_it_shows_and_which_stack_was_taken(
     out = capsys.readouterr().out
     assert out.startswith(f"example facts of polaris: its nodes, GPUs, drivers and user `user`, not yours{seen}\n")
     mine.write_text("name: mine\nextends: azure-nd96\nscheduler: {modules: {load: [cuda/12.4]}}\n")
-    assert main(["plan", "opt-175b", "-t", str(mine), "--facts", "azure-nd96"]) == 0
-    assert "facts recorded outside such a job do not show what it brings" in capsys.readouterr().out
+    for words, code in ((["opt-175b", "-t", str(mine), "--facts", "azure-nd96"], 0),
+                        (["megatron-deepspeed-alcf", "-t", "polaris", "--facts", "h200"], 7)):  # fmt: skip
+        assert main(["plan", *words]) == code
+        assert "facts recorded outside such a job do not show what it brings" in capsys.readouterr().out
 
 
 TOP = Path(__file__).parents[2]

@@ -225,7 +225,7 @@ def test_a_job_script_says_its_scheduler_and_no_package() -> None:
         # What is none, for git may be asked about no other (D69).
         *((text, None, None) for text in (
             "ext::sh -c evil", "--upload-pack=evil", "file:///etc", "/local", "https://", "a b", "https://[/a",
-            "ssh://-oProxyCommand=x/a", "https://h.example.org/a@--upload-pack=x", "git+https://h.example.org:x/a",
+            "ssh://-oProxyCommand=x/a", "ssh://-lroot@h.example.org/a", "https://h.example.org/a@--upload-pack=x", "git+https://h.example.org:x/a",
         )),
     ],
 )  # fmt: skip
