@@ -58,11 +58,11 @@ def find(draft: Draft, known: Known) -> tuple[DraftFinding, ...]:
     return (*alone, *compared)
 
 
-def _trait(draft: Draft, name: str, *, asides: bool = False) -> tuple[Statement, ...]:
+def _trait(draft: Draft, name: str) -> tuple[Statement, ...]:
     return tuple(
         statement
         for statement in draft.statements
-        if statement.kind == "trait" and statement.value == name and (asides or not statement.optional)
+        if statement.kind == "trait" and statement.value == name and not statement.optional
     )
 
 
