@@ -20,21 +20,20 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "images-in-ci.md"
 WORKFLOWS = dict(zip(("github", "gitlab"), re.findall(r"(?ms)^```yaml\n(.*?)^```$", PAGE.read_text()), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("system", "schema"),
-    [("github", ["vendor.github-workflows"]), ("gitlab", ["vendor.gitlab-ci", "--data-transform=gitlab-ci"])],
-)
-def test_it_is_valid_and_calls_verbs_with_options_that_exist(system: str, schema: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("system", WORKFLOWS)
+def test_it_is_valid_and_calls_verbs_with_options_that_exist(system: str, tmp_path: Path) -> None:
     # In this process, which imports JSON Schema once; see tests/support/schemas.py.
     from check_jsonschema import main as check_jsonschema
 
     path = tmp_path / "workflow.yml"
     path.write_text(WORKFLOWS[system])
-    done = CliRunner().invoke(check_jsonschema, [str(path), "--builtin-schema", *schema])
-    assert done.exit_code == 0, done.output
     if system == "github":
         linted = completed([str(Path(sys.executable).parent / "actionlint"), path])
         assert (linted.returncode, linted.stdout + linted.stderr) == (0, "")
+    else:
+        words = [str(path), "--builtin-schema", "vendor.gitlab-ci", "--data-transform=gitlab-ci"]
+        done = CliRunner().invoke(check_jsonschema, words)
+        assert done.exit_code == 0, done.output
     calls = re.findall(r"envbuild ((?:lock|image) [^;>\n]*)", WORKFLOWS[system].replace('"$IMAGE"', "IMAGE"))
     words = [shlex.split(call) for call in calls]
     assert [each[:2] for each in words] == [["lock", "check"], ["image", "dockerfile"], ["image", "verify"]]
