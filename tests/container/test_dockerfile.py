@@ -41,13 +41,20 @@ def recipes() -> dict[str, ImageRecipe]:
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_committed_files_name_no_host_of_a_package_index(name: str, recipes: dict[str, ImageRecipe]) -> None:
+def test_committed_files_name_no_host_of_a_package_index_and_hadolint_has_nothing_to_say(
+    name: str, recipes: dict[str, ImageRecipe]
+) -> None:
     pip = pytest.importorskip("pip._internal.models.index")
     hosts = {str(urlsplit(entry.url).hostname) for entry in load_indexes().values() if entry.url}
     hosts |= {pip.PyPI.netloc, pip.PyPI.file_storage_domain}
     assert len(hosts) > 2
     for text in build.texts(recipes[name]).values():
         assert not [host for host in hosts if host in text]
+    program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if program is None:
+        pytest.skip("hadolint is not installed")
+    done = completed([program, str(resources.containers() / name / "Dockerfile")])
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -91,15 +98,6 @@ def commands_of(lines: Iterable[str]) -> list[str]:
     whole = "\n".join(lines).replace(" \\\n", " ").splitlines()
     runs = (re.sub(r"RUN(\s+--mount=\S+)*\s+", "", line) for line in whole if line.startswith("RUN "))
     return [command for line in runs for command in re.split(r"\s+&& ", line)]
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_hadolint_has_nothing_to_say(name: str) -> None:
-    program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
-    if program is None:
-        pytest.skip("hadolint is not installed")
-    done = completed([program, str(resources.containers() / name / "Dockerfile")])
-    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_the_text_of_every_kind_of_instruction() -> None:
@@ -162,16 +160,6 @@ def test_a_value_that_a_dockerfile_cannot_hold_is_refused(value: str) -> None:
         quoted(value)
 
 
-def test_the_base_of_nvidia_keeps_its_torch_and_runs_on_its_own_interpreter(recipes: dict[str, ImageRecipe]) -> None:
-    recipe = recipes["megatron-deepspeed-slurm"]
-    assert recipe.stage("build").image == recipe.stage("runtime").image == "nvcr.io/nvidia/pytorch:22.02-py3"
-    assert recipe.inside.python == "/opt/conda/bin/python3"
-    assert recipe.variant.base.provides[0] == "torch>=1.11.0a0,<1.12"
-    assert not any(name.startswith("torch=") for text in recipe.files.values() for name in text.splitlines())
-    assert any("digest of nvcr.io/nvidia/pytorch:22.02-py3 is not recorded" in text for text in recipe.warnings)
-    assert any("names no GPU" in text for text in recipe.warnings)
-
-
 def test_compiled_stacks_get_the_toolkit_of_their_torch_and_run_without_a_compiler(
     recipes: dict[str, ImageRecipe],
 ) -> None:
@@ -181,6 +169,14 @@ def test_compiled_stacks_get_the_toolkit_of_their_torch_and_run_without_a_compil
     assert recipe.inside.build["CUDA_HOME"] == "/usr/local/cuda"
     assert recipe.variant.arch_list == ("8.0",)
     assert 'TORCH_CUDA_ARCH_LIST="8.0"' in render(recipe)
+    # The base of NVIDIA keeps its torch and runs on its own interpreter.
+    slurm = recipes["megatron-deepspeed-slurm"]
+    assert slurm.stage("build").image == slurm.stage("runtime").image == "nvcr.io/nvidia/pytorch:22.02-py3"
+    assert slurm.inside.python == "/opt/conda/bin/python3"
+    assert slurm.variant.base.provides[0] == "torch>=1.11.0a0,<1.12"
+    assert not any(name.startswith("torch=") for text in slurm.files.values() for name in text.splitlines())
+    assert any("digest of nvcr.io/nvidia/pytorch:22.02-py3 is not recorded" in text for text in slurm.warnings)
+    assert any("names no GPU" in text for text in slurm.warnings)
     # Kernels that are compiled at the first start, and DeepSpeed's CPU optimizer at ALCF, need the compilers.
     alpa, alcf = recipes["megatron-alpa"], recipes["megatron-deepspeed-alcf"]
     assert alpa.stage("runtime").image == alpa.stage("build").image

@@ -18,6 +18,7 @@ from tests.support.fails import fails
 from tests.support.programs import completed, executable
 
 WORKS = {"works": True, "version": "4.3.1"}
+DIGEST = "@sha256:" + "0" * 64
 
 
 def _facts(*names: str, **more: Any) -> ContainerFacts:
@@ -147,6 +148,9 @@ def test_a_user_who_may_not_raise_limits_is_told() -> None:
     [
         {"image": "nvcr.io/nvidia/pytorch:23.04-py3"},
         {"image": "x@sha256:" + "0" * 63},
+        {"image": f"x{DIGEST}{DIGEST}"},
+        {"image": f"x{DIGEST}:1"},
+        {"image": f"x{DIGEST.upper()}"},
         {"registry": "-oProxyCommand=x"},
         {"registry": "a b"},
         {"mounts": ["relative:/x"]},
@@ -167,9 +171,9 @@ def test_settings_that_mean_nothing_or_something_else_are_refused(wrong: dict[st
 
 
 def test_a_tag_beside_a_digest_says_nothing_and_is_left_out() -> None:
-    name, digest = "registry.example.org:5000/team/x", "@sha256:" + "0" * 64
-    assert ContainerSettings(image=f"{name}:1.0{digest}").image == ContainerSettings(image=name + digest).image
-    assert ContainerSettings(image=name + digest).image == name + digest
+    name = "registry.example.org:5000/team/x"
+    for image in (f"{name}:1.0{DIGEST}", name + DIGEST):
+        assert ContainerSettings(image=image).image == name + DIGEST
 
 
 @pytest.fixture

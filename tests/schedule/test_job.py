@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -38,6 +37,13 @@ def test_a_job_says_what_it_costs_before_it_is_submitted() -> None:
     assert small.cost() == "1 node for at most 0:30:00, 0.5 GPU-hours (1 GPU a node)"
     assert small.model_copy(update={"gpus_on_node": 8}).cost() == small.cost(), "others use the rest"
     assert job().cost() == "2 nodes for as long as the site allows"
+    for there, hours in (
+        (8, "16 GPU-hours (8 GPUs a node, 4 requested)"), (4, "8 GPU-hours (4 GPUs a node)"),
+        (0, "at least 8 GPU-hours (4 GPUs a node)"),
+    ):  # fmt: skip
+        for more in ({"exclusive": True, "gres": Gres()}, {"gres": None}):
+            whole = job(time_limit=3600, gpus_per_node=4, gpus_on_node=there, **more)
+            assert whole.cost() == f"2 nodes for at most 1:00:00, {hours}, whole nodes"
     assert [seconds_of(text) for text in ("90s", "40m", "2h")] == [90, 2400, 7200]
     unknown, asked = job(gpus_per_node=8), job(gpus_per_node=8, gres=Gres())
     assert unknown.whole_nodes and "no GRES" in unknown.warnings()[0], "GPUs that nobody can ask for"
@@ -55,41 +61,23 @@ def test_what_could_leave_its_directive_is_refused(field: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize(
-    ("there", "hours"),
-    [(8, "16 GPU-hours (8 GPUs a node, 4 requested)"), (4, "8 GPU-hours (4 GPUs a node)"),
-     (0, "at least 8 GPU-hours (4 GPUs a node)")],
-)  # fmt: skip
-@pytest.mark.parametrize("more", [{"exclusive": True, "gres": Gres()}, {"gres": None}])
-def test_whole_nodes_cost_all_their_gpus(there: int, hours: str, more: dict[str, Any]) -> None:
-    whole = job(time_limit=3600, gpus_per_node=4, gpus_on_node=there, **more)
-    assert whole.cost() == f"2 nodes for at most 1:00:00, {hours}, whole nodes"
-
-
-@pytest.mark.parametrize(
-    ("state", "code", "exit_code"),
+    ("state", "code", "exit_code", "summary"),
     [
-        (JobState(Phase.DONE, exit=3), "job-failed", ExitCode.JOB_FAILED),
-        (JobState(Phase.FAILED, failure=Failure.TIMEOUT), "job-timeout", ExitCode.JOB_FAILED),
-        (JobState(Phase.FAILED, failure=Failure.NODE_FAIL), "job-node-fail", ExitCode.JOB_FAILED),
-        (JobState(Phase.FAILED, failure=Failure.PREEMPTED), "job-preempted", ExitCode.TRY_AGAIN),
-        (JobState(Phase.LOST), "job-lost", ExitCode.JOB_FAILED),
+        (JobState(Phase.DONE, exit=3), "job-failed", ExitCode.JOB_FAILED, "done, exit 3"),
+        (JobState(Phase.FAILED, failure=Failure.TIMEOUT), "job-timeout", ExitCode.JOB_FAILED, "failed: timeout"),
+        (JobState(Phase.FAILED, failure=Failure.NODE_FAIL, reason="NodeDown"), "job-node-fail", ExitCode.JOB_FAILED,
+         "failed: node-fail (NodeDown)"),
+        (JobState(Phase.FAILED, failure=Failure.PREEMPTED), "job-preempted", ExitCode.TRY_AGAIN, "failed: preempted"),
+        (JobState(Phase.LOST), "job-lost", ExitCode.JOB_FAILED, "lost"),
     ],
-)
-def test_each_end_of_a_job_has_its_code(state: JobState, code: str, exit_code: ExitCode) -> None:
+)  # fmt: skip
+def test_each_end_of_a_job_has_its_code(state: JobState, code: str, exit_code: ExitCode, summary: str) -> None:
+    assert not state.good
     error = job_error("17", state, "the last line\n")
     assert (error.code, error.exit_code) == (code, exit_code)
     assert error.why.endswith("the last line")
     assert error.hint
-
-
-def test_a_state_is_told_in_one_line() -> None:
-    assert JobState(Phase.PENDING, reason="Resources").summary() == "pending (Resources)"
-    assert (
-        JobState(Phase.FAILED, failure=Failure.NODE_FAIL, reason="NodeDown").summary() == "failed: node-fail (NodeDown)"
-    )
-    assert JobState(Phase.DONE, exit=3).summary() == "done, exit 3"
-    assert JobState(Phase.DONE, exit=0).good
-    assert not JobState(Phase.LOST).good
+    assert state.summary() == summary
 
 
 @pytest.mark.parametrize("where", ["here", "login"])

@@ -26,7 +26,6 @@ from envbuild.schedule.wait import wait_for
 from tests.schedule.fake_pbs import FakePbs
 from tests.schedule.jobs import job
 from tests.support.fails import fails
-from tests.support.patience import alive, text_of, until
 
 
 @pytest.fixture
@@ -69,16 +68,15 @@ def test_a_job_deleted_in_the_queue_was_cancelled(fake: FakePbs, pbs: Pbs) -> No
     pbs.cancel("77777")
 
 
-def test_a_job_that_pbs_has_forgotten_is_known_by_its_status_file(fake: FakePbs, pbs: Pbs) -> None:
-    asked = shell(fake, "exit 7")
-    number = pbs.submit(asked)
+def test_a_job_that_pbs_has_forgotten_is_known_by_its_status_file_and_a_server_that_is_away_says_nothing(
+    fake: FakePbs, pbs: Pbs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten = shell(fake, "exit 7")
+    number = pbs.submit(forgotten)
     fake.forget(number)
-    assert pbs.poll(asked, number).exit == 7
-    Path(asked.output, f"status-{number}").unlink()
-    assert pbs.poll(asked, number).phase is Phase.LOST
-
-
-def test_a_server_that_is_away_says_nothing_about_the_job(fake: FakePbs, pbs: Pbs) -> None:
+    assert pbs.poll(forgotten, number).exit == 7
+    Path(forgotten.output, f"status-{number}").unlink()
+    assert pbs.poll(forgotten, number).phase is Phase.LOST
     asked = shell(fake, "true")
     number = pbs.submit(asked)
     fake.say("down")
@@ -91,32 +89,15 @@ def test_a_server_that_is_away_says_nothing_about_the_job(fake: FakePbs, pbs: Pb
     with fails("job-refused") as caught:
         pbs.submit(shell(fake, "true", queue="nope"))
     assert caught.value.why == "qsub: Unknown queue"
-
-
-def test_a_host_without_pbs_is_told_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "mkdir").symlink_to("/bin/mkdir")
     monkeypatch.setenv("PATH", str(tmp_path))
     with fails("scheduler-missing"):
-        Pbs(Here()).submit(job(output=str(tmp_path / "jobs")))
+        pbs.submit(asked)
 
 
 def target(**scheduler: object) -> Target:
     given = {"name": "hpc", "prefix": "/p", "hosts": {"pbs": "nodefile"}, "connection": {"kind": "job"}}
     return Target.from_plain({**given, "scheduler": {"kind": "pbs", **scheduler}})
-
-
-def test_a_job_that_runs_can_be_deleted_and_its_programs_end(fake: FakePbs, pbs: Pbs) -> None:
-    fake.say("background")
-    asked = shell(fake, 'echo $$ > "$1"; sleep 600', fake.top.parent / "jobs" / "pid", nodes=2)
-    number = pbs.submit(asked)
-    pid = Path(asked.output, "pid")
-    until(lambda: text_of(pid))
-    assert pbs.poll(asked, number).phase is Phase.RUNNING
-    pbs.cancel(number)
-    until(lambda: pbs.poll(asked, number).ended)
-    state = pbs.poll(asked, number)
-    assert (state.failure, state.nodes) == (Failure.CANCELLED, ("x3001", "x3002"))
-    until(lambda: not alive(pid.read_text().strip()))
 
 
 def test_the_queue_is_the_first_that_takes_the_job(fake: FakePbs, pbs: Pbs) -> None:
@@ -153,17 +134,6 @@ def test_gpus_are_asked_for_by_number_on_nodes_that_offer_them(fake: FakePbs, pb
     assert (other.gres(), other.share(0, exclusive=True)) == (None, Share())
 
 
-@pytest.mark.parametrize(
-    ("gpus", "exclusive", "share"),
-    [(4, True, Share(64, 503)), (2, True, Share(64, 503)), (0, True, Share(64, 503)), (2, False, Share(32, 251)),
-     (0, False, Share()), (8, True, Share())],
-)  # fmt: skip
-def test_a_job_asks_for_all_of_whole_nodes_and_for_the_part_of_shared_ones_that_its_gpus_are(
-    fake: FakePbs, pbs: Pbs, gpus: int, exclusive: bool, share: Share
-) -> None:
-    assert pbs.pool(target(constraints="system=polaris")).share(gpus, exclusive=exclusive) == share
-
-
 def test_only_nodes_of_the_queues_that_a_job_may_go_to_say_what_it_can_ask_for() -> None:
     def node(**more: object) -> Attributes:
         return {f"resources_available.{key}": str(value) for key, value in more.items()}
@@ -188,6 +158,10 @@ def test_only_nodes_of_the_queues_that_a_job_may_go_to_say_what_it_can_ask_for()
     assert Queues((), found("b")).share(4, exclusive=True) == Share(64, 256), "what the smaller of them has"
     assert Queues((), found("b")).share(4, exclusive=False) == Share(48, 256)
     assert Queues((), found("c")).share(2, exclusive=True) == Share(32, None)
+    assert Queues((), found("a")).share(0, exclusive=True) == Share(64, 256)
+    assert (
+        Queues((), found("a")).share(0, exclusive=False) == Queues((), found("a")).share(8, exclusive=True) == Share()
+    )
 
 
 def test_a_node_that_was_taken_out_after_the_job_is_named_with_its_comment(fake: FakePbs, pbs: Pbs) -> None:

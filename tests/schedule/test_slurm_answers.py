@@ -36,33 +36,25 @@ def told(state: str, reason: str = "None", code: str = "0:0", nodes: str = "(nul
     return found
 
 
-@pytest.mark.parametrize(
-    ("word", "phase"),
-    [
-        ("PENDING", Phase.PENDING), ("CONFIGURING", Phase.CONFIGURING), ("RUNNING", Phase.RUNNING),
-        ("SUSPENDED", Phase.RUNNING), ("COMPLETING", Phase.COMPLETING), ("REQUEUE_HOLD", Phase.PENDING),
-        ("A_STATE_OF_TOMORROW", Phase.RUNNING),
-    ],
-)  # fmt: skip
-def test_a_job_that_lives_has_a_phase_and_no_exit(word: str, phase: Phase) -> None:
-    state = told(word)
-    assert (state.phase, state.exit, state.ended, state.word) == (phase, None, False, word)
-    waits = told(word, reason="ReqNodeNotAvail,_UnavailableNodes:gpu[1-4]", restarts=2)
-    assert (waits.reason, waits.restarts) == ("ReqNodeNotAvail, UnavailableNodes:gpu[1-4]", 2)
+LIVES = {
+    "PENDING": Phase.PENDING, "CONFIGURING": Phase.CONFIGURING, "RUNNING": Phase.RUNNING, "SUSPENDED": Phase.RUNNING,
+    "COMPLETING": Phase.COMPLETING, "REQUEUE_HOLD": Phase.PENDING, "A_STATE_OF_TOMORROW": Phase.RUNNING,
+}  # fmt: skip
+FAILURES = {
+    "NODE_FAIL": Failure.NODE_FAIL, "BOOT_FAIL": Failure.BOOT_FAIL, "TIMEOUT": Failure.TIMEOUT,
+    "OUT_OF_MEMORY": Failure.OUT_OF_MEMORY, "PREEMPTED": Failure.PREEMPTED, "CANCELLED": Failure.CANCELLED,
+    "DEADLINE": Failure.DEADLINE,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("word", "failure"),
-    [
-        ("NODE_FAIL", Failure.NODE_FAIL), ("BOOT_FAIL", Failure.BOOT_FAIL), ("TIMEOUT", Failure.TIMEOUT),
-        ("OUT_OF_MEMORY", Failure.OUT_OF_MEMORY), ("PREEMPTED", Failure.PREEMPTED), ("CANCELLED", Failure.CANCELLED),
-        ("DEADLINE", Failure.DEADLINE),
-    ],
-)  # fmt: skip
-def test_each_failure_has_its_name(word: str, failure: Failure) -> None:
-    state = told(word, code="0:15", nodes="gpu[1-2]", reason="some_words")
-    assert (state.phase, state.failure, state.exit, state.nodes) == (Phase.FAILED, failure, 143, ("gpu1", "gpu2"))
-    assert state.reason == "some words"
+@pytest.mark.parametrize("word", [*LIVES, *FAILURES])
+def test_each_state_has_its_phase_and_each_failure_its_name(word: str) -> None:
+    nodes, exit_code = ("gpu1", "gpu2"), None if word in LIVES else 143
+    reason = "ReqNodeNotAvail,_UnavailableNodes:gpu[1-4]"
+    state = told(word, code="0:0" if word in LIVES else "0:15", nodes="gpu[1-2]", reason=reason, restarts=2)
+    assert (state.phase, state.failure) == (LIVES.get(word, Phase.FAILED), FAILURES.get(word))
+    assert (state.exit, state.ended, state.word, state.nodes) == (exit_code, word in FAILURES, word, nodes)
+    assert (state.reason, state.restarts) == ("ReqNodeNotAvail, UnavailableNodes:gpu[1-4]", 2)
 
 
 def test_a_script_that_fails_is_done_with_its_exit_code() -> None:
