@@ -25,7 +25,10 @@ from tests.node.env_support import MINOR, PYTHON, make_repository, make_wheel, s
 from tests.support import forked, known_pythons
 from tests.support.programs import completed
 
-__all__ = ["MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "forget_sizes", "lines_until", "site", "snapshot"]
+__all__ = [
+    "MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "ended", "forget_sizes", "lines_until", "site",
+    "snapshot",
+]  # fmt: skip
 
 # What a user's shell may carry and a test must not see; the rest (PATH, certificates, proxies) stays.
 _FOREIGN = ("PIP_", "UV_", "GIT_", "XDG_", "ENVBUILD_", "ANSIBLE_", "PYENV", "PYTHON", "VIRTUAL_ENV")
@@ -56,6 +59,24 @@ class Done:
         (node,) = self.json["nodes"]
         assert isinstance(node, dict)
         return node
+
+    @property
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """Evidence by node; a run that ended strangely shows what it said."""
+        assert self.out.startswith("{"), f"exit {self.rc}\n{self.out[-2000:]}\n{self.err[-4000:]}"
+        return {node["node"]: node for node in self.json["nodes"]}
+
+    @property
+    def statuses(self) -> dict[str, str]:
+        """Status by node."""
+        return {name: node["status"] for name, node in self.nodes.items()}
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error of the JSON document, of the run or of its only node."""
+        error = self.json.get("error") or self.node["error"]
+        assert isinstance(error, dict)
+        return error
 
     @property
     def code(self) -> str:
@@ -113,10 +134,12 @@ class World:
         code: Sequence[str] = (),
         fresh: bool = False,
         before: Sequence[object] = (),
+        rc: int | None = None,
     ) -> Done:
         """`envbuild ARGS`; `code` are arguments of this interpreter instead of envbuild's command.
 
         `fresh`: an interpreter of its own, whose `/proc/<pid>/environ` has its variables. `before`: see `forked.run`.
+        `rc`: the exit code that it has to end with.
         """
         before = before or self.before
         given: dict[str, Any] = {"env": {**self.env, **(env or {})}, "cwd": self.work, "timeout": timeout}
@@ -126,12 +149,19 @@ class World:
             done = completed(argv, **given, stdin=subprocess.DEVNULL)
         else:
             done = forked.run(args, before=before, **given)
-        return Done(done.returncode, done.stdout, done.stderr)
+        result = Done(done.returncode, done.stdout, done.stderr)
+        text = f"{result.out[-3000:]}\n{result.err[-3000:]}"
+        assert rc in (None, result.rc), f"envbuild {' '.join(args)}: exit {result.rc}\n{text}"
+        return result
 
     def good(self, *args: str, **more: Any) -> Done:
         """The same, and it has to end well."""
+        return self.run(*args, rc=0, **more)
+
+    def refused(self, rc: int, code: str, *args: str, **more: Any) -> Done:
+        """The same, and it has to end with that exit code and, as stderr tells it first, that error."""
         done = self.run(*args, **more)
-        assert done.rc == 0, f"envbuild {' '.join(args)}: exit {done.rc}\n{done.out[-3000:]}\n{done.err[-3000:]}"
+        assert (done.rc, done.code) == (rc, code), f"{done.out[-3000:]}\n{done.err[-3000:]}"
         return done
 
     def start(
@@ -154,11 +184,14 @@ class World:
         commit, tree = make_repository(self.hub / name, files)
         return {"name": name, "git": f"https://git.example.org/{name}", "commit": commit, "tree": tree}
 
-    def stack(self, name: str = "tiny", packages: Sequence[str] = ("alpha==1.0",), **profile: Any) -> Path:
+    def stack(
+        self, name: str = "tiny", packages: Sequence[str] = ("alpha==1.0",), reference: Any = None, **profile: Any
+    ) -> Path:
         """A stack file `work/<name>.yaml`."""
         exact = {"python": [MINOR], "packages": list(packages), **profile}
+        stack = {"name": name, "summary": "a test", "profiles": {"exact": exact}}
         path = self.work / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({"name": name, "summary": "a test", "profiles": {"exact": exact}}))
+        path.write_text(yaml.safe_dump(stack | ({"reference": reference} if reference else {})))
         return path
 
     def lock(self, stack: Path) -> Path:
@@ -181,9 +214,13 @@ class World:
     def built(self, *args: str, **more: Any) -> dict[str, Any]:
         """The same, and it has to end well; the evidence of the node. uv is there, as it is after a first build."""
         self.place_uv()
+        return self.provision(*args, rc=0, **more).node
+
+    def fails(self, rc: int, code: str, *args: str, **more: Any) -> Done:
+        """The same, and it has to end with that exit code and that error of the run or of its only node."""
         done = self.provision(*args, **more)
-        assert done.rc == 0, f"exit {done.rc}\n{done.out[-3000:]}\n{done.err[-3000:]}"
-        return done.node
+        assert (done.rc, done.error["code"], done.error["exit"]) == (rc, code, rc), done.err[-3000:]
+        return done
 
     def place_uv(self) -> None:
         """Put uv where a build brings it: a sixth of each build, which the tests that call `provision` do not save."""
@@ -210,6 +247,38 @@ class World:
         assert isinstance(events, list)
         return events
 
+    @property
+    def last_run(self) -> Path:
+        """The folder of the newest run."""
+        return max(path for path in self.runs.iterdir() if path.is_dir())
+
+    def journal(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind in the newest run; none where there is no run."""
+        path = max(self.runs.glob("*/"), default=self.runs) / "journal.jsonl"
+        events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [event for event in events if event["kind"] == kind]
+
+    @property
+    def steps(self) -> dict[str, list[str]]:
+        """The steps that each node began in the newest run, in order."""
+        begun: dict[str, list[str]] = {}
+        for event in self.journal("step-started"):
+            begun.setdefault(event["node"], []).append(event["data"]["step"])
+        return begun
+
+    @property
+    def waves(self) -> list[list[str]]:
+        """The nodes of each wave of the newest run."""
+        return [event["data"]["nodes"] for event in self.journal("wave-started")]
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """The jobs that the newest run has submitted."""
+        return [event["data"] for event in self.journal("job-submitted")]
+
+    def submitted(self) -> list[str]:
+        """Their names."""
+        return [job["name"] for job in self.jobs()]
+
     def python(self, code: str, environment: Path | None = None) -> str:
         """What a program says in the environment in use."""
         argv = [str((environment or self.current) / "bin" / "python"), "-I", "-c", code]
@@ -218,18 +287,24 @@ class World:
         return done.stdout.strip()
 
 
+def ended(process: subprocess.Popen[str], timeout: float = DEADLINE) -> Done:
+    """How a command that was started ended."""
+    out, err = process.communicate(timeout=timeout)
+    return Done(process.returncode, out, err)
+
+
 def lines_until(process: subprocess.Popen[str], true: Callable[[str], bool]) -> list[str]:
     """What comes on stderr, up to the first line that is `true`."""
     assert process.stderr is not None
-    ended, found = threading.Timer(DEADLINE, process.kill), list[str]()
-    ended.start()
+    deadline, found = threading.Timer(DEADLINE, process.kill), list[str]()
+    deadline.start()
     for line in process.stderr:
         found.append(line)
         if true(line):
             break
     else:
         raise AssertionError("".join(found))
-    ended.cancel()
+    deadline.cancel()
     return found
 
 

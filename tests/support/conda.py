@@ -233,3 +233,9 @@ def fill(channel: Channel, python: Path) -> Channel:
     channel.add(tool)
     channel.add(pure)
     return channel
+
+
+def section(folder: Path, python: Path) -> dict[str, Any]:
+    """The `conda:` of a profile: a new channel in `folder`, filled, and its two packages."""
+    channel = fill(Channel(folder, "forge"), python)
+    return {"channels": [{"name": "forge", "url": channel.url}], "packages": ["tool", "pure"]}
