@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,7 @@ def timed(top: Path, torch: bytes, case: str, reference: dict[str, Any]) -> Worl
     files = {"torch/__init__.py": torch, "torch/distributed/__init__.py": b"", "torch/distributed/launch.py": LAUNCHER}
     world.wheel("launcher", files=files)
     alpa = {**world.repository("alpa", {"bench/case.py": case}), "ref": "main", "install": "path"}
-    path = world.stack("timed", ["launcher==1.0"], sources=[alpa])
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": reference}))
-    world.lock(path)
+    world.lock(world.stack("timed", ["launcher==1.0"], sources=[alpa], reference=reference))
     world.built(stack="./timed.yaml")
     return world
 
@@ -88,8 +87,7 @@ ARGS = ("./timed.yaml", "--target", "local", "--gpus-per-node", "1")
 
 
 def test_the_figure_of_the_run_is_beside_the_claim_in_evidence_and_report(built: World) -> None:
-    done = built.run("bench", *ARGS, "--trials", "2", "--json")
-    assert done.rc == 0, done.err
+    done = built.run("bench", *ARGS, "--trials", "2", "--json", rc=0)
     check = done.node["checks"][-1]
     assert (check["name"], check["status"]) == ("bench", "passed")
     (measured,) = check["metrics"]
@@ -111,9 +109,7 @@ def wrote(done: Done) -> str:
     return os.path.dirname(command["argv"][-1])
 
 
-def test_every_trial_of_every_bench_is_a_whole_run_in_a_folder_of_its_own_whatever_was_left_before(
-    built: World,
-) -> None:
+def test_every_trial_of_every_bench_is_a_whole_run_in_a_folder_of_its_own(built: World) -> None:
     output, folders = built.top / "out", set[str]()
     for trials, case in ((2, ""), (2, "crash"), (2, "")):
         done = built.run("bench", *ARGS, "--trials", str(trials), "--output", str(output), "--json", env={"CASE": case})
@@ -150,7 +146,7 @@ def test_a_run_that_crashes_hangs_or_tells_no_figure_is_a_failure(built: World, 
     assert last in check["details"]["output"]
     logs = built.runs / done.json["run"] / "logs"
     assert [path.name for path in logs.glob("bench-*.log")] == ["bench-1.log"], "no other run is started"
-    hint = done.node["error"]["hint"]
+    hint = done.error["hint"]
     assert hint.startswith("read logs/bench-1.log in the folder of the run; again: envbuild bench")
 
 
@@ -180,13 +176,10 @@ def ssh(built: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worl
     hosts = {server.address: {"port": server.port} for server in servers}
     connection = {"user": user(), "identity": str(key), "known_hosts": str(top / "known"), "hosts": hosts}
     target = {
-        "name": "nodes",
-        "extends": "ssh",
-        "hosts": list(hosts),
-        "connection": connection,
-        "stack": "./timed.yaml",
-    }
-    (built.work / "ssh.yaml").write_text(yaml.safe_dump(target | {"prefix": str(built.prefix)}))
+        "name": "nodes", "extends": "ssh", "hosts": list(hosts), "connection": connection, "stack": "./timed.yaml",
+        "prefix": str(built.prefix),
+    }  # fmt: skip
+    (built.work / "ssh.yaml").write_text(yaml.safe_dump(target))
     yield built
     for server in servers:
         server.stop()
@@ -247,26 +240,22 @@ def test_a_secret_that_a_run_prints_is_in_no_file(built: World) -> None:
     assert (held, canary in done.out + done.err) == ([], False)
 
 
-def test_where_nothing_is_built_the_hint_names_the_profile_that_was_asked_for(built: World) -> None:
-    done = built.run("bench", *ARGS, "--profile", "exact", "--prefix", str(built.top / "empty"))
-    assert (done.rc, done.code) == (1, "environment-unknown")
+def test_what_cannot_be_measured_or_is_not_built_is_refused(built: World, world: World) -> None:
+    empty = ("--profile", "exact", "--prefix", str(built.top / "empty"))
+    done = built.refused(1, "environment-unknown", "bench", *ARGS, *empty)
     assert "envbuild provision ./timed.yaml" in " ".join(done.err.split())
-
-
-def test_what_cannot_be_measured_is_refused(built: World, world: World) -> None:
     world.tiny()
-    assert world.run("bench", "./tiny.yaml", "--target", "local", "--gpus-per-node", "1").code == "no-recipe"
+    assert world.run("bench", "./tiny.yaml", *ARGS[1:]).code == "no-recipe"
     assert built.run("bench", *ARGS, "--set", "dp=x").code == "launch-parameter"
-    two = built.run("bench", *ARGS, "--nodes", "2")
-    assert (two.rc, two.code) == (7, "launch-does-not-fit")
+    built.refused(7, "launch-does-not-fit", "bench", *ARGS, "--nodes", "2")
     far = built.work / "far.yaml"
     far.write_text("name: far\nextends: ssh\nhosts: [gpu1]\nprefix: /opt/envbuild\n")
-    done = built.run("bench", "./timed.yaml", "--target", "./far.yaml", "--gpus-per-node", "1", "--nodes", "2")
-    assert (done.rc, done.code) == (7, "launch-does-not-fit")
+    asked = ("./timed.yaml", "--target", "./far.yaml", "--gpus-per-node", "1", "--nodes", "2")
+    built.refused(7, "launch-does-not-fit", "bench", *asked)
     bare = {key: value for key, value in REFERENCE.items() if key != "bench"}
-    path = built.work / "bare.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load((built.work / "timed.yaml").read_text()) | {"reference": bare}))
-    (built.work / "bare.lock.toml").write_text((built.work / "timed.lock.toml").read_text())
+    stack = yaml.safe_load((built.work / "timed.yaml").read_text())
+    (built.work / "bare.yaml").write_text(yaml.safe_dump(stack | {"reference": bare}))
+    shutil.copy(built.work / "timed.lock.toml", built.work / "bare.lock.toml")
     assert built.run("bench", "./bare.yaml", *ARGS[1:]).code == "no-recipe"
 
 
@@ -289,14 +278,12 @@ for step in range(int(sys.argv[1].partition("=")[2])):
 def test_d99_any_stack_file_has_launch_bench_and_a_claim_in_its_kit(world: World) -> None:
     (world.work / "mine").mkdir()
     (world.work / "mine/train.py").write_text(TRAIN)
-    path = world.stack("mine", [], sources=[{"name": "nanoGPT", "path": "./mine"}])
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": OWN}))
+    path = world.stack("mine", [], sources=[{"name": "nanoGPT", "path": "./mine"}], reference=OWN)
     world.lock(path)
     world.built(stack="./mine.yaml")
     here = ("./mine.yaml", "--target", "local", "--gpus-per-node", "1")
     assert "--steps=5" in world.good("launch", *here, "--set", "steps=5").out
-    done = world.run("bench", *here, "--set", "steps=5", "--json")
-    assert done.rc == 0, done.err
+    done = world.run("bench", *here, "--set", "steps=5", "--json", rc=0)
     check = done.node["checks"][-1]
     assert check["details"]["values"] == [1001, 1002, 1003, 1004]
     assert check["details"]["losses"] == [4.5, 3.5, 2.5, 1.5, 0.5]

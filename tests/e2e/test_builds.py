@@ -37,49 +37,54 @@ def locked(world: World, files: dict[str, str] | None = None, **source: Any) -> 
     world.tiny(sources=[{**pin, "ref": "main", "patches": [PATCH], "build": build, **source}], imports=["quick._fast"])
 
 
+def answer(world: World) -> str:
+    return world.python("import quick._fast as f; print(f.answer())")
+
+
 def compiled(log: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_a_patched_extension_is_built_proven_and_reported(world: World, forge: Path) -> None:
+def test_a_patched_extension_is_built_proven_reported_and_compiled_once_for_all_prefixes(
+    world: World, forge: Path
+) -> None:
     locked(world)
     plan = world.good("plan", "--target", "local", "--stack", "./tiny.yaml").out
     assert "compile quick, where the wheel store has no wheel of it" in plan
-    (told,) = world.built("--compile-jobs", "1", "--check-rebuild")["sources"]
-    assert world.python("import quick._fast as f; print(f.answer())") == "42"
+    first = world.built("--compile-jobs", "1", "--check-rebuild")
+    (told,) = first["sources"]
+    assert answer(world) == "42"
     build, (patched,) = told["build"], told["patches"]
     assert (build["from"], build["extensions"], build["jobs"]) == ("built", ["quick._fast"], 1)
     assert build["rebuild"] == {"equal": True, "different": []}
     assert (patched["name"], patched["hits"]) == (PATCH, 1)
     assert "+KIND = float" in patched["diff"]
     assert drift(world) == (0, {})
-    assert compiled(forge) == 2
+    assert compiled(forge) == 2, "once more, to compare"
     page = min(world.runs.glob("*/report.html"))  # of the provision; the verify has one too
     text = html.unescape(page.read_text())
     assert "+KIND = float" in text and PATCH in text
     assert build["key"][:12] in text and "quick._fast" in text
 
-
-def test_a_second_provision_does_nothing_and_another_prefix_compiles_nothing(world: World, forge: Path) -> None:
-    locked(world)
-    first = world.built()
-    assert compiled(forge) == 1
-    again = world.provision()
-    assert (again.rc, again.node["status"], again.json["steps_run"]) == (0, "unchanged", 0)
-    assert again.node["sources"][0]["build"]["key"] == first["sources"][0]["build"]["key"]
+    again = world.provision(rc=0)
+    assert (again.node["status"], again.json["steps_run"]) == ("unchanged", 0)
+    assert again.node["sources"][0]["build"]["key"] == build["key"]
+    elsewhere = {"ENVBUILD_PREFIX": str(world.top / "second")}
     target = world.work / "shared.yaml"
     target.write_text(f"name: shared\nextends: local\nstore: {world.prefix}/store/wheels\nprefix: {world.top}/second\n")
     shutil.rmtree(world.hub / "quick")
-    done = world.good(
-        "provision", "--target", "./shared.yaml", "--stack", "./tiny.yaml", "--json",
-        env={"ENVBUILD_PREFIX": str(world.top / "second")},
-    )  # fmt: skip
-    build = done.node["sources"][0]["build"]
-    assert (build["from"], compiled(forge)) == ("store", 1)
-    assert done.node["root"] == first["root"]
+    other = world.good("provision", "--target", "./shared.yaml", "--stack", "./tiny.yaml", "--json", env=elsewhere).node
+    assert (other["sources"][0]["build"]["from"], compiled(forge)) == ("store", 2)
+    assert other["root"] == first["root"]
 
 
-def test_what_does_not_work_is_exit_4_and_what_is_in_use_stays(world: World, forge: Path) -> None:
+def test_what_does_not_work_is_told_and_what_is_in_use_stays(world: World, forge: Path) -> None:
+    locked(world)
+    edit_lock(world.work / "tiny.lock.toml", lambda plain: plain["sources"][0]["patch_pins"][0].update(digest="0" * 64))
+    world.fails(5, "patch-changed")
+    assert compiled(forge) == 0
+    assert not (world.prefix / "current").exists() or list((world.prefix / "current").iterdir()) == []
+
     locked(world)
     world.built()
     before = world.current
@@ -88,20 +93,9 @@ def test_what_does_not_work_is_exit_4_and_what_is_in_use_stays(world: World, for
         ({"quick/old.py": "KIND = float\n"}, "patch-hits"),
     ):
         locked(world, {"fast.c": FILES["fast.c"], **files})
-        done = world.provision()
-        assert (done.rc, done.node["error"]["code"]) == (4, code)
+        world.fails(4, code)
     assert world.current == before
-    assert world.python("import quick._fast as f; print(f.answer())") == "42"
-
-
-def test_a_lock_whose_patch_does_something_else_now_is_exit_5(world: World, forge: Path) -> None:
-    locked(world)
-    lock = world.work / "tiny.lock.toml"
-    edit_lock(lock, lambda plain: plain["sources"][0]["patch_pins"][0].update(digest="0" * 64))
-    done = world.provision()
-    assert (done.rc, done.node["error"]["code"]) == (5, "patch-changed")
-    assert compiled(forge) == 0
-    assert not (world.prefix / "current").exists() or list((world.prefix / "current").iterdir()) == []
+    assert answer(world) == "42"
 
 
 def test_a_kill_while_it_compiles_leaves_nothing_that_the_next_run_could_stumble_over(
@@ -127,7 +121,7 @@ def test_a_kill_while_it_compiles_leaves_nothing_that_the_next_run_could_stumble
         slow.unlink()
     build = world.built()["sources"][0]["build"]
     assert (build["from"], compiled(forge)) == ("built", 2)
-    assert world.python("import quick._fast as f; print(f.answer())") == "42"
+    assert answer(world) == "42"
     store = world.prefix / "store" / "wheels"
     assert [list((store / name).iterdir()) for name in ("leases", "tmp", "quarantine")] == [[], [], []]
     assert drift(world) == (0, {})

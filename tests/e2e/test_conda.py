@@ -8,14 +8,13 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.e2e.world import MINOR, World
 from tests.node.forge import ACTIVATED, FILES, PATCH, need_compiler
-from tests.support.conda import Channel, Package, fill
+from tests.support.conda import Channel, Package, section
 from tests.support.files import write_file
 from tests.support.private_channel import guarded
 from tests.support.programs import completed
@@ -27,12 +26,11 @@ pytestmark = pytest.mark.slow
 def stack(world: World, conda_python: Path) -> Path:
     """A locked stack with conda packages, a wheel and a git source whose extension is compiled."""
     need_compiler()
-    channel = fill(Channel(world.top / "forge", "forge"), conda_python)
+    conda = section(world.top / "forge", conda_python)
     world.wheel(scripts={"alpha-run": "alpha:main"})
-    section: dict[str, Any] = {"channels": [{"name": "forge", "url": channel.url}], "packages": ["tool", "pure"]}
     build = {"kind": "wheel", "extensions": ["quick._fast"]}
     source = {**world.repository("quick", {**FILES, **ACTIVATED}), "ref": "main", "patches": [PATCH], "build": build}
-    path = world.stack(conda=section, sources=[source], imports=["alpha", "quick._fast", "quick.activated"])
+    path = world.stack(conda=conda, sources=[source], imports=["alpha", "quick._fast", "quick.activated"])
     world.lock(path)
     return path
 
@@ -58,8 +56,7 @@ def test_a_stack_becomes_an_environment_that_is_activated_verified_and_repaired(
     assert paths["--engine", "conda"] in world.good("env", "activate", "tiny", "--engine", "conda").out
     listed = world.good("status", "--all", "--engine", "conda").out.splitlines()
     assert (len(listed), listed[1].split()[:2]) == (2, ["tiny", "finished"])
-    again = world.built("--engine", "conda")
-    assert again["root"] == node["root"]
+    assert world.built("--engine", "conda")["root"] == node["root"]
     again = world.built("--engine", "conda")
     assert (again["root"], again["status"]) == (node["root"], "unchanged")
     assert world.run("verify", "--stack", f"./{stack.name}").rc == 0
@@ -67,8 +64,7 @@ def test_a_stack_becomes_an_environment_that_is_activated_verified_and_repaired(
     data = bytearray(library.read_bytes())
     data[0] ^= 1
     library.write_bytes(data)
-    found = world.run("verify", "--stack", f"./{stack.name}", "--json")
-    assert found.rc == 1
+    found = world.run("verify", "--stack", f"./{stack.name}", "--json", rc=1)
     assert found.node["drift"] == [{"path": "lib/libtool.so", "kind": "changed", "package": "tool 2.0 h1_3"}]
     said = world.run("verify", "--stack", f"./{stack.name}")
     assert "lib/libtool.so (tool 2.0 h1_3)" in said.out
@@ -76,9 +72,9 @@ def test_a_stack_becomes_an_environment_that_is_activated_verified_and_repaired(
 
 
 def test_an_environment_yml_becomes_a_verified_environment_in_three_commands(world: World, conda_python: Path) -> None:
-    channel = fill(Channel(world.top / "forge", "forge"), conda_python)
+    (channel,) = section(world.top / "forge", conda_python)["channels"]
     world.wheel()
-    text = f"name: tiny\nchannels: ['{channel.url}']\ndependencies: [python={MINOR}, pure, {{pip: [alpha==1.0]}}]\n"
+    text = f"name: tiny\nchannels: ['{channel['url']}']\ndependencies: [python={MINOR}, pure, {{pip: [alpha==1.0]}}]\n"
     (world.work / "environment.yml").write_text(text)
     world.good("lock", "create", "environment.yml")
     node = world.good("provision", "--stack", "environment.yml", "--engine", "conda", "--json").node
@@ -117,8 +113,7 @@ def test_private_channels_give_an_environment_and_their_words_are_written_nowher
         mirrors = {name: [f"{urls[name]}{asked[name] if name == 'token' else ''}/forge"] for name in words}
         (world.home / ".condarc").write_text(yaml.safe_dump({"mirrored_channels": mirrors}))
         world.wheel()
-        section = {"channels": [{"name": name} for name in words], "packages": ["tool", "data"]}
-        path = world.stack(conda=section)
+        path = world.stack(conda={"channels": [{"name": name} for name in words], "packages": ["tool", "data"]})
         world.lock(path)
         (world.work / "far.yaml").write_text("name: far\nextends: local\ndelivery: controller\n")
         usual = ("provision", "--stack", f"./{path.name}", "--engine", "conda", "--json")
@@ -129,7 +124,7 @@ def test_private_channels_give_an_environment_and_their_words_are_written_nowher
         (world.home / ".rattler" / "credentials.json").unlink()
         refused = world.run(*usual)
     assert told[0].node["root"] == told[1].node["root"]
-    assert (refused.rc, refused.node["error"]["code"]) == (7, "channel-refused")
+    assert (refused.rc, refused.error["code"]) == (7, "channel-refused")
     encoded = base64.b64encode(f"me:{words['basic']}".encode()).decode()
     for word in (*words.values(), encoded):
         assert not any(word in each.out + each.err for each in (*told, refused))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,12 @@ from envbuild.lock.files import read_lock
 from envbuild.model import evidence
 from envbuild.model.lock import Variant
 from envbuild.report.evidence_file import read_evidence
-from tests.e2e.world import MINOR, Done, World
+from tests.e2e.world import Done, World, site
 from tests.support.need import need
 
 
 def first(world: World) -> Path:
     return min(world.runs.iterdir())
-
-
-def newest(world: World) -> Path:
-    return max(world.runs.iterdir())
 
 
 def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_digests_that_hold(built: World) -> None:
@@ -53,18 +48,18 @@ def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_di
 def test_a_run_that_did_nothing_asks_for_no_files_and_a_deep_verify_has_them(built: World) -> None:
     (node,) = json.loads((first(built) / "evidence.json").read_text())["nodes"]
     built.good("provision", "--stack", "tiny.yaml", "--target", "local")
-    kinds = {each["kind"] for each in json.loads((newest(built) / "evidence.json").read_text())["attachments"]}
+    kinds = {each["kind"] for each in json.loads((built.last_run / "evidence.json").read_text())["attachments"]}
     assert kinds == {"lock", "profile", "stack", "variant", "plan", "journal"}
     told = built.good("verify", "--stack", "tiny.yaml", "--target", "local", "--json").json
     (files,) = [each for each in told["attachments"] if each["kind"] == "files"]
     assert files["of"] == node["root"]
 
 
-def verified(world: World, *more: str) -> list[dict[str, str]]:
+def verified(world: World) -> set[str]:
     """What `report verify` could not check of the newest run; all else holds."""
-    told = world.good("report", "verify", "last", "--json", *more).json
+    told = world.good("report", "verify", "last", "--json").json
     assert told["ok"], told
-    return [each for each in told["findings"] if each["kind"] == "not-checked"]
+    return {each["topic"] for each in told["findings"] if each["kind"] == "not-checked"}
 
 
 @pytest.mark.slow
@@ -72,17 +67,16 @@ def test_honest_reports_of_every_verb_hold_and_say_what_nobody_could_check(world
     world.wheel()
     world.tiny(sources=[{**world.repository("helper", {"helper.py": "A = 1\n"}), "install": "path"}])
     world.built()
-    built = verified(world)
-    assert {each["topic"] for each in built} == {"signature", "lock", "root", "logs", "nodes"}
-    world.good("provision", "--stack", "tiny.yaml", "--target", "local")
-    assert {each["topic"] for each in verified(world)} == {"signature", "lock", "page", "root", "nodes", "checks"}
-    world.good("verify", "--stack", "tiny.yaml", "--target", "local")
-    assert {each["topic"] for each in verified(world)} >= {"lock", "root", "nodes"}
-    world.good("smoke", "--stack", "tiny.yaml", "--target", "local")
+    assert verified(world) == {"signature", "lock", "root", "logs", "nodes"}
+    place = ("--stack", "tiny.yaml", "--target", "local")
+    world.good("provision", *place)
+    assert verified(world) == {"signature", "lock", "page", "root", "nodes", "checks"}
+    world.good("verify", *place)
+    assert verified(world) >= {"lock", "root", "nodes"}
+    world.good("smoke", *place)
     verified(world)
-    (world.current / "lib" / f"python{MINOR}" / "site-packages" / "alpha" / "__init__.py").write_text("VALUE = 2\n")
-    drifted = world.run("verify", "--stack", "tiny.yaml", "--target", "local")
-    assert drifted.rc == 1
+    (site(world.current) / "alpha" / "__init__.py").write_text("VALUE = 2\n")
+    world.run("verify", *place, rc=1)
     verified(world)
 
 
@@ -117,43 +111,27 @@ def test_a_report_is_signed_copied_and_verified_by_name_from_the_command_line(bu
         assert "author@example.org signed exactly this evidence" in " ".join(told.split())
 
 
-def first_run(world: World) -> str:
-    return min(path.name for path in world.runs.iterdir() if (path / "evidence.json").exists())
+def since(world: World, run: str, *more: str, stack: str = "./tiny.yaml", rc: int | None = None) -> Done:
+    return world.run("verify", "--stack", stack, "--target", "local", "--since", run, "-q", *more, rc=rc)
 
 
-def since(world: World, run: str, *more: str, stack: str = "./tiny.yaml") -> Done:
-    return world.run("verify", "--stack", stack, "--target", "local", "--since", run, "-q", *more)
+def test_nothing_changed_is_exit_0_and_drift_is_exit_1_also_where_that_run_had_it(built: World) -> None:
+    done = since(built, first(built).name)
+    assert (done.rc, done.out, done.err) == (0, "", "")
 
-
-@pytest.fixture
-def drifted(built: World) -> Iterator[str]:
-    """A file of the environment that somebody changed, below it; put back afterwards."""
     path = next(built.current.rglob("alpha/__init__.py"))
     before = path.read_bytes()
     path.write_bytes(before + b"\n# edited\n")
-    yield str(path.relative_to(built.current))
-    path.write_bytes(before)
-
-
-def test_nothing_changed_is_exit_0_and_not_a_word(built: World) -> None:
-    done = since(built, first_run(built))
-    assert (done.rc, done.out, done.err) == (0, "", "")
-
-
-def test_drift_is_exit_1_and_names_the_file_and_still_does_so_when_it_is_the_same_as_in_that_run(
-    built: World, drifted: str
-) -> None:
-    done = since(built, first_run(built))
-    assert done.rc == 1
+    done = since(built, first(built).name, rc=1)
     told = " ".join(done.out.split())
     assert "got worse" in told
-    assert f"contents drifted files on localhost: 0 → 1, changed {drifted}" in told
-    again = since(built, "last")
-    assert again.rc == 1
+    assert f"contents drifted files on localhost: 0 → 1, changed {path.relative_to(built.current)}" in told
+    again = since(built, "last", rc=1)
     assert again.out.startswith("✗")
     assert "no difference in what both runs checked. tiny (exact) is not ready on localhost" in again.out
     changes = since(built, "last", "--json").json
     assert (changes["since"] < changes["run"], changes["changes"]) == (True, [])
+    path.write_bytes(before)
 
 
 def test_a_run_that_is_not_there_or_left_no_evidence_is_an_error_before_a_node_is_asked(built: World) -> None:
@@ -161,7 +139,7 @@ def test_a_run_that_is_not_there_or_left_no_evidence_is_an_error_before_a_node_i
     done = since(built, "20200101T000000Z-aaaa")
     assert (done.rc, done.code, done.out) == (2, "run-unknown", "")
     assert {path.name for path in built.runs.iterdir()} == before
-    (built.runs / first_run(built) / "evidence.json").rename(built.top / "kept.json")
+    (built.runs / first(built).name / "evidence.json").rename(built.top / "kept.json")
     try:
         assert since(built, min(before)).code == "evidence-missing"
     finally:
@@ -169,7 +147,7 @@ def test_a_run_that_is_not_there_or_left_no_evidence_is_an_error_before_a_node_i
 
 
 def test_a_run_of_another_stack_is_refused_and_one_of_another_lock_is_said_to_be_that(built: World) -> None:
-    run = first_run(built)
+    run = first(built).name
     built.stack("other")
     built.lock(built.work / "other.yaml")
     done = since(built, run, stack="./other.yaml")
@@ -185,7 +163,7 @@ def test_a_run_of_another_stack_is_refused_and_one_of_another_lock_is_said_to_be
 
 def test_what_json_prints_of_a_run_is_its_evidence_and_is_shown_and_checked_as_such(built: World) -> None:
     out = built.run("verify", "--stack", "./tiny.yaml", "--target", "local", "--json").out
-    (kept,) = [path for path in built.runs.iterdir() if path.name == json.loads(out)["run"]]
+    kept = built.runs / json.loads(out)["run"]
     assert json.loads(out) == json.loads((kept / "evidence.json").read_text())
     path = built.work / "run.json"
     path.write_text(out)

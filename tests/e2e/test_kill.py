@@ -16,7 +16,7 @@ import pytest
 from envbuild.provision.ansible.steps import MARKER
 from envbuild.provision.run.journal import EventKind
 from tests.e2e.killing import descendants
-from tests.e2e.world import World
+from tests.e2e.world import World, lines_until
 from tests.support.patience import PATIENCE
 from tests.support.programs import completed
 
@@ -180,17 +180,14 @@ DEAD = {
 }  # fmt: skip
 
 
+AWAY = [
+    ("of a dead run", "old-20261125T100000Z-dead", False), ("of a dead run", "old-x", True), ("none", "old-x", False),
+    ("damaged", "old-x", False), ("none", "trash-123", False),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("scenario", ["repair"], indirect=True)
-@pytest.mark.parametrize(
-    ("lease", "end", "half"),
-    [
-        ("of a dead run", "old-20261125T100000Z-dead", False),
-        ("of a dead run", "old-x", True),
-        ("none", "old-x", False),
-        ("damaged", "old-x", False),
-        ("none", "trash-123", False),
-    ],
-)
+@pytest.mark.parametrize(("lease", "end", "half"), AWAY)
 def test_d100_an_environment_that_was_moved_away_is_built_by_a_plain_run(
     shared: Shared, scenario: str, lease: str, end: str, half: bool
 ) -> None:
@@ -275,16 +272,14 @@ def own_files(world: World) -> dict[Path, bytes]:
     }  # fmt: skip
 
 
+TORN = [
+    (STARTED, "install", 0.5), (FINISHED, "smoke", 0.0), (FINISHED, "smoke", 0.5),
+    (EventKind.EVIDENCE_WRITTEN, "", 0.5),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("scenario", ["first"], indirect=True)
-@pytest.mark.parametrize(
-    ("kind", "step", "share"),
-    [
-        (STARTED, "install", 0.5),
-        (FINISHED, "smoke", 0.0),
-        (FINISHED, "smoke", 0.5),
-        (EventKind.EVIDENCE_WRITTEN, "", 0.5),
-    ],
-)
+@pytest.mark.parametrize(("kind", "step", "share"), TORN)
 def test_files_of_our_own_that_a_killed_run_left_torn_are_no_mistake_of_envbuild(
     shared: Shared, scenario: str, kind: str, step: str, share: float
 ) -> None:
@@ -316,10 +311,7 @@ def test_d105_an_interrupted_run_says_so_and_a_rerun_converges(
 ) -> None:
     world = shared.world
     process = world.start("provision", "--target", "local", "--stack", "./tiny.yaml")
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith(at):
-            break
+    lines_until(process, lambda line: line.startswith(at))
     os.kill(process.pid, number)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == (130 if number == signal.SIGINT else 143), err
@@ -335,10 +327,10 @@ def test_d105_an_interrupted_run_says_so_and_a_rerun_converges(
 
 def orphans(world: World) -> list[str]:
     """Processes of this world's playbook runs that are still there a while after."""
-    until = time.monotonic() + PATIENCE
+    end = time.monotonic() + PATIENCE
     while True:
-        found = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit() and _ours(entry, world)]
-        if not found or time.monotonic() > until:
+        found = [entry.name for entry in Path("/proc").glob("[0-9]*") if _ours(entry, world)]
+        if not found or time.monotonic() > end:
             return found
         time.sleep(0.1)
 

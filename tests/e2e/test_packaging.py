@@ -6,7 +6,6 @@ Editable it is in the environment that runs all tests.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -22,41 +21,16 @@ from tests.support.programs import completed
 from tests.test_snippets_others import shown
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+UNREACHABLE = ("Failed to fetch", "error sending request", "dns")
 
 
-def call(*argv: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run with this user's own configuration: packages come from where they come from here."""
-    return completed([str(each) for each in argv], cwd=cwd, timeout=280)
-
-
-def synced(folder: Path) -> Path:
-    """The interpreter of a new environment with the locked dependencies and nothing else."""
-    uv, venv = uv_path(), folder / "venv"
-    made = call(uv, "venv", "--no-project", "--python", sys.executable, venv, cwd=folder)
-    assert made.returncode == 0, made.stderr
-    listing = REPOSITORY / "lockfiles" / "development.txt"
-    done = call(uv, "pip", "sync", "--python", venv / "bin" / "python", "--require-hashes", listing, cwd=folder)
-    if done.returncode and any(word in done.stderr for word in ("Failed to fetch", "error sending request", "dns")):
+def call(*argv: str | Path, cwd: Path) -> str:
+    """What a program prints with this user's own configuration: packages come from where they come from here."""
+    done = completed([str(each) for each in argv], cwd=cwd, timeout=280)
+    if "--require-hashes" in argv and any(word in done.stderr for word in UNREACHABLE):
         pytest.skip(f"the locked dependencies are not available here: {done.stderr[-400:]}")
     assert done.returncode == 0, done.stderr
-    return venv / "bin" / "python"
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`pip wheel .` of the checkout, with the locked build backend, which the tests' own environment has."""
-    folder = tmp_path_factory.mktemp("wheel")
-    words = ("pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    made = call(sys.executable, "-m", *words, REPOSITORY, cwd=folder)
-    assert made.returncode == 0, made.stderr
-    (file,) = folder.glob("envbuild-*.whl")
-    return file
-
-
-@pytest.fixture
-def empty(tmp_path: Path) -> Path:
-    """An environment outside the checkout, without envbuild."""
-    return synced(tmp_path)
+    return done.stdout
 
 
 @pytest.mark.slow
@@ -65,8 +39,7 @@ def test_what_a_machine_without_a_network_needs_is_carried_as_the_page_has_it(tm
     near, far = (tmp_path / name for name in ("near", "far"))
     for each in (near, far):
         each.mkdir()
-    done = call("git", "clone", "-q", REPOSITORY, near / "checkout", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    call("git", "clone", "-q", REPOSITORY, near / "checkout", cwd=tmp_path)
     for name in ("zhisbug/Megatron-LM", "NVIDIA/apex", "alpa-projects/alpa"):
         make_repository(tmp_path / "hub" / name, {"a.py": f"{name!r}\n"})
     insteadof = f'[url "file://{tmp_path}/hub/"]\n\tinsteadOf = https://github.com/\n[safe]\n\tdirectory = *\n'
@@ -121,27 +94,11 @@ def _shell(home: Path, folder: str, *lines: str) -> str:
 
 
 @pytest.mark.slow
-def test_an_installed_envbuild_does_its_main_job(world: World, wheel: Path, empty: Path) -> None:
-    done = call(uv_path(), "pip", "install", "--python", empty, "--no-deps", wheel, cwd=world.top)
-    assert done.returncode == 0, done.stderr
-    where = call(empty, "-I", "-c", "import envbuild; print(envbuild.__file__)", cwd=world.top).stdout.strip()
-    assert where.startswith(str(empty.parents[1]))
-    world.command = [str(empty.with_name("envbuild"))]
-    world.env["PATH"] = os.pathsep.join(part for part in world.env["PATH"].split(os.pathsep) if "venv" not in part)
-    assert "torch-smoke" in world.good("stack", "list").out
-    assert world.good("lock", "check", "torch-smoke", "--offline", "--json").json["ok"]
-    assert world.good("target", "show", "local", "--json").json["shipped"]
-    tasks = world.good("config", "show", "fabfile").out.strip()
-    listed = call(empty.with_name("fab"), "-r", tasks, "--list", cwd=world.top)
-    assert "pull-evidence" in listed.stdout, listed.stderr
-    world.tiny()
-    assert world.built()["status"] == "ok"
-    assert world.provision().json["steps_run"] == 0
-    assert drift(world) == (0, {})
-
-
-@pytest.mark.slow
-def test_the_wheel_holds_playbooks_locks_catalog_and_man_page_and_no_tests(wheel: Path) -> None:
+def test_the_wheel_holds_all_and_no_tests_and_an_installed_envbuild_does_its_main_job(world: World) -> None:
+    """Made with the locked build backend, and installed with the locked dependencies and nothing else."""
+    words = ("pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", world.top)
+    call(sys.executable, "-m", *words, REPOSITORY, cwd=world.top)
+    (wheel,) = world.top.glob("envbuild-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert "envbuild/_data/playbooks/provision.yml" in names
@@ -154,3 +111,23 @@ def test_the_wheel_holds_playbooks_locks_catalog_and_man_page_and_no_tests(wheel
     assert not [name for name in names if "tests/" in name or name.endswith(".pyc")]
     stamp = checkout_source(REPOSITORY)
     assert ("envbuild/_data/source.json" in names) == bool(stamp), "a checkout with changes has no commit"
+
+    uv, venv = uv_path(), world.top / "venv"
+    python = venv / "bin" / "python"
+    call(uv, "venv", "--no-project", "--python", sys.executable, venv, cwd=world.top)
+    listing = REPOSITORY / "lockfiles" / "development.txt"
+    call(uv, "pip", "sync", "--python", python, "--require-hashes", listing, cwd=world.top)
+    call(uv, "pip", "install", "--python", python, "--no-deps", wheel, cwd=world.top)
+    where = call(python, "-I", "-c", "import envbuild; print(envbuild.__file__)", cwd=world.top).strip()
+    assert where.startswith(str(venv))
+    world.command = [str(python.with_name("envbuild"))]
+    world.env["PATH"] = os.pathsep.join(part for part in world.env["PATH"].split(os.pathsep) if "venv" not in part)
+    assert "torch-smoke" in world.good("stack", "list").out
+    assert world.good("lock", "check", "torch-smoke", "--offline", "--json").json["ok"]
+    assert world.good("target", "show", "local", "--json").json["shipped"]
+    tasks = world.good("config", "show", "fabfile").out.strip()
+    assert "pull-evidence" in call(python.with_name("fab"), "-r", tasks, "--list", cwd=world.top)
+    world.tiny()
+    assert world.built()["status"] == "ok"
+    assert world.provision().json["steps_run"] == 0
+    assert drift(world) == (0, {})

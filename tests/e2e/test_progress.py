@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,21 +65,12 @@ def test_other_tools_get_one_object_a_line_and_an_interrupt_ends_it_as_ever(worl
     assert "interrupted: ending the steps that run" in err and "the same command continues" in err
 
 
-def test_nothing_is_said_where_nothing_is_wanted(world: World) -> None:
+def test_a_run_keeps_what_it_told_and_says_nothing_where_nothing_is_wanted(world: World) -> None:
+    del world.env["ENVBUILD_PREFIX"]  # the target's has the user's home in braces
     world.tiny()
-    done = world.provision("--progress", "none")
-    assert (done.rc, [line for line in done.err.splitlines() if line.startswith("localhost: ")]) == (0, [])
-
-
-def events(world: World) -> list[dict[str, Any]]:
-    (run,) = world.runs.glob("*/journal.jsonl")
-    return [json.loads(line) for line in run.read_text().splitlines()]
-
-
-def test_a_run_keeps_what_it_told_and_the_next_plan_says_what_the_steps_took(world: World) -> None:
-    world.tiny()
-    world.built()
-    told = events(world)
+    done = world.provision("--progress", "none", rc=0)
+    assert [line for line in done.err.splitlines() if line.startswith("localhost: ")] == []
+    told = [json.loads(line) for line in (world.last_run / "journal.jsonl").read_text().splitlines()]
     steps = [(each["data"]["step"], each["data"].get("status")) for each in told if each["kind"].startswith("step-")]
     assert steps[:2] == [("toolchain", None), ("toolchain", "changed")] and steps[-1] == ("activate", "changed")
     assert [event["t"] for event in told] == sorted(event["t"] for event in told)
@@ -89,20 +79,16 @@ def test_a_run_keeps_what_it_told_and_the_next_plan_says_what_the_steps_took(wor
     assert {"install", "smoke", "activate"} <= rows.keys()
     plan = world.provision("--repair", "--dry-run").json["plan"]
     before = {step["kind"]: step["before"] for step in plan["nodes"][0]["steps"]}
-    assert {step: before[step] for step in ("install", "smoke")} == {
-        step: rows[step]["seconds"] for step in ("install", "smoke")
-    }
+    for step in ("install", "smoke"):
+        assert before[step] == rows[step]["seconds"]
 
-
-def test_a_smoke_test_by_itself_says_what_it_checks(world: World) -> None:
-    del world.env["ENVBUILD_PREFIX"]  # the target's has the user's home in braces
-    world.tiny()
-    world.built()
-    done = world.good("smoke", "--stack", "./tiny.yaml", "--target", "local", "--progress", "json")
+    # A smoke test by itself says what it checks, and leaves no log beside that of what was built.
+    place = ("--stack", "./tiny.yaml", "--target", "local")
+    done = world.good("smoke", *place, "--progress", "json")
     told = [json.loads(line) for line in done.err.splitlines() if line.startswith("{")]
     steps = [event for event in told if event["kind"].startswith("step-")]
     assert [event["data"].get("status") for event in steps] == [None, "ok"]
-    logs = world.home / ".local" / "share" / "envbuild" / "logs"
     run = min(path.name for path in world.runs.iterdir())
-    world.good("verify", "--stack", "./tiny.yaml", "--target", "local")
+    world.good("verify", *place)
+    logs = world.home / ".local" / "share" / "envbuild" / "logs"
     assert [path.name for path in logs.iterdir()] == [f"{run}.log"], "of what was built alone"

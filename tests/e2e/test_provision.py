@@ -35,8 +35,7 @@ def test_a_provision_leaves_an_environment_a_journal_and_reports(built: World) -
 def test_the_second_provision_has_nothing_to_do_and_runs_no_task(built: World) -> None:
     before = snapshot(built.prefix)
     root = json.loads((built.current / ".envbuild" / "stamp.json").read_text())["root"]
-    done = built.provision()
-    assert done.rc == 0
+    done = built.provision(rc=0)
     assert "nothing to do" in done.err
     assert done.json["steps_run"] == 0
     assert (done.node["status"], done.node["root"]) == ("unchanged", root)
@@ -49,28 +48,28 @@ def test_the_second_provision_has_nothing_to_do_and_runs_no_task(built: World) -
     assert snapshot(built.prefix) == before
 
 
-def test_without_json_the_summary_is_on_stdout_and_the_rest_on_stderr(built: World) -> None:
+def test_the_summary_is_on_stdout_and_the_rest_on_stderr(built: World) -> None:
     done = built.good("provision", "--stack", "./tiny.yaml")
     assert "tiny (exact)" in done.out
     assert len(done.out.splitlines()) <= 24, "the summary fits one screen"
     assert "contacting 1 node" not in done.out
     assert "\x1b" not in done.out + done.err
+    assert "compared nothing" not in done.err
+    quiet = built.good("provision", "--stack", "./tiny.yaml", "--quiet")
+    assert quiet.err == ""
+    assert "tiny" in quiet.out
+    compared = built.good("provision", "--stack", "./tiny.yaml", "--check-rebuild")
+    assert "--check-rebuild compared nothing" in compared.err and "--repair" in compared.err
 
 
-def test_quiet_says_only_the_result(built: World) -> None:
-    done = built.good("provision", "--stack", "./tiny.yaml", "--quiet")
-    assert done.err == ""
-    assert "tiny" in done.out
-
-
-@pytest.mark.parametrize("verb", [["provision", "--dry-run"], ["plan"], ["provision", "--print-script"]])
-def test_looking_changes_nothing_under_the_prefix(world: World, verb: list[str]) -> None:
+def test_looking_changes_nothing_under_the_prefix(world: World) -> None:
     world.tiny()
-    done = world.good(*verb, "--target", "local", "--stack", "./tiny.yaml", "--json")
-    kinds = [step["kind"] for step in done.json["plan"]["nodes"][0]["steps"]]
-    assert kinds == ["toolchain", "install", "smoke", "activate"]
-    assert not world.prefix.exists()
-    assert world.good("run", "list", "--json").json["runs"] == []
+    for verb in (("provision", "--dry-run"), ("plan",), ("provision", "--print-script")):
+        done = world.good(*verb, "--target", "local", "--stack", "./tiny.yaml", "--json")
+        kinds = [step["kind"] for step in done.json["plan"]["nodes"][0]["steps"]]
+        assert kinds == ["toolchain", "install", "smoke", "activate"]
+        assert not world.prefix.exists()
+        assert world.good("run", "list", "--json").json["runs"] == []
 
 
 def test_the_printed_script_builds_the_same_without_envbuild(world: World, tmp_path: Path) -> None:
@@ -93,12 +92,6 @@ def test_the_printed_script_of_what_is_in_use_is_the_whole_one(built: World) -> 
     assert "uv venv" in script and "alpha==1.0" in script
     assert "is there already; remove it first" in script
     assert snapshot(built.prefix) == before
-
-
-def test_a_comparison_of_builds_that_built_nothing_says_so(built: World) -> None:
-    done = built.good("provision", "--stack", "./tiny.yaml", "--check-rebuild")
-    assert "--check-rebuild compared nothing" in done.err and "--repair" in done.err
-    assert "compared nothing" not in built.good("provision", "--stack", "./tiny.yaml").err
 
 
 def test_the_deviations_of_a_profile_are_in_evidence_and_report(world: World) -> None:
@@ -130,8 +123,7 @@ def test_going_back_is_switching_a_link(world: World) -> None:
     world.good("env", "use", Path(old).name)
     assert world.good("env", "activate", "tiny", "--json").json["path"] == old
     assert world.python("import alpha; print(alpha.VERSION)") == "1.0"
-    refused = world.run("env", "remove", Path(old).name, "--yes")
-    assert refused.rc != 0
+    assert world.run("env", "remove", Path(old).name, "--yes").rc != 0
     assert Path(old).exists()
     _prune(world, old, new)
 
@@ -139,24 +131,18 @@ def test_going_back_is_switching_a_link(world: World) -> None:
 def _prune(world: World, in_use: str, other: str) -> None:
     """Of two environments the one that nobody uses goes, when it is old and when it is told."""
     assert world.good("store", "clean", "--only", "environments").out == "nothing is that old\n"
-    assert (
-        world.good("store", "clean", "--only", "environments", "--keep", "0s")
-        .out.splitlines()[-1]
-        .startswith("would remove 1 item, ")
-    )
-    waiting = "import sys; sys.stdin.read()"
-    with subprocess.Popen(
-        [f"{other}/bin/python", "-c", waiting], stdin=subprocess.PIPE, env={"VIRTUAL_ENV": other}
-    ) as process:
-        kept = world.run("store", "clean", "--only", "environments", "--keep", "0s", "--yes", "--json")
-        assert (kept.rc, old_ones(kept.json)) == (7, set())
+    old = ("store", "clean", "--only", "environments", "--keep", "0s")
+    assert world.good(*old).out.splitlines()[-1].startswith("would remove 1 item, ")
+    argv = [f"{other}/bin/python", "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, env={"VIRTUAL_ENV": other}) as process:
+        kept = world.run(*old, "--yes", "--json", rc=7)
+        assert old_ones(kept.json) == set()
         (error,) = kept.json["errors"].values()
         assert (error["code"], error["why"]) == ("environment-in-use", f"pid {process.pid}")
         process.communicate()
     half = Path(in_use).with_name("tiny-exact-0123456789ab")
     half.mkdir()
-    done = world.good("store", "clean", "--only", "environments", "--keep", "0s", "--yes", "--json").json
-    assert old_ones(done) == {other, str(half)}
+    assert old_ones(world.good(*old, "--yes", "--json").json) == {other, str(half)}
     assert list(Path(in_use).parent.iterdir()) == [Path(in_use)]
     assert world.python("import alpha; print(alpha.VERSION)") == "1.0"
 

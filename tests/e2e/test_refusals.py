@@ -7,6 +7,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -42,46 +43,32 @@ MANIFESTS: dict[str, bytes] = {
 }
 
 
-def failed(world: World, rc: int, code: str, *args: str, **more: object) -> str:
+def failed(world: World, rc: int, code: str, *args: str, **more: Any) -> str:
     """Provision fails as told and leaves no environment; what it said."""
-    done = world.provision(*args, **more)  # type: ignore[arg-type]
-    told = done.json.get("error") or done.node["error"]
-    assert (done.rc, told["code"]) == (rc, code), told
-    assert told["exit"] == rc
+    done = world.fails(rc, code, *args, **more)
     assert "Traceback" not in done.err
     for folder in (world.prefix / "envs", world.prefix / "current"):
         assert not folder.exists() or list(folder.iterdir()) == [], "nothing half built is left, nothing is in use"
     assert not (world.prefix / "lease.json").exists()
-    return " ".join(str(told.get(key, "")) for key in ("what", "why", "hint"))
+    return " ".join(str(done.error.get(key, "")) for key in ("what", "why", "hint"))
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_bad_stack_file_stops_before_any_node_is_asked(world: World, name: str) -> None:
     (world.work / "tiny.yaml").write_bytes(MANIFESTS[name])
     before = snapshot(world.top)
-    done = world.run("provision", "--stack", "./tiny.yaml", "--json")
-    assert done.rc == 2, done.err
+    done = world.run("provision", "--stack", "./tiny.yaml", "--json", rc=2)
     assert done.json["error"]["code"] not in ("", "internal", "usage")
     assert "secret" not in done.out + done.err
     assert snapshot(world.top) == before
 
 
-def test_a_stack_file_of_100_megabytes_is_refused_at_once(world: World) -> None:
+def test_a_stack_file_of_100_megabytes_and_an_unknown_name_are_refused_at_once(world: World) -> None:
     with (world.work / "tiny.yaml").open("wb") as stream:
         stream.truncate(100 << 20)
-    done = world.run("provision", "--stack", "./tiny.yaml", "--json")
-    assert done.rc == 2
-    assert not world.prefix.exists()
-
-
-@pytest.mark.parametrize(
-    ("args", "near"),
-    [(["--stack", "torch-smok"], "torch-smoke"), (["--target", "locl"], "local")],
-)
-def test_an_unknown_name_is_answered_with_the_nearest(world: World, args: list[str], near: str) -> None:
-    done = world.run("provision", *args)
-    assert done.rc == 2
-    assert near in done.err
+    world.provision(rc=2)
+    for args, near in ((("--stack", "torch-smok"), "torch-smoke"), (("--target", "locl"), "local")):
+        assert near in world.run("provision", *args, rc=2).err
     assert not world.prefix.exists()
 
 
@@ -90,11 +77,9 @@ def test_an_interpreter_that_is_not_there_is_refused_with_those_that_are(world: 
     said = failed(world, 7, "python-not-there")
     assert "3.99" in said
     assert not world.prefix.exists()
-    plan = world.run("plan", "--stack", "./tiny.yaml", "--json")
-    assert plan.rc == 7
-    human = world.run("provision", "--stack", "./tiny.yaml")
-    assert human.rc == 7
+    world.run("plan", "--stack", "./tiny.yaml", "--json", rc=7)
     assert f"{MINOR}." in said
+    human = world.run("provision", "--stack", "./tiny.yaml", rc=7)
     assert "there:" in human.err, "it says which interpreters are there"
 
 
@@ -107,8 +92,11 @@ def without_capabilities() -> list[str]:
     return ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
 
 
-def test_a_prefix_that_cannot_be_written_is_refused(world: World) -> None:
+def test_a_prefix_that_cannot_be_written_or_lies_below_a_file_is_refused(world: World) -> None:
     world.tiny()
+    (world.top / "file").write_text("")
+    failed(world, 7, "prefix-usable", "--prefix", str(world.top / "file" / "prefix"))
+    assert (world.top / "file").read_text() == ""
     above = world.top / "theirs"
     above.mkdir(mode=0o555)
     world.env["ENVBUILD_PREFIX"] = str(above / "prefix")
@@ -117,13 +105,6 @@ def test_a_prefix_that_cannot_be_written_is_refused(world: World) -> None:
     assert done.returncode == 7, done.stderr
     assert "error[prefix-usable]" in done.stderr
     assert list(above.iterdir()) == []
-
-
-def test_a_prefix_below_a_file_is_refused(world: World) -> None:
-    world.tiny()
-    (world.top / "file").write_text("")
-    failed(world, 7, "prefix-usable", "--prefix", str(world.top / "file" / "prefix"))
-    assert (world.top / "file").read_text() == ""
 
 
 @pytest.mark.parametrize(
@@ -146,30 +127,25 @@ def test_a_disk_that_cannot_even_hold_the_tools(world: World, mount: Callable[[s
     world.tiny()
     forget_sizes(world.work / "tiny.lock.toml")
     mount("size=4m")
-    done = world.provision()
-    assert (done.rc, done.node["error"]["code"]) == (75, "toolchain-unpack")
-    assert "disk full" in done.node["error"]["what"]
+    done = world.fails(75, "toolchain-unpack")
+    assert "disk full" in done.error["what"]
     left = [path.name.rpartition("-")[0] for path in (world.prefix / "tools").iterdir()]
     assert left in ([], ["envbuild-node"]), "what did not fit whole is not there"
 
 
 def online(world: World, url: str) -> dict[str, str]:
     """Variables under which wheels come from an index only."""
-    (world.home / ".config" / "uv" / "uv.toml").unlink()
+    (world.home / ".config" / "uv" / "uv.toml").unlink(missing_ok=True)
     return {"PIP_FIND_LINKS": "", "UV_DEFAULT_INDEX": url, "UV_HTTP_RETRIES": "0", "UV_HTTP_TIMEOUT": "5"}
 
 
-def test_no_network_is_told_as_such(world: World) -> None:
+def test_no_network_and_an_index_that_answers_with_a_login_page_are_told_as_such(world: World) -> None:
     world.tiny()
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple"
         said = failed(world, 75, "network-unreachable", env=online(world, url))
     assert "network" in said
-
-
-def test_an_index_that_answers_with_a_login_page_is_told_as_such(world: World) -> None:
-    world.tiny()
     page = b"<html><body><form action='/login'><input name=password></form></body></html>"
     with serving(answering(200, page, Content_Type="text/html")) as address:
         said = failed(world, 4, "index-not-an-index", env=online(world, f"{address}/simple"))
@@ -180,9 +156,8 @@ def test_a_prefix_that_another_one_changes_is_refused_without_waiting(world: Wor
     world.tiny()
     world.prefix.mkdir()
     held = lease.acquire(str(world.prefix), "another-run", None, 0)
-    done = world.provision("--wait", "0s")
-    assert (done.rc, done.node["error"]["code"]) == (75, "prefix-busy")
-    assert "another-run" in done.node["error"]["why"]
+    done = world.fails(75, "prefix-busy", "--wait", "0s")
+    assert "another-run" in done.error["why"]
     assert lease.read(str(world.prefix))["run"] == "another-run"  # type: ignore[index]
     assert list((world.prefix / "envs").iterdir()) == []
     held.release()
@@ -201,39 +176,30 @@ def test_two_at_once_in_one_prefix_do_not_disturb_each_other(world: World) -> No
     assert world.built()["status"] == "unchanged"
 
 
-def test_what_is_not_in_use_is_told_with_the_command_that_builds_it(world: World) -> None:
+def test_verify_says_what_is_not_in_use_and_d97_that_the_stack_file_is_newer_than_its_lock(world: World) -> None:
     world.tiny()
-    done = world.run("verify", "--stack", "./tiny.yaml", "--json")
-    error = done.node["error"]
-    assert (done.rc, error["code"]) == (1, "environment-unknown")
+    asked = ("verify", "--target", "local", "--stack", "./tiny.yaml")
+    error = world.run("verify", "--stack", "./tiny.yaml", "--json", rc=1).error
+    assert error["code"] == "environment-unknown"
     assert "{" not in error["what"], "a target's placeholders are no path"
     assert "`envbuild plan ./tiny.yaml --target local` says whether it can be built there, and" in error["hint"]
     assert "`envbuild provision ./tiny.yaml --target local` builds it; `envbuild status --all" in error["hint"]
 
-
-def test_d97_verify_says_that_the_stack_file_is_newer_than_the_lock(world: World) -> None:
-    world.tiny()
     world.good("provision", "--target", "local", "--stack", "./tiny.yaml")
-    asked = ("verify", "--target", "local", "--stack", "./tiny.yaml")
     assert "has changed since its lock was made" not in world.good(*asked).err
     world.stack(environment={"NCCL_DEBUG": "1"})
-    done = world.good(*asked)
-    assert "has changed since its lock was made" in " ".join(done.err.split())
-    assert "envbuild lock check ./tiny.yaml" in " ".join(done.err.split())
+    said = " ".join(world.good(*asked).err.split())
+    assert "has changed since its lock was made" in said
+    assert "envbuild lock check ./tiny.yaml" in said
 
 
-def test_a_stack_file_newer_than_its_lock_is_refused(world: World) -> None:
+def test_a_stack_file_without_a_lock_or_newer_than_that_is_refused(world: World) -> None:
+    world.stack()
+    done = world.refused(2, "lock-missing", "provision", "--target", "local", "--stack", "./tiny.yaml")
+    assert "`envbuild lock create ./tiny.yaml`" in done.err
     world.tiny()
     world.stack(environment={"NCCL_DEBUG": "1"})
     done = world.provision()
     assert (done.rc, done.code) == (2, "lock-stale")
     assert "lock create" in done.err
-    assert not world.prefix.exists()
-
-
-def test_a_stack_of_ones_own_without_a_lock_is_told_the_command_that_makes_one(world: World) -> None:
-    world.stack()
-    done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml")
-    assert (done.rc, done.code) == (2, "lock-missing")
-    assert "`envbuild lock create ./tiny.yaml`" in done.err
     assert not world.prefix.exists()

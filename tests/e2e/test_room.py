@@ -72,8 +72,7 @@ def test_d11_the_planned_size_is_enough_and_five_percent_less_is_refused_before_
     node = planned(world, *target)
 
     mount(int(node["peak_bytes"] * 0.95))
-    done = world.provision(*target)
-    assert (done.rc, done.node["error"]["code"]) == (7, "disk-space")
+    world.fails(7, "disk-space", *target)
     assert list(world.prefix.iterdir()) == [], "nothing was begun"
 
     mount(node["peak_bytes"])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
-from pathlib import Path
 
 import pytest
 
@@ -29,12 +29,10 @@ def assert_nowhere(world: World, done: Done) -> None:
     assert [str(path) for path in files if holding(path.read_bytes())] == []
 
 
-def test_a_secret_variable_of_a_target_is_set_and_stays_out_of_output_and_run_directory(tmp_path: Path) -> None:
-    world = World(tmp_path)
+def test_a_secret_variable_of_a_target_is_set_and_stays_out_of_output_and_run_directory(world: World) -> None:
     world.tiny()
-    (world.work / "mine.yaml").write_text(
-        f"name: mine\nextends: local\nenvironment: {{SITE_API_TOKEN: {CANARY}, SITE_PLAIN: visible}}\n"
-    )
+    text = f"name: mine\nextends: local\nenvironment: {{SITE_API_TOKEN: {CANARY}, SITE_PLAIN: visible}}\n"
+    (world.work / "mine.yaml").write_text(text)
     done = world.good("provision", "--target", "./mine.yaml", "--stack", "./tiny.yaml", "--json", "-v")
     assert CANARY not in done.out + done.err
     assert CANARY in (world.current / ".envbuild" / "activate.sh").read_text()
@@ -44,8 +42,7 @@ def test_a_secret_variable_of_a_target_is_set_and_stays_out_of_output_and_run_di
 
 
 @pytest.mark.slow
-def test_d68_no_secret_variable_of_caller_or_target_reaches_a_sink_by_any_verb(tmp_path: Path) -> None:
-    world = World(tmp_path)
+def test_d68_no_secret_variable_of_caller_or_target_reaches_a_sink_by_any_verb(world: World) -> None:
     world.tiny()
     theirs = {name: f"c4nary-of-the-target-{number}" for number, name in enumerate(SECRET_NAMES)}
     callers = {name: f"c4nary-of-the-caller-{number}" for number, name in enumerate(SECRET_NAMES)}
@@ -73,52 +70,39 @@ def test_d68_no_secret_variable_of_caller_or_target_reaches_a_sink_by_any_verb(t
     assert "activate.sh" in holding_it, "the environment itself has them"
 
 
-def test_d68_an_image_holds_no_secret_and_the_refusal_says_what_to_do(tmp_path: Path) -> None:
-    world = World(tmp_path)
+def test_d68_an_image_and_the_plan_of_a_run_hold_no_secret_and_the_refusal_says_what_to_do(world: World) -> None:
     world.tiny()
     (world.work / "mine.yaml").write_text("name: mine\nextends: local\nenvironment: {SENTRY_DSN: c4nary-value}\n")
-    done = world.run("image", "dockerfile", "./tiny.yaml", "--target", "./mine.yaml")
-    assert (done.rc, done.code) == (7, "variable-refused")
+    done = world.refused(7, "variable-refused", "image", "dockerfile", "./tiny.yaml", "--target", "./mine.yaml")
     assert "docker run -e SENTRY_DSN" in done.err
     assert "c4nary" not in done.err + done.out
-
-
-def test_the_plan_that_a_run_shows_first_is_redacted_like_the_rest(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.tiny()
-    done = world.good(
-        "provision", "--target", "local", "--stack", "./tiny.yaml", "--prefix", str(tmp_path / CANARY),
-        env={"DEPLOY_TOKEN": CANARY},
-    )  # fmt: skip
+    place = ("--target", "local", "--stack", "./tiny.yaml", "--prefix", str(world.top / CANARY))
+    done = world.good("provision", *place, env={"DEPLOY_TOKEN": CANARY})
     assert "plan: tiny" in done.err and "***" in done.err
     assert CANARY not in done.out + done.err
 
 
+SETUP = {"setup.py": FAILING, "pyproject.toml": ALONE}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("files", "source"),
-    [
-        ({"backend.py": BACKEND}, {"install": "wheel"}),
-        ({"setup.py": FAILING, "pyproject.toml": ALONE}, {"install": "wheel"}),
-        ({"setup.py": FAILING, "pyproject.toml": ALONE}, {"install": "path", "build": {"kind": "inplace"}}),
-    ],
-    ids=["backend", "setup.py", "in place"],
-)
-def test_d22_a_build_that_prints_its_environment_and_fails_tells_no_secret(
-    tmp_path: Path, files: dict[str, str], source: dict[str, object]
-) -> None:
-    world = World(tmp_path)
-    pin = world.repository("quick", {**FILES, **files})
+def test_d22_a_build_that_prints_its_environment_and_fails_tells_no_secret(world: World) -> None:
     for name in ("setuptools", "wheel"):  # a setup.py has them locked; this one needs neither
         world.wheel(name, "99.0", files={f"no_{name}.py": b""})
-    world.tiny(sources=[{**pin, **source}])
-    for form in (["--json"], []):
-        done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml", *form, env=CALLERS, fresh=True)
-        assert done.rc == 4
-        assert "could not be built" in done.out
-        assert_nowhere(world, done)
+    place = ("provision", "--target", "local", "--stack", "./tiny.yaml")
+    for files, source in (
+        ({"backend.py": BACKEND}, {"install": "wheel"}),
+        (SETUP, {"install": "wheel"}),
+        (SETUP, {"install": "path", "build": {"kind": "inplace"}}),
+    ):
+        shutil.rmtree(world.hub / "quick", ignore_errors=True)
+        world.tiny(sources=[{**world.repository("quick", {**FILES, **files}), **source}])
+        for form in (["--json"], []):
+            done = world.run(*place, *form, env=CALLERS, fresh=True, rc=4)
+            assert "could not be built" in done.out
+            assert_nowhere(world, done)
     logs = list((world.prefix / "logs").iterdir())
-    assert len(logs) == 2
+    assert len(logs) == 6
     for log in logs:
         assert "PATH=" in log.read_text(), "the build was to print what it sees"
         assert "the build ends here" in log.read_text()
@@ -126,9 +110,8 @@ def test_d22_a_build_that_prints_its_environment_and_fails_tells_no_secret(
 
 
 @pytest.mark.slow
-def test_d22_a_build_sees_the_variables_of_tools_and_of_its_stack_alone(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    seen = tmp_path / "seen"
+def test_d22_a_build_sees_the_variables_of_tools_and_of_its_stack_alone(world: World) -> None:
+    seen = world.top / "seen"
     backend = (
         f"\nimport os\nopen({str(seen)!r}, 'w').write('\\n'.join(f'{{k}}={{v}}' for k, v in os.environ.items()))\n"
     )
@@ -144,11 +127,9 @@ def test_d22_a_build_sees_the_variables_of_tools_and_of_its_stack_alone(tmp_path
 
 
 @pytest.mark.slow
-def test_d22_a_module_that_prints_its_environment_when_it_is_imported_tells_no_secret(tmp_path: Path) -> None:
-    world = World(tmp_path)
+def test_d22_a_module_that_prints_its_environment_when_it_is_imported_tells_no_secret(world: World) -> None:
     module = TELLING + "\nraise OSError(os.environ['DEPLOY_TOKEN'])\n"
     world.wheel("alpha", "1.0", files={"alpha/__init__.py": module.encode()})
     world.tiny(imports=["alpha"])
-    done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml", env=CALLERS, fresh=True)
-    assert done.rc == 1
+    done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml", env=CALLERS, fresh=True, rc=1)
     assert_nowhere(world, done)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.test_bench import REFERENCE, timed
-from tests.e2e.world import World
+from tests.e2e.world import Done, World
 from tests.support.patience import with_deadline
 from tests.support.programs import executable
 
@@ -50,10 +51,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> World:
 ARGS = ("./timed.yaml", "--target", "local", "--gpus", "4", "--gpu", "H200")
 
 
+def by_name(done: Done) -> dict[str, dict[str, Any]]:
+    """The checks of the node by their names."""
+    return {check["name"]: check for check in done.node["checks"]}
+
+
 def test_the_search_beats_the_document_s_case_and_keeps_every_trial(built: World) -> None:
-    done = built.run("strategy", *ARGS, "--json")
-    assert done.rc == 0, done.err
-    checks = {check["name"]: check for check in done.node["checks"]}
+    done = built.run("strategy", *ARGS, "--json", rc=0)
+    checks = by_name(done)
     trials = [check for name, check in checks.items() if name.startswith("trial ")]
     first = trials[0]["details"]
     assert (first["dp"], first["pp"], first["microbatches"]) == (2, 2, 128), "the document's case comes first"
@@ -86,20 +91,20 @@ def test_the_budget_ends_the_search_and_says_so(built: World) -> None:
         8,
         lambda done: done.rc == 0,
     )
-    says = {check["name"]: check for check in done.node["checks"]}["strategy"]["says"]
+    says = by_name(done)["strategy"]["says"]
     assert (done.rc, says.endswith(f"the budget of {budget} s is used up")) == (0, True), says
 
 
 def test_a_trial_that_the_budget_cuts_off_is_no_failure_of_the_case(built: World) -> None:
     done = built.run("strategy", *ARGS, "--budget", "1s", "--json", env={"CASE": "slow"})
-    checks = {check["name"]: check for check in done.node["checks"]}
+    checks = by_name(done)
     assert checks["trial 1"]["status"] == "skipped"
     assert (done.rc, "out of time" in checks["trial 1"]["says"], checks["strategy"]["status"]) == (1, True, "failed")
 
 
 def test_where_every_run_fails_two_trials_are_enough(built: World) -> None:
     done = built.run("strategy", *ARGS, "--json", env={"CASE": "crash"})
-    checks = {check["name"]: check for check in done.node["checks"]}
+    checks = by_name(done)
     assert (done.rc, sum(name.startswith("trial ") for name in checks)) == (1, 2)
     assert checks["trial 1"]["details"]["output"] == "NCCL error: unhandled system error"
     assert checks["strategy"]["says"] == "none of 2 trials told a figure; they failed, and not for memory"
@@ -116,17 +121,10 @@ def test_a_dry_run_ranks_and_runs_nothing(built: World) -> None:
     assert "TFLOP/s estimated and" in shown and "of what was published" in shown
 
 
-@pytest.mark.parametrize(
-    ("words", "rc", "code"),
-    [
-        (("--gpu", "H2OO"), 2, "strategy-gpu"),
-        (("--gpus", "16", "--gpu", "H200"), 7, "strategy-not-here"),
-        (("--budget", "soon"), 2, "usage"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused(built: World, words: tuple[str, ...], rc: int, code: str) -> None:
-    done = built.run("strategy", *ARGS, *words)
-    assert (done.rc, done.code) == (rc, code), done.err
+def test_what_cannot_be_searched_is_refused(built: World) -> None:
+    built.refused(2, "strategy-gpu", "strategy", *ARGS, "--gpu", "H2OO")
+    built.refused(7, "strategy-not-here", "strategy", *ARGS, "--gpus", "16")
+    built.refused(2, "usage", "strategy", *ARGS, "--budget", "soon")
 
 
 @pytest.mark.slow
@@ -137,9 +135,8 @@ def test_memory_is_measured_by_torch_and_by_nvidia_smi_and_stands_beside_the_est
     rows = "printf '512, Disabled, 0, 345, 70.10\\n30720, Disabled, 47, 1980, 310.02\\n'"
     executable(tool, f'#!/bin/sh\ncase "$*" in *-lms*) {rows} ; sleep 60 ;; *) exit 9 ;; esac\n')
     path = f"{tmp_path}:{built.env['PATH']}"
-    done = built.run("strategy", *ARGS, "--json", env={"PATH": path, "LARGEST": "64"})
-    assert done.rc == 0, done.err
-    first = next(check for check in done.node["checks"] if check["name"] == "trial 1")
+    done = built.run("strategy", *ARGS, "--json", env={"PATH": path, "LARGEST": "64"}, rc=0)
+    first = by_name(done)["trial 1"]
     names = [f"{what}_{unit}" for what in ("tensors", "reserved", "used") for unit in ("gib", "percent")]
     # Estimated: 13.3 GiB in tensors, 14.4 reserved, 16.8 used.
     assert [first["details"][name] for name in names] == [24.0, 55, 26.0, 56, 30.0, 56]

@@ -72,8 +72,9 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     assert not [path for path in (world.top / "kit").rglob("*.json") if str(clone) in path.read_text()]
     assert "the folder of the source nano is not in the kit" in made.err and "`commit:`" in made.err
     assert "`envbuild lock create ./tiny.yaml`, `envbuild provision ./tiny.yaml`. And make the kit again" in made.err
-    there = world.run("provision", str(world.top / "kit" / "tiny.yaml"), "--target", "local")
-    assert (there.rc, there.code) == (7, "source-unreachable") and "ask the authors for the folder" in there.err
+    kit = str(world.top / "kit" / "tiny.yaml")
+    there = world.refused(7, "source-unreachable", "provision", kit, "--target", "local")
+    assert "ask the authors for the folder" in there.err
     assert "attachments/stack.yaml" not in made.err and (world.top / "kit" / "tiny.yaml").is_file()
     assert "a folder of the authors, which is not in this kit" in (world.top / "kit" / "README.md").read_text()
     assert drift(world) == (0, {}), "what is in the tree is no drift"
@@ -87,39 +88,32 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     assert snapshot(clone) == before
 
 
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
+def test_d89_a_source_is_a_repository_or_a_folder(world: World) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"path": "./", "install": "wheel"}, "a wheel would be a copy"),
         ({"path": "./", "build": {"kind": "inplace"}}, "is an unknown key"),
         ({"path": "/etc"}, "must be a path relative to the stack file"),
         ({"install": "path"}, "git is missing"),
         ({"path": "sub", "commit": "0" * 40}, "git is missing"),
-    ],
-)
-def test_d89_a_source_is_a_repository_or_a_folder(world: World, source: dict[str, Any], says: str) -> None:
-    world.stack(sources=[{"name": "nano", **source}])
-    done = world.run("stack", "show", "./tiny.yaml")
-    assert (done.rc, done.code) == (2, "manifest-invalid")
-    assert says in done.err
+    ]
+    for source, says in wrong:
+        world.stack(sources=[{"name": "nano", **source}])
+        assert says in world.refused(2, "manifest-invalid", "stack", "show", "./tiny.yaml").err
 
 
 def test_d89_a_folder_that_is_not_there_and_images_are_refused(world: World, clone: Path) -> None:
-    done = world.run("image", "dockerfile", "./tiny.yaml", "-o", "out")
-    assert (done.rc, done.code) == (7, "engine-fits")
+    done = world.refused(7, "engine-fits", "image", "dockerfile", "./tiny.yaml", "-o", "out")
     stack = clone / "sub" / "tiny.yaml"
     stack.parent.mkdir()
     text = (clone / "tiny.yaml").read_text().replace("path: ./", "path: ../gone")
     stack.write_text(text)
     shutil.copy(clone / "tiny.lock.toml", stack.with_name("tiny.lock.toml"))
-    done = world.run("plan", "--target", "local", "--stack", "sub/tiny.yaml")
-    assert (done.rc, done.code) == (2, "lock-stale"), "the stack file has changed"
+    # The stack file has changed.
+    world.refused(2, "lock-stale", "plan", "--target", "local", "--stack", "sub/tiny.yaml")
     world.good("lock", "create", "sub/tiny.yaml")
-    assert (clone / "tiny.lock.toml").read_text().split("[[variant]]")[1] == (
-        stack.with_name("tiny.lock.toml").read_text().split("[[variant]]")[1]
-    ), "where a folder lies is not locked"
-    done = world.run("provision", "--target", "local", "--stack", "sub/tiny.yaml", "--json")
-    assert (done.rc, done.node["error"]["code"]) == (7, "source-unreachable")
+    locks = [path.with_name("tiny.lock.toml").read_text().split("[[variant]]")[1] for path in (clone / "x", stack)]
+    assert locks[0] == locks[1], "where a folder lies is not locked"
+    done = world.fails(7, "source-unreachable", stack="sub/tiny.yaml")
     assert str(clone / "gone") in done.err
 
 
@@ -128,8 +122,7 @@ def test_d89_outputs_of_a_source_are_linked_listed_and_stay(world: World) -> Non
     pin = {**world.repository("nano", NANO), "install": "path"}
     world.wheel()
     world.stack(sources=[{**pin, "outputs": ["data"]}])
-    done = world.run("lock", "create", "./tiny.yaml")
-    assert (done.rc, done.code) == (2, "manifest-invalid")
+    done = world.refused(2, "manifest-invalid", "lock", "create", "./tiny.yaml")
     assert "`outputs` names data, which has files of the repository" in done.err
     world.lock(world.stack(sources=[{**pin, "outputs": ["out"]}]))
     world.built()

@@ -91,5 +91,7 @@ def lasting_fleet(
 
 @pytest.fixture
 def world(tmp_path: Path, standalone_python: Path) -> FleetWorld:
-    """A controller whose nodes are still to be named."""
-    return FleetWorld(tmp_path, standalone_python)
+    """A controller with the locked stack, whose nodes are still to be named."""
+    world = FleetWorld(tmp_path, standalone_python)
+    world.locked()
+    return world

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-from tests.e2e.world import Done
-from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node
+from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld
 from tests.fleet.nodes import Node
 from tests.support.wheels import PACK
 
@@ -51,10 +50,9 @@ class FaultWorld(FleetWorld):
 
     def __init__(self, top: Path, standalone: Path) -> None:
         """Lock the stack."""
-        super().__init__(top, standalone, locked=False)
+        super().__init__(top, standalone)
         source = {**self.repository("pause", PAUSE), "install": "wheel"}
-        packages, imports = ["alpha==1.0"], ["alpha", "pause"]
-        self.lock(self.stack(STACK, packages=packages, interpreters=["standalone"], sources=[source], imports=imports))
+        self.locked(packages=["alpha==1.0"], sources=[source], imports=["alpha", "pause"])
 
 
 def hold(node: Node, moment: Moment) -> None:
@@ -86,12 +84,6 @@ def wait_held(nodes: Iterable[Node], moment: Moment, process: subprocess.Popen[s
         wait_for(f"held at {moment} on {node.address}", node.file(f"/srv/held-{moment}").exists, process)
 
 
-def ended(process: subprocess.Popen[str], timeout: float = DEADLINE_S) -> Done:
-    """How a command that was started ended."""
-    out, err = process.communicate(timeout=timeout)
-    return Done(process.returncode, out, err)
-
-
 def start(world: FleetWorld, *args: str, **more: object) -> subprocess.Popen[str]:
     """`provision` in the background."""
     return world.start("provision", "--target", "./nodes.yaml", "--json", *args, **more)  # type: ignore[arg-type]
@@ -106,20 +98,6 @@ def working(node: Node, pattern: str = "envbuild-node") -> list[str]:
     """Processes on a node, ours or started by ours, by their command line; not the shell that waits for one."""
     lines = node.run(["ps", "-eo", "pid=,args="]).stdout.splitlines()
     return [line for line in lines if re.search(pattern, line) and not re.search("ps -eo|/bin/sh -c", line)]
-
-
-def steps_of(world: FleetWorld) -> dict[str, list[str]]:
-    """The steps that each node began in the last run, in order."""
-    found: dict[str, list[str]] = {}
-    for event in world.events():
-        if event["kind"] == "step-started":
-            found.setdefault(event["node"], []).append(event["data"]["step"])
-    return found
-
-
-def statuses(done: Done) -> dict[str, str]:
-    """Status of each node in the evidence."""
-    return {name: item["status"] for name, item in by_node(done).items()}
 
 
 def imports(node: Node) -> str:

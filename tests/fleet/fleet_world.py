@@ -18,27 +18,24 @@ STACK = "tiny"
 
 
 class FleetWorld(World):
-    """`work/nodes.yaml` is the target, `work/tiny.yaml` the locked stack, `top/toolchain.yaml` the one Python."""
+    """`work/nodes.yaml` is the target, `work/tiny.yaml` the stack, `top/toolchain.yaml` the one Python."""
 
-    def __init__(self, top: Path, standalone: Path, *, locked: bool = True) -> None:
-        """Make the stack: two wheels and a git source, on the standalone Python of the toolchain file.
-
-        `locked=False`: without stack and lock, for who makes another one.
-        """
+    def __init__(self, top: Path, standalone: Path) -> None:
+        """Make what its stacks are made of: two wheels and a git source, and the toolchain file with one Python."""
         super().__init__(top)
         del self.env["ENVBUILD_PREFIX"]
         self.env["ENVBUILD_TOOLCHAIN"] = write_toolchain(top / "toolchain.yaml", standalone)
         self.wheel("alpha", "1.0")
         self.wheel("beta", "2.0", scripts={"beta-says": "beta:main"})
         self.source = self.repository("gamma", {"gamma.py": "import alpha\nVERSION = '3'\n"})
-        profile: dict[str, Any] = {
-            "packages": ["alpha==1.0", "beta==2.0"],
-            "sources": [{**self.source, "install": "path"}],
-            "imports": ["alpha", "beta", "gamma"],
-            "environment": {"HF_GREETING": "hello $(id) 'you'"},
-        }
-        if locked:
-            self.lock(self.stack(STACK, interpreters=["standalone"], **profile))
+
+    def locked(self, **profile: Any) -> Path:
+        """The stack on the standalone Python, locked: of the two wheels and the source, or as `profile` has it."""
+        usual: dict[str, Any] = {
+            "packages": ["alpha==1.0", "beta==2.0"], "sources": [{**self.source, "install": "path"}],
+            "imports": ["alpha", "beta", "gamma"], "environment": {"HF_GREETING": "hello $(id) 'you'"},
+        }  # fmt: skip
+        return self.lock(self.stack(STACK, interpreters=["standalone"], **(profile or usual)))
 
     def target(self, nodes: Sequence[Node], **more: Any) -> None:
         """Write `nodes.yaml` for these nodes; `connection` is merged, everything else replaced."""
@@ -51,17 +48,6 @@ class FleetWorld(World):
     def fleet(self, verb: str, *args: str, **more: Any) -> Done:
         """`envbuild VERB --target ./nodes.yaml --json ARGS`."""
         return self.run(verb, "--target", "./nodes.yaml", "--json", *args, **more)
-
-    @property
-    def last_run(self) -> Path:
-        """The folder of the newest run."""
-        return max(path for path in self.runs.iterdir() if path.is_dir())
-
-
-def by_node(done: Done) -> dict[str, dict[str, Any]]:
-    """Evidence by node address; a provision that ended strangely shows what it said."""
-    assert done.out.startswith("{"), f"exit {done.rc}\n{done.out[-2000:]}\n{done.err[-4000:]}"
-    return {node["node"]: node for node in done.json["nodes"]}
 
 
 def checks(evidence: dict[str, Any]) -> dict[str, str]:

@@ -157,7 +157,7 @@ class Fleet:
 
     def __init__(self) -> None:
         """Make the bridge."""
-        self.number, self.gateway = _new_bridge()
+        self.number, self.gateway = new_bridge()
         self._folder = Path(tempfile.mkdtemp(prefix="envbuild-fleet-"))
         (self._folder / "shared").mkdir(mode=0o755)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -181,16 +181,18 @@ class Fleet:
 
     def plug(self, node: Node, state: Literal["up", "down"]) -> None:
         """Plug its network cable in or out."""
-        _ip("link", "set", f"ebv{self.number}x{node.name.removeprefix('node')}", state)
+        ip("link", "set", f"ebv{self.number}x{node.name.removeprefix('node')}", state)
 
     def kill(self, node: Node) -> None:
         """End everything that runs on a node, as a loss of power does; its disk stays."""
         process = self._processes[node.name]
         process.kill()
         process.wait()
-        for pid in _pids(self._namespace(node.name)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _end(self.pids(node))
+
+    def pids(self, node: Node) -> list[int]:
+        """Everything that runs on a node."""
+        return _pids(self._namespace(node.name))
 
     def boot(self, node: Node) -> None:
         """Start a killed node again and wait until it answers."""
@@ -205,13 +207,8 @@ class Fleet:
             (folder / part).mkdir(parents=True)
         # Overlay gives the root folder of a node the mode of its upper folder.
         (folder / "upper").chmod(0o755)
-        _ip("netns", "add", namespace)
         self._namespaces.append(namespace)
-        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-        _ip("link", "set", cable, "master", f"ebr{self.number}", "up")
-        _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
-        for device in ("eth0", "lo"):
-            _ip("-n", namespace, "link", "set", device, "up")
+        connect(namespace, cable, self.number, address)
         _keygen(folder / "etc" / "key")
         (folder / "etc" / "sshd_config").write_text(_SSHD.format(address=address))
         keys = folder / "etc" / "authorized_keys"
@@ -252,19 +249,28 @@ class Fleet:
             process.wait()
         for namespace in self._namespaces:
             # What logged-in processes left behind; usually the node's end has taken them along.
-            for pid in _pids(namespace):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            _ip("netns", "del", namespace)
+            _end(_pids(namespace))
+            ip("netns", "del", namespace)
             # The kernel takes a namespace apart when it has time for it; the name of the cable is needed again at once.
             cable = namespace.replace("ebn", "ebv")
             subprocess.run(["ip", "link", "del", cable], check=False, capture_output=True, env={"PATH": PATH})
-        _ip("link", "del", f"ebr{self.number}")
+        ip("link", "del", f"ebr{self.number}")
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _ip(*arguments: str) -> None:
+def ip(*arguments: str) -> None:
+    """Run `ip`."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True, env={"PATH": PATH})
+
+
+def connect(namespace: str, cable: str, bridge: int, address: str) -> None:
+    """Make a network namespace with one cable to a bridge."""
+    ip("netns", "add", namespace)
+    ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+    ip("link", "set", cable, "master", f"ebr{bridge}", "up")
+    ip("-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+    for device in ("eth0", "lo"):
+        ip("-n", namespace, "link", "set", device, "up")
 
 
 def _pids(namespace: str) -> list[int]:
@@ -273,15 +279,21 @@ def _pids(namespace: str) -> list[int]:
     return [int(pid) for pid in done.stdout.split()]
 
 
-def _new_bridge() -> tuple[int, str]:
+def _end(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def new_bridge() -> tuple[int, str]:
     """A bridge with the first free number; making one is atomic, so parallel test runs do not clash."""
     last = ""
     for number in range(1, 250):
         done = completed(["ip", "link", "add", f"ebr{number}", "type", "bridge"], env={"PATH": PATH})
         if done.returncode == 0:
             gateway = f"10.77.{number}.1"
-            _ip("addr", "add", f"{gateway}/24", "dev", f"ebr{number}")
-            _ip("link", "set", f"ebr{number}", "up")
+            ip("addr", "add", f"{gateway}/24", "dev", f"ebr{number}")
+            ip("link", "set", f"ebr{number}", "up")
             return number, gateway
         last = done.stderr.strip()
     raise UnavailableError(f"cannot make a network bridge: {last}")

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fleet.faults import clear, steps_of
-from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node
-from tests.fleet.nodes import StartNodes
+from tests.fleet.faults import clear
+from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld
+from tests.fleet.nodes import Node, StartNodes
 from tests.node.forge import BROKEN, FILES
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 SAYS = ["sh", "-c", f"{PREFIX}/current/{STACK}/bin/python -c 'import quick._fast as f; print(f.answer())'"]
+Place = tuple[FleetWorld, list[Node], list[Node]]
 
 
-def world_with(tmp_path: Path, standalone: Path, files: dict[str, str] | None = None) -> FleetWorld:
+def lock(world: FleetWorld, files: dict[str, str] | None = None, **profile: Any) -> None:
     """A stack that compiles `quick._fast`."""
-    world = FleetWorld(tmp_path, standalone, locked=False)
-    source: dict[str, Any] = dict(world.repository("quick", {**FILES, **(files or {})}))
-    source |= {"install": "wheel", "build": {"extensions": ["quick._fast"]}}
-    stack = world.stack(STACK, packages=["alpha==1.0"], interpreters=["standalone"], sources=[source])
-    world.lock(stack)
-    return world
+    pin = world.repository("quick", {**FILES, **(files or {})})
+    source = {**pin, "install": "wheel", "build": {"extensions": ["quick._fast"]}}
+    world.locked(packages=["alpha==1.0"], sources=[source], **profile)
+
+
+@pytest.fixture(scope="module")
+def started(lasting_fleet: StartNodes, tmp_path_factory: pytest.TempPathFactory, standalone_python: Path) -> Place:
+    """The stack, two nodes without a compiler and three that have one."""
+    world = FleetWorld(tmp_path_factory.mktemp("world"), standalone_python)
+    lock(world)
+    return world, lasting_fleet(2, kind="bare", tools=True), lasting_fleet(3, kind="gcc", tools=True)
+
+
+@pytest.fixture
+def place(started: Place) -> Iterator[Place]:
+    """The same; what a test builds goes with it."""
+    yield started
+    for node in (*started[1], *started[2]):
+        clear(node)
 
 
 def built(evidence: dict[str, Any]) -> dict[str, Any]:
@@ -33,19 +48,14 @@ def built(evidence: dict[str, Any]) -> dict[str, Any]:
     return source["build"]
 
 
-def test_one_node_compiles_and_nodes_without_a_compiler_get_the_extension_then_and_later(
-    fleet: StartNodes, tmp_path: Path, standalone_python: Path
-) -> None:
-    world = world_with(tmp_path, standalone_python)
-    bare = fleet(2, kind="bare", tools=True)
-    (builder,) = fleet(1, kind="gcc", tools=True)
+def test_one_node_compiles_and_nodes_without_a_compiler_get_the_extension_then_and_later(place: Place) -> None:
+    world, bare, (builder, other, odd) = place
     nodes = [*bare, builder]
     for node in bare:
         assert node.run(["sh", "-c", "command -v gcc cc c++ g++ ld tcc clang"], check=False).stdout == ""
     world.target(nodes)
-    done = world.fleet("provision", timeout=400)
-    assert done.rc == 0, done.err
-    found = by_node(done)
+    done = world.fleet("provision", timeout=400, rc=0)
+    found = done.nodes
     assert f"built on {builder.address}, taken over by {bare[0].address} and {bare[1].address}" in done.err
     assert {item["status"] for item in found.values()} == {"ok"}
     assert len({item["root"] for item in found.values()}) == 1
@@ -55,9 +65,9 @@ def test_one_node_compiles_and_nodes_without_a_compiler_get_the_extension_then_a
     assert len({built(item)["key"] for item in found.values()}) == 1
     assert all(built(found[node.address])["handed"]["used"] for node in bare)
     assert [node.run(SAYS).stdout for node in nodes] == ["42\n"] * 3
-    steps = steps_of(world)
+    steps = world.steps
     assert all(len(each) <= 8 for each in steps.values()), steps
-    (told,) = [event for event in world.events() if event["kind"] == "handed-over"]
+    (told,) = world.journal("handed-over")
     assert (told["node"], set(told["data"]["to"])) == (builder.address, {node.address for node in bare})
     assert told["data"]["bytes"] > 0
     for node in nodes:
@@ -72,82 +82,57 @@ def test_one_node_compiles_and_nodes_without_a_compiler_get_the_extension_then_a
     _, later = bare
     clear(later)
     world.target([builder, later], delivery="controller")
-    done = world.fleet("provision")
-    assert done.rc == 0, done.err
-    found = by_node(done)
+    done = world.fleet("provision", rc=0)
+    found = done.nodes
     assert (found[builder.address]["status"], found[later.address]["status"]) == ("unchanged", "ok")
     assert found[builder.address]["root"] == found[later.address]["root"]
     assert later.run(SAYS).stdout == "42\n"
     assert f"take over quick as built on {builder.address}" in done.err
 
-    # Where that one has lost its wheels, one of the new ones builds.
+    # Where that one has lost its wheels, one of the new ones builds, and one with another compiler builds for itself.
     builder.run(["rm", "-r", f"{PREFIX}/store/wheels"])
-    (other,) = fleet(1, kind="gcc", tools=True)
     clear(later)
-    world.target([builder, later, other])
-    done = world.fleet("provision", timeout=400)
-    assert done.rc == 0, done.err
-    found = by_node(done)
-    assert [built(found[node.address])["from"] for node in (other, later)] == ["built", "store"]
+    words = '#!/bin/sh\n[ "$1" = --version ] && echo "gcc (another) 12.2.0" && exit\nexec /usr/bin/gcc "$@"\n'
+    odd.run(["sh", "-c", "cat > /usr/local/bin/gcc && chmod 755 /usr/local/bin/gcc"], stdin=words)
+    world.target([builder, later, other, odd])
+    done = world.fleet("provision", timeout=400, rc=0)
+    odd.run(["rm", "/usr/local/bin/gcc"])
+    found = done.nodes
+    assert [built(found[node.address])["from"] for node in (other, later, odd)] == ["built", "store", "built"]
     assert built(found[later.address])["handed"]["by"] == other.address
+    assert built(found[odd.address])["handed"]["used"] is False
     assert any(f"quick of {builder.address} could not be handed" in text for text in done.json["warnings"])
-    assert len({item["root"] for item in found.values()}) == 1
+    assert len({found[node.address]["root"] for node in (builder, later, other)}) == 1
+    (said,) = [text for text in done.json["warnings"] if "has its own quick" in text]
+    assert said.startswith(f"{odd.address} has its own quick: {other.address}'s is not right for it (cc: gcc (another)")
 
 
 def test_a_source_that_does_not_compile_is_tried_on_two_nodes_and_not_on_all(
-    fleet: StartNodes, tmp_path: Path, standalone_python: Path
+    place: Place, tmp_path: Path, standalone_python: Path
 ) -> None:
-    world = world_with(tmp_path, standalone_python, {"fast.c": BROKEN.replace("PyMODINIT_FUNC", "garbage")})
-    nodes = fleet(3, kind="gcc", tools=True)
+    world, nodes = FleetWorld(tmp_path, standalone_python), place[2]
+    lock(world, {"fast.c": BROKEN.replace("PyMODINIT_FUNC", "garbage")})
     world.target(nodes)
-    done = world.fleet("provision", timeout=400)
-    assert done.rc == 4, done.err
-    errors = {name: item["error"] for name, item in by_node(done).items()}
+    done = world.fleet("provision", timeout=400, rc=4)
+    errors = {name: item["error"] for name, item in done.nodes.items()}
     assert [errors[node.address]["code"] for node in nodes] == ["build-failed", "build-failed", "not-built"]
     assert nodes[1].address in errors[nodes[2].address]["what"]
-    assert {item["exit"] for item in by_node(done).values()} == {4}
-    assert nodes[2].address not in steps_of(world)
+    assert {item["exit"] for item in done.nodes.values()} == {4}
+    assert nodes[2].address not in world.steps
 
 
-def test_a_node_that_turns_out_to_be_different_builds_for_itself_and_it_is_said(
-    fleet: StartNodes, tmp_path: Path, standalone_python: Path
-) -> None:
-    world = world_with(tmp_path, standalone_python)
-    usual, other = fleet(2, kind="gcc", tools=True)
-    words = '#!/bin/sh\n[ "$1" = --version ] && echo "gcc (another) 12.2.0" && exit\nexec /usr/bin/gcc "$@"\n'
-    other.run(["sh", "-c", "cat > /usr/local/bin/gcc && chmod 755 /usr/local/bin/gcc"], stdin=words)
-    world.target([usual, other])
-    done = world.fleet("provision", timeout=400)
-    assert done.rc == 0, done.err
-    found = by_node(done)
-    assert [built(found[node.address])["from"] for node in (usual, other)] == ["built", "built"]
-    assert built(found[other.address])["handed"]["used"] is False
-    (said,) = [text for text in done.json["warnings"] if "has its own quick" in text]
-    assert said.startswith(
-        f"{other.address} has its own quick: {usual.address}'s is not right for it (cc: gcc (another)"
-    )
-
-
-def test_nodes_on_one_folder_build_once_and_nothing_is_carried(
-    fleet: StartNodes, tmp_path: Path, standalone_python: Path
-) -> None:
-    world = world_with(tmp_path, standalone_python)
-    nodes = fleet(2, kind="gcc", tools=True)
-    world.target(nodes, store="/shared/wheels")
-    done = world.fleet("provision", timeout=400)
-    assert done.rc == 0, done.err
-    found = by_node(done)
+def test_nodes_on_one_folder_build_once_and_nothing_is_carried(place: Place) -> None:
+    world, _, nodes = place
+    world.target(nodes[:2], store="/shared/wheels")
+    found = world.fleet("provision", timeout=400, rc=0).nodes
     assert sorted(built(item)["from"] for item in found.values()) == ["built", "store"]
     assert len({item["root"] for item in found.values()}) == 1
-    (told,) = [event for event in world.events() if event["kind"] == "handed-over"]
+    (told,) = world.journal("handed-over")
     assert told["data"]["bytes"] == 0, "it was there already"
 
 
-def test_nodes_that_fetch_for_themselves_are_sent_the_wheels_alone(
-    fleet: StartNodes, tmp_path: Path, standalone_python: Path
-) -> None:
-    world = world_with(tmp_path, standalone_python)
-    (builder,), (bare,) = fleet(1, kind="gcc", tools=True), fleet(1, kind="bare", tools=True)
+def test_nodes_that_fetch_for_themselves_are_sent_the_wheels_alone(place: Place) -> None:
+    world, (bare, _), (builder, *_) = place
     shared = builder.folder.parent / "shared"
     shutil.copytree(world.wheels, shared / "dist")
     shutil.copytree(world.hub / "quick", shared / "hub" / "quick")
@@ -156,13 +141,11 @@ def test_nodes_that_fetch_for_themselves_are_sent_the_wheels_alone(
         node.run(["sh", "-c", "cat > /etc/pip.conf"], stdin="[global]\nno-index = true\nfind-links = /shared/dist\n")
     builder.run(["sh", "-c", "cat > /etc/gitconfig"], stdin=lines)
     world.target([builder, bare], delivery="node")
-    done = world.fleet("provision", timeout=400)
-    assert done.rc == 0, done.err
-    found = by_node(done)
+    found = world.fleet("provision", timeout=400, rc=0).nodes
     assert [built(found[node.address])["from"] for node in (builder, bare)] == ["built", "store"]
     assert len({item["root"] for item in found.values()}) == 1
     assert bare.run(SAYS).stdout == "42\n", "it could not even have fetched the source"
-    steps = steps_of(world)
+    steps = world.steps
     assert (steps[builder.address].count("deliver"), steps[bare.address].count("deliver")) == (0, 1)
     assert "built" not in bare.run(["sh", "-c", f"ls {PREFIX}/store/*"]).stdout, "it is in the store, and gone"
     assert not list(world.last_run.glob("*.tar"))

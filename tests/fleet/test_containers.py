@@ -13,14 +13,13 @@ import yaml
 from tests.container.storage import BASE, PYTHON, Storage, registry
 from tests.e2e.world import Done, World
 from tests.fleet.faults import wait_for, working
-from tests.fleet.fleet_world import by_node, checks
+from tests.fleet.fleet_world import PREFIX, checks
 from tests.fleet.nodes import Fleet, Node, StartNodes
 from tests.support.patience import PATIENCE
 from tests.support.torch_stack import LIGHT, torch_stack
 from tests.test_snippets import of, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(1200)]
-PREFIX = "/opt/envbuild"
 LONG = 400.0
 # What an administrator of such a node has set: its kernel has cgroups of version 1, and nobody may raise limits. The
 # variables are podman's own, and one thread as in conftest.py.
@@ -47,13 +46,12 @@ mount -t cgroup -o none,name=systemd cgroups /sys/fs/cgroup/systemd
 
 @pytest.fixture
 def world(tmp_path: Path, storage: Storage) -> World:
-    """A stack of one wheel on the Python of the base."""
+    """A controller that builds images, and a wheel."""
     world = World(tmp_path)
     del world.env["ENVBUILD_PREFIX"]
     world.env |= storage.env
     storage.house(tmp_path)
     world.wheel("alpha", "1.0")
-    _stack(world, "hello")
     return world
 
 
@@ -61,6 +59,11 @@ def _stack(world: World, greeting: str) -> dict[Path, str]:
     """Stack file and lock, which are written, with their texts."""
     stack = world.stack(python=[PYTHON], imports=["alpha"], environment={"HF_GREETING": greeting})
     return {path: path.read_text() for path in (stack, world.lock(stack))}
+
+
+def _write(texts: dict[Path, str]) -> None:
+    for path, text in texts.items():
+        path.write_text(text)
 
 
 def _target(world: World, nodes: list[Node], more: dict[str, Any] | None = None, **container: Any) -> None:
@@ -85,13 +88,8 @@ def _ready(nodes: list[Node]) -> None:
         node.run(["sh", "-e"], stdin=_CGROUPS)
 
 
-def _run(world: World, verb: str, *more: str) -> Done:
-    return world.run(verb, "--target", "./nodes.yaml", "--json", *more, timeout=LONG)
-
-
-def _touched(world: World) -> set[str]:
-    """The nodes on which Ansible did something in the last run."""
-    return {event["node"] for event in world.events() if event["kind"] == "step-started"}
+def _run(world: World, verb: str, *more: str, rc: int | None = None) -> Done:
+    return world.run(verb, "--target", "./nodes.yaml", "--json", *more, timeout=LONG, rc=rc)
 
 
 def _ids(done: Done) -> set[str]:
@@ -102,16 +100,17 @@ def _containers(node: Node) -> list[str]:
     return node.run(["podman", "ps", "--quiet"]).stdout.split()
 
 
-def test_nodes_run_one_image_which_comes_back_where_it_was_lost(fleet: StartNodes, world: World) -> None:
+def test_nodes_run_one_image_which_comes_back_where_it_was_lost_or_from_a_registry(
+    fleet: StartNodes, fleet_network: Fleet, world: World
+) -> None:
     nodes = fleet(2, kind="podman")
     _ready(nodes)
     first, second = nodes
-    other = _stack(world, "good morning")
+    other, another = _stack(world, "good morning"), _stack(world, "another")
     torch_stack(world, light=True, python=[PYTHON], environment={"HF_GREETING": "hello $(id) 'you'"})
     _target(world, nodes, {"floors": {"multi_node_busbw_gbps": 0.0001}})
-    done = _run(world, "provision")
-    found = by_node(done)
-    assert done.rc == 0, (done.err, found)
+    done = _run(world, "provision", rc=0)
+    found = done.nodes
     (image,) = _ids(done)
     roots = {each["root"] for each in found.values()}
     assert len(roots) == 1 and None not in roots
@@ -132,6 +131,7 @@ def test_nodes_run_one_image_which_comes_back_where_it_was_lost(fleet: StartNode
     _lost(world, first, second, image)
     _launcher_changed(world, first)
     _tampered(world, first, second, image)
+    _pulled(world, first, *fleet(1, kind="full"), fleet_network.gateway, another)
 
 
 def _nothing_to_do(world: World) -> None:
@@ -143,8 +143,7 @@ def _nothing_to_do(world: World) -> None:
     ((_, command, code),) = of("nodes")
     documented = run(world, command, T="./nodes.yaml")
     assert (documented.rc, "was already in place on 2 nodes" in documented.out) == (code, True), documented
-    smoked = _run(world, "smoke", "--only", "sound")
-    assert smoked.rc == 0, smoked.err
+    smoked = _run(world, "smoke", "--only", "sound", rc=0)
     assert all("smoke/sound" in checks(node) for node in smoked.json["nodes"])
 
 
@@ -163,14 +162,9 @@ def _killed(world: World, nodes: list[Node]) -> None:
 
 def _changed(world: World, nodes: list[Node], before: str, stack: dict[Path, str]) -> str:
     """Another lock gives another image, one node at a time; the one before stays where it is."""
-    for path, text in stack.items():
-        path.write_text(text)
-    done = _run(world, "provision", "--batch", "1")
-    assert done.rc == 0, done.err
-    assert [event["data"]["nodes"] for event in world.events() if event["kind"] == "wave-started"] == [
-        [node.address] for node in nodes
-    ]
-    (image,) = _ids(done)
+    _write(stack)
+    (image,) = _ids(_run(world, "provision", "--batch", "1", rc=0))
+    assert world.waves == [[node.address] for node in nodes]
     assert image != before
     for node in nodes:
         code = "import os; print(os.environ['HF_GREETING'])"
@@ -184,22 +178,18 @@ def _lost(world: World, good: Node, other: Node, image: str) -> None:
     """The image is gone on one node: `verify` says so, `provision` touches that node alone."""
     other.run(["podman", "rmi", "--all", "--force"])
     verified = _run(world, "verify")
-    found = by_node(verified)
     assert verified.rc in (1, 8)
-    assert checks(found[other.address])["image/id"] == "failed"
-    assert set(checks(found[good.address]).values()) == {"passed"}
-    back = _run(world, "provision")
-    assert back.rc == 0, back.err
-    assert _touched(world) == {other.address}
-    assert _ids(back) == {image}
+    assert checks(verified.nodes[other.address])["image/id"] == "failed"
+    assert set(checks(verified.nodes[good.address]).values()) == {"passed"}
+    assert _ids(_run(world, "provision", rc=0)) == {image}
+    assert {*world.steps} == {other.address}
 
 
 def _launcher_changed(world: World, node: Node) -> None:
     node.run(["sh", "-c", f"echo 'echo no' > {PREFIX}/bin/tiny"])
-    verified = _run(world, "verify")
-    assert checks(by_node(verified)[node.address])["image/launcher"] == "failed"
-    assert _run(world, "provision").rc == 0
-    assert _touched(world) == {node.address}
+    assert checks(_run(world, "verify").nodes[node.address])["image/launcher"] == "failed"
+    _run(world, "provision", rc=0)
+    assert {*world.steps} == {node.address}
     assert node.run([f"{PREFIX}/bin/tiny", "python", "-c", "print(1)"]).stdout == "1\n"
 
 
@@ -212,28 +202,21 @@ def _tampered(world: World, node: Node, other: Node, image: str) -> None:
     assert where.endswith(".py")
     node.run(["sh", "-c", f"echo 'x = 1' >> {where}"])
     verified = _run(world, "verify")
-    found = by_node(verified)
     assert verified.rc in (1, 8)
-    assert [row["path"] for row in found[node.address]["drift"]] == [where.partition("/envs/")[2].partition("/")[2]]
-    assert found[other.address]["exit"] == 0
-    repaired = _run(world, "provision", "--repair", "--limit", node.address)
-    assert repaired.rc == 0, repaired.err
-    assert _ids(repaired) == {image}
-    assert _run(world, "verify").rc == 0
+    drift = [row["path"] for row in verified.nodes[node.address]["drift"]]
+    assert drift == [where.partition("/envs/")[2].partition("/")[2]]
+    assert verified.nodes[other.address]["exit"] == 0
+    assert _ids(_run(world, "provision", "--repair", "--limit", node.address, rc=0)) == {image}
+    _run(world, "verify", rc=0)
 
 
-def test_nodes_pull_by_digest_what_was_pushed_and_a_node_without_a_runtime_is_refused(
-    fleet: StartNodes, fleet_network: Fleet, world: World
-) -> None:
-    (node,) = fleet(1, kind="podman")
-    (other,) = fleet(1, kind="full")
-    _ready([node])
-    with registry(world.top, fleet_network.gateway) as address:
-        world.env["no_proxy"] = world.env["NO_PROXY"] = fleet_network.gateway
+def _pulled(world: World, node: Node, other: Node, gateway: str, another: dict[Path, str]) -> None:
+    """A node pulls by its digest what was pushed; one without a runtime is refused."""
+    node.run(["sh", "-c", f"podman rmi --all --force; rm -r {PREFIX}"])
+    with registry(world.top, gateway) as address:
+        world.env["no_proxy"] = world.env["NO_PROXY"] = gateway
         _target(world, [node, other], registry=f"{address}/tiny", insecure=True)
-        done = _run(world, "provision")
-        found = by_node(done)
-        assert done.rc == 7, done.err
+        found = _run(world, "provision", rc=7).nodes
         error = found[other.address]["error"]
         assert (error["code"], error["exit"]) == ("container-no-runtime", 7)
         assert "podman is not there; docker is not there" in error["why"]
@@ -243,12 +226,9 @@ def test_nodes_pull_by_digest_what_was_pushed_and_a_node_without_a_runtime_is_re
 
         # The same image, now named as one that is only pulled: nothing is built, and its labels say what it is.
         _target(world, [node], image=f"{address}/tiny@{image['digest']}", insecure=True)
-        pulled = _run(world, "provision")
-        assert pulled.rc == 0, pulled.err
-        assert by_node(pulled)[node.address]["image"]["id"] == image["id"]
+        pulled = _run(world, "provision", rc=0)
+        assert pulled.nodes[node.address]["image"]["id"] == image["id"]
         assert "building" not in pulled.err
-        _stack(world, "another")
-        wrong = _run(world, "provision")
-        assert (wrong.rc, wrong.code) == (7, "image-of-another-lock")
-    gone = _run(world, "provision")
-    assert (gone.rc, gone.code) == (75, "registry-unreachable")
+        _write(another)
+        assert _run(world, "provision", rc=7).code == "image-of-another-lock"
+    assert _run(world, "provision", rc=75).code == "registry-unreachable"

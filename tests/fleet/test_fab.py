@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.world import Done
-from tests.fleet.fleet_world import STACK, FleetWorld, by_node, stamp
+from tests.fleet.fleet_world import STACK, FleetWorld, listing, stamp
 from tests.fleet.nodes import StartNodes
 from tests.support.programs import completed
 
@@ -24,7 +24,9 @@ def _fab(world: FleetWorld, *words: str, **env: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def test_tasks_probe_provision_smoke_show_logs_and_pull_stamps(fleet: StartNodes, world: FleetWorld) -> None:
+def test_tasks_do_by_hand_what_envbuild_does_and_an_unknown_host_key_is_refused_with_its_fingerprint(
+    fleet: StartNodes, world: FleetWorld
+) -> None:
     nodes = fleet(2, kind="full")
     world.target(nodes)
     stack = ("--stack", f"./{STACK}.yaml")
@@ -33,7 +35,7 @@ def test_tasks_probe_provision_smoke_show_logs_and_pull_stamps(fleet: StartNodes
     built = _fab(world, "provision", "-t", "./nodes.yaml", *stack)
     assert built.rc == 0, built.err
     first = world.last_run.name
-    roots = {node: found["root"] for node, found in by_node(world.fleet("verify")).items()}
+    roots = {node: found["root"] for node, found in world.fleet("verify").nodes.items()}
     # As in Fabric: one host after the other, each a run of its own.
     both = ",".join(node.address for node in nodes)
     tested = _fab(world, "-H", both, "smoke", "-t", "./nodes.yaml", *stack)
@@ -64,4 +66,15 @@ def test_tasks_probe_provision_smoke_show_logs_and_pull_stamps(fleet: StartNodes
         refused = _fab(world, task, "-t", "./nodes.yaml")
         assert refused.rc == 3, (task, refused.err)
         assert "host-key-unknown" in refused.out + refused.err
-    assert empty.read_text() == ""
+    # Nor does envbuild, which says whose key it is.
+    node, before = nodes[0], listing(nodes[0])
+    done = world.fleet("provision", rc=3)
+    error = done.nodes[node.address]["error"]
+    key = completed(["ssh-keygen", "-l", "-f", str(node.folder / "etc" / "key.pub")], check=True)
+    fingerprint = key.stdout.split()[1]
+    assert error["code"] == "host-key-unknown"
+    assert fingerprint in error["why"]
+    assert "ssh -o UserKnownHostsFile=" in error["hint"]
+    assert fingerprint in done.err, "people see it too"
+    assert empty.read_text() == "", "nothing is accepted on its own"
+    assert listing(node) == before

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.fleet.faults import PAUSE, ended, hold, release, start, wait_held
-from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node
-from tests.fleet.nodes import Node
+from tests.e2e.world import ended
+from tests.fleet.faults import PAUSE, hold, release, start, wait_held
+from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld
+from tests.fleet.nodes import Node, StartNodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(900)]
 BALLAST = f"{PREFIX}/ballast"
@@ -28,30 +27,25 @@ DURING = {"space": (75, "disk-full"), "inodes": (75, "disk-full"), "read-only": 
 
 @pytest.fixture(scope="module")
 def small(
-    lasting_fleet: Callable[..., list[Node]], tmp_path_factory: pytest.TempPathFactory, standalone_python: Path
+    lasting_fleet: StartNodes, tmp_path_factory: pytest.TempPathFactory, standalone_python: Path
 ) -> tuple[FleetWorld, Node]:
     """A node whose prefix is a small disk with version 1.0 in use; the stack is then changed to 2.0, with `pause`."""
     (node,) = lasting_fleet(1, kind="full")
     world = FleetWorld(tmp_path_factory.mktemp("world"), standalone_python)
+    world.locked()
     node.run(["mkdir", PREFIX])
     node.run(["mount", "-t", "tmpfs", "-o", "size=400m,nr_inodes=9000", "tmpfs", PREFIX])
     world.target([node])
-    done = world.fleet("provision")
-    assert done.rc == 0, done.err
+    world.fleet("provision", rc=0)
     world.wheel("alpha", "2.0")
     source = {**world.repository("pause", PAUSE), "install": "wheel"}
-    kept: dict[str, Any] = {"interpreters": ["standalone"], "sources": [source], "imports": ["alpha", "pause"]}
-    world.lock(world.stack(STACK, packages=["alpha==2.0"], **kept))
+    world.locked(packages=["alpha==2.0"], sources=[source], imports=["alpha", "pause"])
     return world, node
 
 
 def _in_use(node: Node) -> str:
     code = "import alpha; print(alpha.VERSION)"
     return node.run([f"{PREFIX}/current/{STACK}/bin/python", "-c", code]).stdout.strip()
-
-
-def _environments(node: Node) -> int:
-    return len(node.run(["ls", f"{PREFIX}/envs"]).stdout.split())
 
 
 @pytest.mark.parametrize("what", BEFORE)
@@ -62,9 +56,9 @@ def test_a_prefix_without_room_is_refused_with_numbers_before_anything_is_done(
     node.run(["sh", "-c", FILL[what]])
     try:
         done = world.fleet("provision")
-        error = by_node(done)[node.address]["error"]
+        error = done.error
         assert (done.rc, error["code"]) == BEFORE[what], error
-        decisions = by_node(done)[node.address]["resolution"]["decisions"]
+        decisions = done.node["resolution"]["decisions"]
         (against,) = [each for each in decisions if each["verdict"] == "refuse"]
         if what == "read-only":
             assert "read-only" in error["what"].lower()
@@ -72,7 +66,7 @@ def test_a_prefix_without_room_is_refused_with_numbers_before_anything_is_done(
             assert "free" in against["compared"][0]
             assert "needed" in against["compared"][1]
         assert done.json["steps_run"] == 0
-        assert (_in_use(node), _environments(node)) == ("1.0", 1)
+        assert (_in_use(node), len(node.run(["ls", f"{PREFIX}/envs"]).stdout.split())) == ("1.0", 1)
     finally:
         node.run(["sh", "-c", EMPTY])
 
@@ -89,9 +83,8 @@ def test_a_disk_that_fills_while_it_is_installed_leaves_what_is_in_use(
         node.run(["sh", "-c", CLOSED if what == "read-only" else FILL[what]])
         release(node, "build")
         done = ended(process)
-        evidence = by_node(done)[node.address]
-        assert (done.rc, evidence["error"]["code"]) == DURING[what], evidence["error"]
-        assert (evidence["status"], _in_use(node)) == ("refused" if done.rc == 7 else "failed", "1.0")
+        assert (done.rc, done.error["code"]) == DURING[what], done.error
+        assert (done.node["status"], _in_use(node)) == ("refused" if done.rc == 7 else "failed", "1.0")
         assert "building the environment failed" in done.err
     finally:
         node.run(["sh", "-c", EMPTY])
@@ -101,9 +94,8 @@ def test_a_disk_that_fills_while_it_is_installed_leaves_what_is_in_use(
 def test_the_same_command_works_once_there_is_room(small: tuple[FleetWorld, Node]) -> None:
     world, node = small
     assert _in_use(node) == "1.0"
-    done = world.fleet("provision")
-    assert done.rc == 0, done.err
+    world.fleet("provision", rc=0)
     assert _in_use(node) == "2.0"
     assert node.run(["ls", "-A", f"{PREFIX}/tmp"]).stdout == ""
     assert node.run(["test", "-e", f"{PREFIX}/lease.json"], check=False).returncode == 1
-    assert world.fleet("verify").rc == 0
+    world.fleet("verify", rc=0)

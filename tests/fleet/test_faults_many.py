@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.world import MINOR, forget_sizes
-from tests.fleet.faults import statuses, steps_of
-from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node
-from tests.fleet.nodes import Fleet, Node
+from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld
+from tests.fleet.nodes import Fleet, Node, StartNodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(900)]
 FULL = f"mkdir -p {PREFIX} && mount -t tmpfs -o size=200k tmpfs {PREFIX}"
 
 
-def _world(folder: Path, standalone: Path, node: Node) -> FleetWorld:
-    """A stack of one wheel, on the Python that nodes have where that fits: then it need not be brought."""
-    world = FleetWorld(folder, standalone)
-    own = node.run(["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).stdout.strip()
-    there = {} if own == MINOR else {"interpreters": ["standalone"]}
-    forget_sizes(world.lock(world.stack(STACK, packages=["alpha==1.0"], imports=["alpha"], **there)))
-    return world
-
-
 def test_of_eight_nodes_seven_then_four_then_one_fail(
-    fleet: Callable[..., list[Node]], fleet_network: Fleet, tmp_path: Path, standalone_python: Path
+    fleet: StartNodes, fleet_network: Fleet, tmp_path: Path, standalone_python: Path
 ) -> None:
     nodes = fleet(8, kind="full", tools=True)
-    world = _world(tmp_path, standalone_python, nodes[0])
+    world = FleetWorld(tmp_path, standalone_python)
+    # On the Python that nodes have where that fits: then it need not be brought.
+    own = nodes[0].run(["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).stdout.strip()
+    there = {} if own == MINOR else {"interpreters": ["standalone"]}
+    forget_sizes(world.lock(world.stack(STACK, packages=["alpha==1.0"], imports=["alpha"], **there)))
     world.target(nodes, connection={"connect_timeout": 2.0})
     roots: set[str] = set()
     good: list[Node] = []
@@ -38,13 +31,12 @@ def test_of_eight_nodes_seven_then_four_then_one_fail(
         """Once with these nodes failing: those that were good are not touched."""
         for node in nodes:
             fleet_network.plug(node, "down" if node in silent else "up")
-        done = world.fleet("provision", timeout=280)
         failing = [*silent, *full]
-        assert done.rc == (8 if failing else 0), done.err
-        found = by_node(done)
+        done = world.fleet("provision", timeout=280, rc=8 if failing else 0)
+        found = done.nodes
         expected = {node.address: "unchanged" if node in good else "ok" for node in nodes if node not in failing}
         expected |= {node.address: "unreachable" for node in silent} | {node.address: "failed" for node in full}
-        assert statuses(done) == expected
+        assert done.statuses == expected
         for node in silent:
             assert (found[node.address]["exit"], found[node.address]["error"]["code"]) == (3, "node-unreachable")
         for node in full:
@@ -52,7 +44,7 @@ def test_of_eight_nodes_seven_then_four_then_one_fail(
             assert f"{node.address}: toolchain failed" in done.err, "told by phase"
         roots.update(found[node.address]["root"] for node in nodes if node not in failing)
         assert len(roots) == 1
-        assert set(steps_of(world)) == {node.address for node in nodes if node not in good and node not in silent}
+        assert {*world.steps} == {node.address for node in nodes if node not in good and node not in silent}
         good[:] = [node for node in nodes if node not in failing]
 
     provision(nodes[1:], [])
@@ -62,4 +54,4 @@ def test_of_eight_nodes_seven_then_four_then_one_fail(
     nodes[4].run(["umount", PREFIX])
     provision([nodes[7]], [])
     provision([], [])
-    assert world.fleet("verify").rc == 0
+    world.fleet("verify", rc=0)

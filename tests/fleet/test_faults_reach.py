@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.fleet import faults
-from tests.fleet.faults import FaultWorld, imports, statuses, steps_of
-from tests.fleet.fleet_world import by_node, listing
-from tests.fleet.nodes import Node
+from tests.fleet.faults import FaultWorld, imports
+from tests.fleet.fleet_world import listing
+from tests.fleet.nodes import Node, StartNodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(900)]
 Place = tuple[FaultWorld, list[Node]]
@@ -35,9 +34,7 @@ else:
 
 
 @pytest.fixture(scope="module")
-def three(
-    lasting_fleet: Callable[..., list[Node]], tmp_path_factory: pytest.TempPathFactory, standalone_python: Path
-) -> Place:
+def three(lasting_fleet: StartNodes, tmp_path_factory: pytest.TempPathFactory, standalone_python: Path) -> Place:
     """Three nodes, and a world with a stack."""
     world = FaultWorld(tmp_path_factory.mktemp("world"), standalone_python)
     return world, lasting_fleet(3, kind="full", tools=True)
@@ -58,23 +55,21 @@ def test_a_node_with_another_key_is_left_alone_and_the_others_go_on(three: Place
     good = [node for node in nodes if node is not wrong]
     before = listing(wrong)
     world.target(nodes, connection={"known_hosts": str(_with_another_key(wrong, tmp_path))})
-    done = world.fleet("provision", timeout=300)
-    assert done.rc == 8, done.err
-    assert statuses(done) == {wrong.address: "unreachable", **{node.address: "ok" for node in good}}
-    error = by_node(done)[wrong.address]["error"]
+    done = world.fleet("provision", timeout=300, rc=8)
+    assert done.statuses == {wrong.address: "unreachable", **{node.address: "ok" for node in good}}
+    error = done.nodes[wrong.address]["error"]
     assert error["code"] == "host-key-changed"
     assert len(set(re.findall(r"SHA256:\S+", error["why"]))) == 2, "the known one and the offered one"
     assert f"ssh-keygen -R '{wrong.address}' -f {tmp_path / 'known_hosts'}" in error["hint"]
     assert error["details"]["fingerprint"] in done.err
     assert listing(wrong) == before
-    assert wrong.address not in steps_of(world)
+    assert wrong.address not in world.steps
 
     world.target(nodes)
-    again = world.fleet("provision", timeout=300)
-    assert again.rc == 0, again.err
-    assert statuses(again) == {wrong.address: "ok", **{node.address: "unchanged" for node in good}}
-    assert set(steps_of(world)) <= {wrong.address, *(node.address for node in good)}
-    assert {item["root"] for item in by_node(again).values()} == {by_node(done)[good[0].address]["root"]}
+    again = world.fleet("provision", timeout=300, rc=0)
+    assert again.statuses == {wrong.address: "ok", **{node.address: "unchanged" for node in good}}
+    assert {*world.steps} <= {wrong.address, *(node.address for node in good)}
+    assert {item["root"] for item in again.nodes.values()} == {done.nodes[good[0].address]["root"]}
     assert imports(wrong) == "1.0 1.0\n"
 
 
@@ -97,9 +92,8 @@ def test_a_node_that_prints_100_megabytes_costs_little_and_is_named(three: Place
             f"Path({str(measured)!r}).write_text(most[1])\n"
             "raise SystemExit(rc)\n"
         )
-        done = world.run("doctor", "--facts-out", "facts.json", "--target", "./nodes.yaml", "--json", code=("-c", code))
+        done = world.fleet("doctor", "--facts-out", "facts.json", code=("-c", code), rc=3)
         seconds = time.monotonic() - begun
-        assert done.rc == 3, done.err
         assert set(done.json["facts"]) == {node.address for node in nodes[:2]}
         error = done.json["errors"][loud.address]
         assert (error["code"], error["exit"]) == ("contact-failed", 3)
@@ -132,10 +126,8 @@ def test_facts_that_are_an_attack_act_nowhere(three: Place) -> None:
         done = world.run("provision", "--target", "./nodes.yaml")
         (found,) = json.loads((world.last_run / "evidence.json").read_text())["nodes"]
         assert done.rc == 0, found.get("error")
-        for each in (*people, done):
-            assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", each.out + each.err), (
-                "no control character reaches a terminal"
-            )
+        shown = "".join(each.out + each.err for each in (*people, done))
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", shown), "no control character reaches a terminal"
         assert "touch /srv/pwned" in people[0].out, "the name itself is shown"
         (page,) = world.last_run.glob("*.html")
         (text,) = world.last_run.glob("*.md")
@@ -147,12 +139,8 @@ def test_facts_that_are_an_attack_act_nowhere(three: Place) -> None:
         facts = world.fleet("doctor", "--facts-out", "facts.json").json["facts"][node.address]
         assert facts["gpus"][0]["name"].startswith(r"\x1b]0;owned"), "what no text may hold is named, as data too"
         assert node.run(["ls", "/srv"], check=False).stdout == before
-        assert (
-            node.run(
-                ["sh", "-c", "find / -xdev -name '*pwned' -not -path '/proc/*' | grep -v touch"], check=False
-            ).stdout
-            == ""
-        )
+        search = "find / -xdev -name '*pwned' -not -path '/proc/*' | grep -v touch"
+        assert node.run(["sh", "-c", search], check=False).stdout == ""
         assert not list(world.top.rglob("pwned"))
     finally:
         node.run(["hostname", "node1"])

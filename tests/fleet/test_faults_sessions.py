@@ -9,16 +9,17 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.killing import descendants
+from tests.e2e.world import ended
 from tests.fleet import faults
-from tests.fleet.faults import FaultWorld, ended, hold, imports, release, start, statuses, wait_for, wait_held
-from tests.fleet.fleet_world import PREFIX, STACK, by_node
-from tests.fleet.nodes import Node
+from tests.fleet.faults import FaultWorld, hold, imports, release, start, wait_for, wait_held
+from tests.fleet.fleet_world import PREFIX, STACK
+from tests.fleet.nodes import Node, StartNodes
 from tests.node.forge import need_compiler
 from tests.support.patience import PATIENCE
 from tests.support.programs import completed
@@ -58,9 +59,7 @@ DAY = 86400
 
 
 @pytest.fixture(scope="module")
-def placed(
-    lasting_fleet: Callable[..., list[Node]], tmp_path_factory: pytest.TempPathFactory, standalone_python: Path
-) -> Place:
+def placed(lasting_fleet: StartNodes, tmp_path_factory: pytest.TempPathFactory, standalone_python: Path) -> Place:
     """Two nodes, and a world whose stack waits on them when it is told to."""
     world = FaultWorld(tmp_path_factory.mktemp("world"), standalone_python)
     return world, lasting_fleet(2, kind="full", tools=True)
@@ -95,16 +94,12 @@ def _kill(process: subprocess.Popen[str], which: str) -> None:
     process.communicate(timeout=PATIENCE)
 
 
-def _environments(node: Node, prefix: str = PREFIX) -> list[str]:
-    return node.run(["ls", "-A", f"{prefix}/envs"]).stdout.split()
-
-
 def _assert_quiet(node: Node, prefix: str = PREFIX) -> None:
     """Nothing of ours runs there, nothing is held, and there is one environment."""
     wait_for("quiet", lambda: faults.working(node) == [])
     assert node.run(["ls", "-A", f"{prefix}/tmp"]).stdout == ""
     assert node.run(["test", "-e", f"{prefix}/lease.json"], check=False).returncode == 1
-    assert len(_environments(node, prefix)) == 1
+    assert len(node.run(["ls", "-A", f"{prefix}/envs"]).stdout.split()) == 1
 
 
 def test_a_session_that_is_killed_in_the_middle_of_steps_is_opened_again_and_no_step_runs_twice_at_once(
@@ -129,39 +124,31 @@ def test_a_session_that_is_killed_in_the_middle_of_steps_is_opened_again_and_no_
     _assert_quiet(node)
 
 
-@pytest.mark.parametrize("which", ["alone", "with its children", "with its connections"])
-def test_after_kill_9_of_the_controller_the_same_command_ends_what_was_left_and_converges(
-    two: Place, which: str
-) -> None:
+def test_after_kill_9_of_the_controller_the_same_command_ends_what_was_left_and_converges(two: Place) -> None:
     world, (node, _) = two
     world.target([node])
-    hold(node, "build")
-    process = start(world)
-    wait_held([node], "build", process)
-    (left,) = faults.working(node)
-    _kill(process, which)
-    if which == "with its connections":
-        wait_for("ended", lambda: faults.working(node) == [])
-        assert node.run(["test", "-e", f"{PREFIX}/lease.json"], check=False).returncode == 1
-    begun = time.monotonic()
-    again = start(world)
-    wait_for("ended", lambda: left not in faults.working(node), again)
-    release(node, "build")
-    done = ended(again)
-    assert done.rc == 0, done.err
-    assert time.monotonic() - begun < 60, "the lease of a controller that is gone is not waited for"
-    assert imports(node) == "1.0 1.0\n"
-    _assert_quiet(node)
+    for which in ("alone", "with its children", "with its connections"):
+        faults.clear(node)
+        hold(node, "build")
+        process = start(world)
+        wait_held([node], "build", process)
+        (left,) = faults.working(node)
+        _kill(process, which)
+        if which == "with its connections":
+            wait_for("ended", lambda: faults.working(node) == [])
+            assert node.run(["test", "-e", f"{PREFIX}/lease.json"], check=False).returncode == 1
+        begun = time.monotonic()
+        again = start(world)
+        wait_for("ended", lambda old=left: old not in faults.working(node), again)  # type: ignore[misc]
+        release(node, "build")
+        done = ended(again)
+        assert done.rc == 0, done.err
+        assert time.monotonic() - begun < 60, "the lease of a controller that is gone is not waited for"
+        assert imports(node) == "1.0 1.0\n"
+        _assert_quiet(node)
 
-
-def test_d100_after_kill_9_in_a_repair_the_environment_in_use_imports_and_a_plain_rerun_converges(two: Place) -> None:
-    """Each repair comes to a node where another one was killed and mended."""
-    world, (node, _) = two
-    world.target([node])
-    built = world.fleet("provision")
-    assert built.rc == 0, built.err
-    root = by_node(built)[node.address]["root"]
-
+    # D100: in a repair the environment in use imports, and a plain rerun converges. Each repair comes to a node where
+    # another one was killed and mended.
     for which in ("alone", "with its connections", "the node too"):
         hold(node, "import")
         process = start(world, "--repair")
@@ -173,9 +160,7 @@ def test_d100_after_kill_9_in_a_repair_the_environment_in_use_imports_and_a_plai
         assert imports(node) == "1.0 1.0\n"
         wait_for("ended", lambda: faults.working(node) == [])
         for more in ([], ["--repair"]):
-            again = world.fleet("provision", *more)
-            assert again.rc == 0, again.err
-            assert by_node(again)[node.address]["root"] == root
+            assert world.fleet("provision", *more, rc=0).node["root"] == done.node["root"]
             assert imports(node) == "1.0 1.0\n"
         _assert_quiet(node)
 
@@ -187,21 +172,19 @@ def test_of_two_controllers_one_waits_or_is_told_and_there_is_one_environment(tw
     first = start(world)
     wait_for("a build", lambda: any(node.file("/srv/held-build").exists() for node in nodes), first)
     (builder, *_) = [node for node in nodes if node.file("/srv/held-build").exists()]
-    told = world.fleet("provision", "--wait", "0s", "--host", builder.address)
-    error = by_node(told)[builder.address]["error"]
-    assert (told.rc, error["code"]) == (75, "prefix-busy"), told.err
-    assert builder.run(["hostname"]).stdout.strip() in error["why"]
+    told = world.fleet("provision", "--wait", "0s", "--host", builder.address, rc=75)
+    assert told.error["code"] == "prefix-busy", told.err
+    assert builder.run(["hostname"]).stdout.strip() in told.error["why"]
     second = start(world)
     time.sleep(2)
     for node in nodes:
         release(node, "build")
     one, two_ = ended(first), ended(second)
     assert (one.rc, two_.rc) == (0, 0), one.err + two_.err
-    found = [item for done in (one, two_) for item in by_node(done).values()]
-    assert len({item["root"] for item in found}) == 1
+    assert len({item["root"] for done in (one, two_) for item in done.nodes.values()}) == 1
     for node in nodes:
         _assert_quiet(node)
-    assert world.fleet("verify").rc == 0
+    world.fleet("verify", rc=0)
 
 
 @pytest.fixture(scope="module")
@@ -243,24 +226,22 @@ def test_nodes_on_one_prefix_whose_clocks_differ_by_a_day_take_no_lease_from_eac
         hold(right, "build")
         first = start(world, "--host", right.address)
         wait_held([right], "build", first)
-        told = world.fleet("provision", "--wait", "1s", "--host", wrong.address)
-        error = by_node(told)[wrong.address]["error"]
-        assert (told.rc, error["code"]) == (75, "prefix-busy"), error
+        told = world.fleet("provision", "--wait", "1s", "--host", wrong.address, rc=75)
+        assert told.error["code"] == "prefix-busy", told.error
         second = start(world, "--host", wrong.address)
         time.sleep(1)
         release(right, "build")
         done = [ended(first), ended(second)]
         assert [each.rc for each in done] == [0, 0], done
-        assert len({item["root"] for each in done for item in by_node(each).values()}) == 1
+        assert len({item["root"] for each in done for item in each.nodes.values()}) == 1
         _assert_quiet(wrong, SHARED)
 
         owner = {"run": "died", "host": "elsewhere", "boot_id": "x", "pid": 1, "controller": {}, "token": "t"}
         right.run(["sh", "-c", f"cat > {SHARED}/lease.json"], stdin=json.dumps(owner))
         right.run(["touch", "-d", "3 minutes ago", f"{SHARED}/lease.json"])
         right.run(["rm", "-r", f"{SHARED}/current"])
-        late = world.fleet("provision", "--wait", "5s", "--host", wrong.address)
-        assert late.rc == 0, late.err
-        assert statuses(late) == {wrong.address: "ok"}
+        late = world.fleet("provision", "--wait", "5s", "--host", wrong.address, rc=0)
+        assert late.statuses == {wrong.address: "ok"}
         assert wrong.run(["readlink", f"{SHARED}/current/{STACK}"]).stdout.startswith("../envs/")
     finally:
         _skew(wrong, 0, clock_library)

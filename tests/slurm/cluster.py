@@ -19,8 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.fleet.nodes import _ip as ip
-from tests.fleet.nodes import _new_bridge as new_bridge
+from tests.fleet.nodes import connect, ip, new_bridge
 from tests.support.debian import PATH, UnavailableError
 from tests.support.need import why_no_namespaces
 from tests.support.programs import completed, executable
@@ -190,7 +189,7 @@ class Cluster:
         for name in everyone:
             (self.top / f"spool-{name}").mkdir()
             self.disk(name).mkdir(parents=True)
-            self._connect(name)
+            connect(f"{self._space}-{name}", f"{self._space}{name}", self.number, self.address(name))
         key = self.top / "munge" / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
@@ -218,37 +217,24 @@ class Cluster:
         if plugin is not None:
             line = f"required {plugin} runtime_path={self.top}/pyxis\n"
             (self.top / "plugstack.conf").write_text(line)
-        self._program("boot", _BOOT.format(top=self.top, path=PATH, space=self._space))
-        self._program("inside", _INSIDE.format(top=self.top, conf=self.conf))
+        executable(self.top / "boot", _BOOT.format(top=self.top, path=PATH, space=self._space))
+        executable(self.top / "inside", _INSIDE.format(top=self.top, conf=self.conf))
         self.boot_takes(1.0)
-        self._program("epilog", _EPILOG.format(top=self.top, path=PATH, conf=self.conf))
-        self._program("suspend", f"#!/bin/sh\nkill $(cat {self.top}/slurmd-cloud1.pid)\n")
+        executable(self.top / "epilog", _EPILOG.format(top=self.top, path=PATH, conf=self.conf))
+        executable(self.top / "suspend", f"#!/bin/sh\nkill $(cat {self.top}/slurmd-cloud1.pid)\n")
 
     def _kind(self, name: str) -> str:
         if name == "cloud1":
             return "State=CLOUD Gres=gpu:a100:2"
         return "State=UNKNOWN" if name == "bare1" else f"State=UNKNOWN Gres=gpu:a100:{GPUS}"
 
-    def _program(self, name: str, text: str) -> None:
-        executable(self.top / name, text)
-
     @property
     def _space(self) -> str:
         return f"ebs{self.number}"
 
-    def _connect(self, name: str) -> None:
-        """A network namespace for a node, with one cable to the bridge."""
-        space, cable = f"{self._space}-{name}", f"{self._space}{name}"
-        ip("netns", "add", space)
-        ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
-        ip("link", "set", cable, "master", f"ebr{self.number}", "up")
-        ip("-n", space, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
-        for device in ("eth0", "lo"):
-            ip("-n", space, "link", "set", device, "up")
-
     def boot_takes(self, seconds: float) -> None:
         """How long the nodes of `cloud` take to come up."""
-        self._program("resume", _RESUME.format(top=self.top, delay=seconds))
+        executable(self.top / "resume", _RESUME.format(top=self.top, delay=seconds))
 
     def _munged(self) -> list[str]:
         folder = self.top / "munge"

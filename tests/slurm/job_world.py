@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ import yaml
 from tests.e2e.world import Done, World
 from tests.slurm.cluster import Cluster
 from tests.support.often import OFTEN
+from tests.support.patience import until
 from tests.support.programs import executable
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
@@ -35,12 +34,7 @@ class JobWorld(World):
     def target(self, **more: Any) -> None:
         """Write the target; `scheduler` is merged, everything else replaced."""
         scheduler = {"kind": "slurm", "nodes": 2, "exclusive": True, "time_limit": "10m"} | more.pop("scheduler", {})
-        given = {
-            "name": "cluster",
-            "extends": "slurm",
-            "hosts": {"slurm": "gpu"},
-            "prefix": str(self.prefix),
-        }
+        given = {"name": "cluster", "extends": "slurm", "hosts": {"slurm": "gpu"}, "prefix": str(self.prefix)}
         path = self.work / "cluster.yaml"
         path.write_text(yaml.safe_dump({**given, "stack": "./tiny.yaml", "scheduler": scheduler, **more}))
 
@@ -52,44 +46,34 @@ class JobWorld(World):
         """`envbuild VERB --target ./cluster.yaml --json ARGS`."""
         return self.run(verb, "--target", "./cluster.yaml", "--json", *args, **more)
 
-    def submitted(self) -> list[dict[str, Any]]:
-        """The jobs of the newest run, from its journal."""
-        runs = [path for path in self.runs.iterdir() if path.is_dir()] if self.runs.exists() else []
-        journal = max(runs, default=self.runs) / "journal.jsonl"
-        events = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-        return [event["data"] for event in events if event["kind"] == "job-submitted"]
+    def nothing_to_do(self, *jobs: str) -> Done:
+        """A provision that finds all in place, and needs no other jobs to see that."""
+        done = self.job(rc=0)
+        assert ({*done.statuses.values()}, self.submitted(), done.json["steps_run"]) == ({"unchanged"}, [*jobs], 0)
+        return done
 
-    def wait_for_job(self, name: str, seconds: float = 120) -> str:
+    def number(self, name: str) -> str:
+        """The number of the last job of that name that the newest run has submitted; empty while there is none."""
+        return next((job["job"] for job in reversed(self.jobs()) if job["name"] == name), "")
+
+    def wait_for_job(self, name: str) -> str:
         """The number of a job of that name that a run in the background has submitted."""
-        end = time.monotonic() + seconds
-        while True:
-            found = [job["job"] for job in self.submitted() if job["name"] == name]
-            if found:
-                return str(found[-1])
-            assert time.monotonic() < end, f"no job {name} was submitted"
-            time.sleep(0.05)
+        return until(lambda: self.number(name))
 
-    def wait_for_state(self, number: str, *wanted: str, seconds: float = 120) -> str:
+    def wait_for_state(self, number: str, *wanted: str) -> str:
         """One of these states of a job, in Slurm's words, as soon as it is there."""
-        end = time.monotonic() + seconds
-        while True:
+
+        def state() -> str:
             text = self.cluster.run("scontrol", "show", "job", "--oneliner", number)
-            state = text.split("JobState=")[1].split()[0]
-            if state in wanted:
-                return state
-            assert time.monotonic() < end, text
-            time.sleep(0.1)
+            now = text.split("JobState=")[1].split()[0]
+            return now if now in wanted else ""
 
-
-def by_node(done: Done) -> dict[str, dict[str, Any]]:
-    """Evidence by node; a run that ended strangely shows what it said."""
-    assert done.out.startswith("{"), f"exit {done.rc}\n{done.out[-2000:]}\n{done.err[-4000:]}"
-    return {node["node"]: node for node in done.json["nodes"]}
+        return until(state)
 
 
 def joint(done: Done) -> dict[str, dict[str, Any]]:
     """The check of the joint test by node."""
-    return {name: check for name, node in by_node(done).items() for check in node["checks"] if check["name"] == JOINT}
+    return {name: check for name, node in done.nodes.items() for check in node["checks"] if check["name"] == JOINT}
 
 
 @contextmanager

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.node.torch_env import IMPORTS
-from tests.slurm.job_world import JobWorld, by_node
+from tests.slurm.job_world import JobWorld
 from tests.support.patience import PATIENCE, with_deadline
 from tests.support.torch_stack import torch_stack
 from tests.support.training import REFERENCE, SCRIPT
@@ -24,17 +23,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(1500)]
 def bench(world: JobWorld, *more: str) -> tuple[int, dict[str, Any], Path]:
     """Exit code, the check and the folder of the run."""
     done = world.job("./tiny.yaml", "--gpus-per-node", "1", *more, verb="bench", timeout=600)
-    (node,) = by_node(done).values()
-    return done.rc, node["checks"][-1], world.runs / done.json["run"]
+    return done.rc, done.node["checks"][-1], world.runs / done.json["run"]
 
 
 def test_two_gloo_ranks_are_provisioned_measured_and_reported_through_jobs(world: JobWorld) -> None:
     source = {**world.repository("megatron", {"pretrain_gpt.py": SCRIPT}), "install": "path"}
     smoke = [{"name": "sound", "deadline": 300}]
-    torch_stack(world, sources=[source], smoke=smoke)
-    path = world.work / "tiny.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": REFERENCE}))
-    assert world.job(timeout=900).rc == 0
+    torch_stack(world, sources=[source], smoke=smoke, reference=REFERENCE)
+    world.job(timeout=900, rc=0)
     world.python(IMPORTS)  # which leaves byte code: else each of 16 processes compiles torch, and none keeps it
 
     code, check, run = bench(world, "--trials", "2")

@@ -20,7 +20,7 @@ import pytest
 from tests.container.storage import BASE, PYTHON, Storage, registry
 from tests.e2e.world import Done, World
 from tests.slurm.cluster import Cluster
-from tests.slurm.job_world import JobWorld, by_node
+from tests.slurm.job_world import JobWorld
 from tests.slurm.pyxis_programs import stand_ins, why_no_real
 from tests.support.programs import completed, executable
 from tests.support.torch_stack import LIGHT, torch_stack
@@ -78,7 +78,6 @@ def world(cluster: Cluster, tmp_path: Path, storage: Storage) -> Iterator[JobWor
     storage.house(tmp_path)
     world.env |= {**storage.env, "PATH": os.pathsep.join((str(programs), world.env["PATH"]))}
     world.wheel(files={"alpha/__init__.py": ALPHA}, scripts={"torchrun": "alpha:main"})
-    world.lock(world.stack(python=[PYTHON], imports=["alpha"]))
     yield world
     shutil.rmtree(programs)
 
@@ -95,12 +94,12 @@ def _target(world: JobWorld, **container: Any) -> None:
     world.target(engine="container", placement="image", container=section(world, **container))
 
 
-def _names(world: JobWorld) -> list[str]:
-    return [job["name"] for job in world.submitted()]
+def _lock(world: JobWorld) -> None:
+    world.lock(world.stack(python=[PYTHON], imports=["alpha"]))
 
 
 def _ids(done: Done) -> set[str]:
-    return {node["image"]["id"] for node in by_node(done).values()}
+    return {node["image"]["id"] for node in done.nodes.values()}
 
 
 def _in_node(world: JobWorld, node: str, *argv: str) -> None:
@@ -109,41 +108,42 @@ def _in_node(world: JobWorld, node: str, *argv: str) -> None:
     subprocess.run(["nsenter", f"--target={pid}", "--mount", *argv], check=True, capture_output=True)
 
 
+def _provisioned(world: JobWorld, suffix: str) -> tuple[Done, Path, dict[str, Any]]:
+    """A provision on two nodes that ended well, the one file of its image, and what is recorded of that."""
+    done = world.job(timeout=LONG, rc=0)
+    assert done.statuses == {"gpu1": "ok", "gpu2": "ok"}
+    assert len(_ids(done)) == len({node["root"] for node in done.nodes.values()}) == 1
+    images = world.prefix / "images"
+    (file,) = images.glob(f"*.{suffix}")
+    assert {path.name for path in images.iterdir()} == {file.name, f"{file.name}.sha256", "tiny.json"}
+    record = json.loads((images / "tiny.json").read_text())
+    assert record["nodes"] == ["gpu1", "gpu2"]
+    return done, file, record
+
+
+def _smoked(world: JobWorld) -> None:
+    smoked = world.job(verb="smoke", timeout=LONG, rc=0)
+    assert world.submitted() == ["envbuild-smoke"] and sorted(smoked.nodes) == ["gpu1", "gpu2"]
+
+
 def test_one_image_is_tested_on_every_node_of_a_job_and_again_needs_none(world: JobWorld) -> None:
     torch_stack(world, light=True, python=[PYTHON])
     _target(world)
-    done = world.job(timeout=LONG)
-    nodes = by_node(done)
-    assert done.rc == 0, (done.err, nodes)
-    assert sorted(nodes) == ["gpu1", "gpu2"]
-    assert {node["status"] for node in nodes.values()} == {"ok"}
-    assert len(_ids(done)) == len({node["root"] for node in nodes.values()}) == 1
-    for node in nodes.values():
+    done, file, _ = _provisioned(world, "sif")
+    for node in done.nodes.values():
         assert {"image/id", "smoke/sound"} <= {check["name"] for check in node["checks"]}
         assert node["root"] and node["facts"]["node"] == node["node"]
-    assert _names(world) == ["envbuild-probe", "envbuild-provision"]
-    (file,) = (world.prefix / "images").glob("*.sif")
-    record = json.loads((world.prefix / "images" / "tiny.json").read_text())
-    assert sorted(path.name for path in (world.prefix / "images").iterdir()) == sorted(
-        [file.name, f"{file.name}.sha256", "tiny.json"]
-    )
-    assert record["nodes"] == ["gpu1", "gpu2"] and not (world.prefix / "jobs").exists()
+    assert world.submitted() == ["envbuild-probe", "envbuild-provision"]
+    assert not (world.prefix / "jobs").exists()
     code = "import torch; print(torch.__version__)"
     said = completed([world.prefix / "bin" / "tiny", "python", "-c", code], env=world.env, check=True)
     assert said.stdout == f"{LIGHT}+cpu\n"
 
-    again = world.job()
-    assert again.rc == 0, again.err
-    assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
-    assert (world.submitted(), again.json["steps_run"]) == ([], 0)
-    assert _ids(again) == _ids(done)
+    assert _ids(world.nothing_to_do()) == _ids(done)
     verified = world.job(verb="verify", timeout=LONG)
     assert (verified.rc, world.submitted()) == (0, []), verified.err
-    smoked = world.job(verb="smoke", timeout=LONG)
-    assert smoked.rc == 0, smoked.err
-    assert _names(world) == ["envbuild-smoke"] and sorted(by_node(smoked)) == ["gpu1", "gpu2"]
-    refused = world.job("--only", "nodes", verb="smoke", timeout=LONG)
-    assert (refused.rc, refused.code) == (2, "option-does-not-fit")
+    _smoked(world)
+    world.refused(2, "option-does-not-fit", "smoke", "--target", "./cluster.yaml", "--json", "--only", "nodes")
     _damaged(world, file)
     _made_on_a_node(world)
 
@@ -160,14 +160,12 @@ def _damaged(world: JobWorld, file: Path) -> None:
         broken = world.job(timeout=LONG)
     finally:
         _in_node(world, "gpu2", "umount", str(file))
-    nodes = by_node(broken)
+    nodes = broken.nodes
     assert broken.rc in (5, 8), broken.err
     assert (nodes["gpu1"]["status"], nodes["gpu1"]["exit"]) == ("ok", 0)
     assert (nodes["gpu2"]["exit"], nodes["gpu2"]["error"]["code"]) == (5, "image-damaged")
-    assert _names(world) == ["envbuild-provision"]
-    good = world.job(timeout=LONG)
-    assert good.rc == 0, good.err
-    assert {node["exit"] for node in by_node(good).values()} == {0}
+    assert world.submitted() == ["envbuild-provision"]
+    assert {node["exit"] for node in world.job(timeout=LONG, rc=0).nodes.values()} == {0}
     assert json.loads((world.prefix / "images" / "tiny.json").read_text())["nodes"] == ["gpu1", "gpu2"]
 
 
@@ -176,9 +174,8 @@ def _made_on_a_node(world: JobWorld) -> None:
     programs = world.cluster.top / "programs"
     (programs / "jobs-alone").touch()
     (programs / "log").unlink()
-    repaired = world.job("--repair", timeout=LONG)
-    assert repaired.rc == 0, repaired.err
-    assert _names(world) == ["envbuild-probe", "envbuild-provision"]
+    world.job("--repair", timeout=LONG, rc=0)
+    assert world.submitted() == ["envbuild-probe", "envbuild-provision"]
     calls = [line.split()[:2] for line in (programs / "log").read_text().splitlines()]
     assert [node for node, verb in calls if verb == "build"] == ["gpu1"]
     assert sorted({node for node, verb in calls if verb == "exec"}) == ["gpu1", "gpu2"]
@@ -192,13 +189,8 @@ def with_pyxis(request: pytest.FixtureRequest, world: JobWorld) -> JobWorld:
     """The same world with pyxis: the real one where it is, and programs that stand for it everywhere."""
     if request.param == "stand-ins":
         stand_ins(world.cluster.top / "programs")
+    _lock(world)
     return world
-
-
-def _in_job(world: JobWorld, *argv: str) -> subprocess.CompletedProcess[str]:
-    """Run a program on both nodes of a job of its own."""
-    words = ["srun", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--label", *argv]
-    return completed(words, env=world.env, timeout=120)
 
 
 def _in_a_users_job(world: JobWorld) -> list[str]:
@@ -211,84 +203,55 @@ def _in_a_users_job(world: JobWorld) -> list[str]:
 
 
 def test_pyxis_runs_one_file_on_every_node_of_a_job(with_pyxis: JobWorld) -> None:
-    with registry(with_pyxis.top, with_pyxis.cluster.gateway) as address:
-        _target(with_pyxis, runtime="pyxis", registry=f"{address}/tiny", insecure=True)
-        _pyxis_runs_it(with_pyxis)
-
-
-def _pyxis_runs_it(world: JobWorld) -> None:
-    done = world.job(timeout=LONG)
-    nodes = by_node(done)
-    assert done.rc == 0, (done.err, nodes)
-    assert {name: node["status"] for name, node in nodes.items()} == {"gpu1": "ok", "gpu2": "ok"}
-    assert len(_ids(done)) == len({node["root"] for node in nodes.values()}) == 1
-    (file,) = (world.prefix / "images").glob("*.sqsh")
-    record = json.loads((world.prefix / "images" / "tiny.json").read_text())
-    assert sorted(path.name for path in (world.prefix / "images").iterdir()) == sorted(
-        [file.name, f"{file.name}.sha256", "tiny.json"]
-    )
-    assert (record["runtime"], record["nodes"]) == ("pyxis", ["gpu1", "gpu2"])
-    launcher = str(world.prefix / "bin" / "tiny")
-    assert sorted(_in_a_users_job(world)) == ["1.0 train.py gpu1", "1.0 train.py gpu2"]
-    alone = completed([launcher, "true"], env=world.env)
-    assert (alone.returncode, alone.stdout) == (7, "") and "jobs of Slurm alone" in alone.stderr
-
-    again = world.job()
-    assert again.rc == 0, again.err
-    assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
-    assert (world.submitted(), again.json["steps_run"]) == ([], 0)
-    smoked = world.job(verb="smoke", timeout=LONG)
-    assert smoked.rc == 0, smoked.err
-    assert _names(world) == ["envbuild-smoke"] and sorted(by_node(smoked)) == ["gpu1", "gpu2"]
-    _verified_in_a_job(world, file)
+    world = with_pyxis
+    with registry(world.top, world.cluster.gateway) as address:
+        _target(world, runtime="pyxis", registry=f"{address}/tiny", insecure=True)
+        _, file, record = _provisioned(world, "sqsh")
+        assert record["runtime"] == "pyxis"
+        assert sorted(_in_a_users_job(world)) == ["1.0 train.py gpu1", "1.0 train.py gpu2"]
+        alone = completed([str(world.prefix / "bin" / "tiny"), "true"], env=world.env)
+        assert (alone.returncode, alone.stdout) == (7, "") and "jobs of Slurm alone" in alone.stderr
+        world.nothing_to_do()
+        _smoked(world)
+        _verified_in_a_job(world, file)
 
 
 def _verified_in_a_job(world: JobWorld, file: Path) -> None:
     """`verify` is a job with pyxis; a node that sees another file is named, and `--repair` makes the file anew."""
     verified = world.job(verb="verify", timeout=LONG)
-    assert (verified.rc, _names(world)) == (0, ["envbuild-verify"]), verified.err
-    assert {node["status"] for node in by_node(verified).values()} == {"ok"}
+    assert (verified.rc, world.submitted()) == (0, ["envbuild-verify"]), verified.err
+    assert {*verified.statuses.values()} == {"ok"}
     with file.open("r+b") as stream:
         stream.seek(-4096, os.SEEK_END)
         stream.write(b"damaged")
-    broken = by_node(world.job(verb="verify", timeout=LONG))
-    for node in broken.values():
+    for node in world.job(verb="verify", timeout=LONG).nodes.values():
         failed = [check["name"] for check in node["checks"] if check["status"] == "failed"]
         assert (node["exit"], failed) == (1, ["image/id"])
-    repaired = world.job("--repair", timeout=LONG)
-    assert repaired.rc == 0, repaired.err
-    assert {node["status"] for node in by_node(repaired).values()} == {"ok"}
+    assert {*world.job("--repair", timeout=LONG, rc=0).statuses.values()} == {"ok"}
 
 
 def test_a_slurm_without_pyxis_is_refused_with_what_to_do(world: JobWorld) -> None:
     stand_ins(world.cluster.top / "programs")
     (world.cluster.top / "programs" / "no-pyxis").touch()
+    _lock(world)
     _target(world, runtime="pyxis")
-    refused = world.job(timeout=LONG)
-    for node in by_node(refused).values():
+    refused = world.job(timeout=LONG, rc=7)
+    for node in refused.nodes.values():
         assert (node["exit"], node["error"]["code"]) == (7, "container-no-runtime")
         assert "srun does not know --container-image" in node["error"]["why"]
         assert "plugstack.conf" in node["error"]["hint"]
-    assert refused.rc == 7 and not (world.prefix / "images" / "tiny.json").exists()
-
-
-def _real_enroot_runs_it(world: JobWorld, **container: Any) -> Done:
-    _target(world, runtime="enroot", **container)
-    done = world.job(timeout=LONG)
-    nodes = by_node(done)
-    assert done.rc == 0, (done.err, nodes)
-    assert {name: node["status"] for name, node in nodes.items()} == {"gpu1": "ok", "gpu2": "ok"}
-    words = [str(world.prefix / "bin" / "tiny"), "python", "-c", "import alpha; print(alpha.VERSION)"]
-    said = completed(words, env=world.env)
-    assert said.stdout == "1.0\n", said.stderr
-    again = world.job()
-    assert (again.rc, world.submitted(), again.json["steps_run"]) == (0, [], 0), again.err
-    return done
+    assert not (world.prefix / "images" / "tiny.json").exists()
 
 
 @pytest.mark.skipif(bool(why_no_real()), reason=why_no_real())
 def test_enroot_itself_runs_a_file_from_a_registry(world: JobWorld) -> None:
+    _lock(world)
     with registry(world.top, world.cluster.gateway) as address:
-        _real_enroot_runs_it(world, registry=f"{address}/tiny", insecure=True)
+        _target(world, runtime="enroot", registry=f"{address}/tiny", insecure=True)
+        assert world.job(timeout=LONG, rc=0).statuses == {"gpu1": "ok", "gpu2": "ok"}
+        words = [str(world.prefix / "bin" / "tiny"), "python", "-c", "import alpha; print(alpha.VERSION)"]
+        said = completed(words, env=world.env)
+        assert said.stdout == "1.0\n", said.stderr
+        world.nothing_to_do()
         verified = world.job(verb="verify", timeout=LONG)
         assert (verified.rc, world.submitted()) == (0, []), verified.err

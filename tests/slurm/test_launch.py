@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.world import Done
+from tests.e2e.world import ended
 from tests.slurm.job_world import JobWorld, through_login
-from tests.support.patience import PATIENCE
 from tests.support.programs import executable
 
 pytestmark = pytest.mark.slow
@@ -48,25 +48,31 @@ def stand_in(world: JobWorld, *, delay: float = 1.0, code: int = 0, failing: int
     return top
 
 
-def launch(world: JobWorld, top: Path, *more: str, nodes: int = 2) -> Done:
-    given = ["--nodes", str(nodes), "--gpus-per-node", "4", "--environment", str(top / "the env"), "--time-limit", "5m"]
-    return world.run("launch", "megatronapp", "--target", "./cluster.yaml", "--submit", *given, *more)
+SUBMIT = ("launch", "megatronapp", "--target", "./cluster.yaml", "--submit", "--time-limit", "5m")
 
 
-def test_every_node_runs_its_command_once_the_first_one_listens(world: JobWorld) -> None:
+def given(top: Path, nodes: int = 2) -> tuple[str, ...]:
+    return (*SUBMIT, "--nodes", str(nodes), "--gpus-per-node", "4", "--environment", str(top / "the env"))
+
+
+def test_what_cannot_be_is_refused_and_every_node_runs_its_command_once_the_first_one_listens(world: JobWorld) -> None:
     top = stand_in(world)
-    world.target()
-    printed = launch(world, top, "--print-script")
-    assert printed.rc == 0, printed.err
+    world.refused(7, "launch-does-not-fit", *given(top, 400))
+    world.refused(7, "launch-does-not-fit", *SUBMIT, "--gpus-per-node", "16")
+    none = world.refused(1, "environment-unknown", *SUBMIT, "--gpus-per-node", "4")
+    assert "`envbuild provision megatronapp --target ./cluster.yaml`" in none.err
+    assert world.submitted() == []
+    shutil.rmtree(world.runs, ignore_errors=True)
+
+    printed = world.good(*given(top), "--print-script")
     assert "#SBATCH --nodes=2" in printed.out and "pretrain_gpt.py" in printed.out
     assert not world.runs.exists(), "nothing is submitted for a file that is only printed"
-    done = launch(world, top, "--json")
-    assert done.rc == 0, done.err
+    done = world.good(*given(top), "--json")
     cost = "2 nodes of gpu for at most 0:05:00, 1.3 GPU-hours (8 GPUs a node, 4 requested), whole nodes"
     assert f"submitting launch-megatronapp: {cost}" in done.err
     assert "rank 0 speaks" in done.err and "rank 1 speaks" in done.err
     first, second = (json.loads((top / f"rank-{rank}").read_text()) for rank in (0, 1))
-    number = world.submitted()[0]["job"]
+    number = world.number("launch-megatronapp")
     for words, _, job, _ in (first, second):
         assert words[words.index("--master_addr") + 1] == first[1]
         assert words[words.index("--master_port") + 1] == str(10000 + int(number) % 20000)
@@ -82,71 +88,34 @@ def test_the_exit_code_of_the_run_is_the_answer_and_ends_all_nodes(world: JobWor
     top = stand_in(world, delay=600, code=41, failing=1)
     # The second node does not wait here, and fails while the first one still works.
     program = top / "the env" / "bin" / "python3"
-    program.write_text(
-        program.read_text().replace(
-            "if rank == 0:\n", "if rank == 0:\n    held = socket.create_server(('', port))\n", 1
-        )
-    )
-    world.target()
-    done = launch(world, top)
-    assert done.rc == 41, done.err
+    holds = "if rank == 0:\n    held = socket.create_server(('', port))\n"
+    program.write_text(program.read_text().replace("if rank == 0:\n", holds, 1))
+    world.run(*given(top), rc=41)
     listed = world.run("run", "list")
     assert listed.out.splitlines()[1].split()[1] == "failed", "the run is not told as one that went well"
 
 
-def test_not_waiting_prints_the_number_of_the_job(world: JobWorld) -> None:
+def test_not_waiting_prints_the_number_of_the_job_and_an_interrupt_ends_it_when_asked(world: JobWorld) -> None:
     top = stand_in(world)
-    world.target()
-    done = launch(world, top, "--no-wait")
-    assert done.rc == 0, done.err
-    number = done.out.strip()
+    number = world.good(*given(top), "--no-wait").out.strip()
     assert re.fullmatch("[0-9]+", number)
     assert world.wait_for_state(number, "COMPLETED", "FAILED") == "COMPLETED"
 
-
-def test_an_interrupt_ends_the_job_when_asked(world: JobWorld) -> None:
-    stand_in(world)
-    world.target()
-    process = world.start(
-        "launch", "megatronapp", "--target", "./cluster.yaml", "--submit", "--cancel-job", "--gpus-per-node", "4",
-        "--environment", str(stand_in_hanging(world)), "--time-limit", "5m",
-    )  # fmt: skip
+    shutil.rmtree(world.runs, ignore_errors=True)
+    (top / "the env" / "bin" / "python3").write_text("#!/bin/sh\nexec sleep 600\n")
+    process = world.start(*given(top, 1), "--cancel-job")
     number = world.wait_for_job("launch-megatronapp")
     world.wait_for_state(number, "RUNNING")
     time.sleep(0.5)
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, err
+    done = ended(process)
+    assert done.rc == 130, done.err
     assert world.wait_for_state(number, "CANCELLED", "COMPLETED", "FAILED") == "CANCELLED"
-
-
-def stand_in_hanging(world: JobWorld) -> Path:
-    program = world.cluster.shared / world.top.name / "the env" / "bin" / "python3"
-    program.write_text("#!/bin/sh\nexec sleep 600\n")
-    return program.parents[1]
-
-
-def test_what_the_cluster_does_not_have_and_what_is_not_built_is_refused_before_anything(world: JobWorld) -> None:
-    top = stand_in(world)
-    world.target()
-    many = launch(world, top, nodes=400)
-    assert (many.rc, many.code) == (7, "launch-does-not-fit")
-    wide = world.run(
-        "launch", "megatronapp", "-t", "./cluster.yaml", "--submit", "--gpus-per-node", "16", "--time-limit", "5m"
-    )
-    assert (wide.rc, wide.code) == (7, "launch-does-not-fit")
-    none = world.run(
-        "launch", "megatronapp", "-t", "./cluster.yaml", "--submit", "--gpus-per-node", "4", "--time-limit", "5m"
-    )
-    assert (none.rc, none.code) == (1, "environment-unknown")
-    assert "`envbuild provision megatronapp --target ./cluster.yaml`" in none.err
-    assert world.submitted() == []
 
 
 def test_a_run_is_submitted_and_its_log_brought_through_a_login_host(world: JobWorld, tmp_path: Path) -> None:
     top = stand_in(world)
     with through_login(world, tmp_path):
-        done = launch(world, top, "--json")
-        assert done.rc == 0, done.err
+        done = world.good(*given(top), "--json")
         assert "rank 0 speaks" in done.err and "rank 1 speaks" in done.err
         assert done.json["exit"] == 0

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.world import snapshot
 from tests.fleet.standalone import write_toolchain
 from tests.slurm.cluster import NODES, Cluster
-from tests.slurm.job_world import JobWorld, by_node
+from tests.slurm.job_world import JobWorld
 from tests.support.programs import completed
 
 pytestmark = pytest.mark.slow
@@ -23,6 +23,10 @@ class LocalWorld(JobWorld):
     """The prefix is on the disk of each node; `shared` is what login host and nodes see."""
 
     def __init__(self, top: Path, cluster: Cluster) -> None:
+        """On disks with nothing on them."""
+        for disk in map(cluster.disk, cluster.names):
+            for path in disk.iterdir():
+                shutil.rmtree(path)
         super().__init__(top, cluster)
         self.shared = self.prefix
         self.prefix = cluster.local / "env build"
@@ -49,17 +53,13 @@ class LocalWorld(JobWorld):
 
 @pytest.fixture
 def world(cluster: Cluster, tmp_path: Path) -> LocalWorld:
-    for path in (path for name in cluster.names for path in cluster.disk(name).iterdir()):
-        shutil.rmtree(path)
     return LocalWorld(tmp_path, cluster)
 
 
 def test_all_nodes_install_from_one_bundle_and_every_later_job_finds_it(world: LocalWorld) -> None:
     world.target(scheduler={"nodes": NODES}, environment={"GREETING": "it's $(id) here"})
     world.tiny()
-    done = world.job()
-    nodes = by_node(done)
-    assert done.rc == 0, done.out[-3000:] + done.err[-500:]
+    nodes = world.job(rc=0).nodes
     assert sorted(nodes) == [f"gpu{index}" for index in range(1, NODES + 1)]
     assert {node["status"] for node in nodes.values()} == {"ok"}
     (root,) = {node["root"] for node in nodes.values()}
@@ -79,11 +79,8 @@ def test_all_nodes_install_from_one_bundle_and_every_later_job_finds_it(world: L
 
     # Nothing to do is said by the shared folder, without a job.
     before = snapshot(world.shared)
-    again = world.job()
-    assert again.rc == 0, again.err
-    assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
-    assert {node["root"] for node in by_node(again).values()} == {root}
-    assert (world.submitted(), again.json["steps_run"], snapshot(world.shared)) == ([], 0, before)
+    assert {node["root"] for node in world.nothing_to_do().nodes.values()} == {root}
+    assert snapshot(world.shared) == before
 
     script = later_jobs_find_it_on_a_new_disk_too(world, root)
     the_login_host_reads_the_bundle(world, bundle)
@@ -113,21 +110,24 @@ def later_jobs_find_it_on_a_new_disk_too(world: LocalWorld, root: str) -> str:
 
 def the_login_host_reads_the_bundle(world: LocalWorld, bundle: Path) -> None:
     """And finds one byte that was changed."""
-    whole = world.job(verb="verify")
-    assert whole.rc == 0, whole.err
-    assert by_node(whole).popitem()[1]["checks"][0]["name"] == "bundle"
+    whole = world.job(verb="verify", rc=0)
+    assert whole.nodes.popitem()[1]["checks"][0]["name"] == "bundle"
     data = bytearray(bundle.read_bytes())
     data[data.index(b"PK") + 60] ^= 1
     bundle.write_bytes(data)
-    spoiled = world.job(verb="verify")
-    assert spoiled.rc == 1
-    assert "sha256" in by_node(spoiled).popitem()[1]["checks"][0]["says"]
+    spoiled = world.job(verb="verify", rc=1)
+    assert "sha256" in spoiled.nodes.popitem()[1]["checks"][0]["says"]
 
 
-def test_a_node_whose_disk_is_full_fails_alone_and_the_same_command_does_the_rest(world: LocalWorld) -> None:
-    world.target(scheduler={"nodes": 2})
+def test_what_is_missing_is_told_first_and_a_node_whose_disk_is_full_fails_alone(world: LocalWorld) -> None:
     world.tiny()
-    assert world.job("--dry-run").rc == 0
+    place = ("provision", "--target", "./cluster.yaml")
+    world.target(shared=None)
+    world.refused(2, "shared-missing", *place)
+    world.target(scheduler={"nodes": 2})
+    world.refused(7, "script-impossible", *place, "--print-script")
+    assert world.submitted() == []
+    world.job("--dry-run", rc=0)
     # A disk without an inode to spare, seen by this node alone.
     disk = world.cluster.disk("gpu2")
     world.cluster.stop("gpu2")
@@ -135,18 +135,13 @@ def test_a_node_whose_disk_is_full_fails_alone_and_the_same_command_does_the_res
     try:
         world.cluster.start_node("gpu2")
         world.cluster.reset()
-        done = world.job()
-        nodes = by_node(done)
-        assert done.rc == 8, done.err
+        nodes = world.job(rc=8).nodes
         assert (nodes["gpu1"]["status"], nodes["gpu2"]["error"]["code"]) == ("ok", "disk-full"), nodes["gpu2"]
         assert not (disk / "env build" / "current").exists()
         subprocess.run(["mount", "-o", "remount,size=100m,nr_inodes=9000", disk], check=True)
         shutil.rmtree(world.disk("gpu1") / "envs")
-        again = world.job()
-        assert again.rc == 0, again.err
-        roots = {node["root"] for node in by_node(again).values()}
-        assert roots == {nodes["gpu1"]["root"]}
-        assert {node["status"] for node in by_node(world.job()).values()} == {"unchanged"}
+        assert {node["root"] for node in world.job(rc=0).nodes.values()} == {nodes["gpu1"]["root"]}
+        assert {*world.job().statuses.values()} == {"unchanged"}
     finally:
         world.cluster.stop("gpu2")
         subprocess.run(["umount", "-l", disk], check=True)
@@ -160,9 +155,7 @@ def test_the_interpreter_goes_to_every_disk_and_a_smoke_test_brings_back_what_wa
     world.use_toolchain(standalone_python)
     source = {**world.repository("gamma", {"gamma.py": "import alpha\n"}), "install": "path"}
     world.tiny(interpreters=["standalone"], sources=[source], imports=["alpha", "gamma"])
-    done = world.job()
-    nodes = by_node(done)
-    assert done.rc == 0, done.err
+    nodes = world.job(rc=0).nodes
     assert len({node["root"] for node in nodes.values()}) == 1
     for name in nodes:
         (tool,) = (world.disk(name) / "tools").iterdir()
@@ -172,21 +165,8 @@ def test_the_interpreter_goes_to_every_disk_and_a_smoke_test_brings_back_what_wa
     assert len(list((world.shared / "tools").iterdir())) == 3, "node program, uv and the Python are staged once"
     for name in nodes:
         shutil.rmtree(world.disk(name))
-    smoke = world.job(verb="smoke")
-    assert smoke.rc == 0, smoke.err
-    assert sorted(by_node(smoke)) == sorted(nodes)
+    assert sorted(world.job(verb="smoke", rc=0).nodes) == sorted(nodes)
     assert all((world.disk(name) / "current" / "tiny").is_symlink() for name in nodes)
-
-
-def test_what_node_local_needs_is_told_before_anything(world: LocalWorld) -> None:
-    world.tiny()
-    world.target(shared=None)
-    done = world.job()
-    assert (done.rc, done.code) == (2, "shared-missing")
-    world.target()
-    done = world.run("provision", "--target", "./cluster.yaml", "--print-script")
-    assert (done.rc, "script-impossible" in done.err) == (7, True)
-    assert world.submitted() == []
 
 
 JOBS = ["envbuild-probe", "envbuild-probe", "envbuild-provision"]
@@ -195,8 +175,6 @@ JOBS = ["envbuild-probe", "envbuild-probe", "envbuild-provision"]
 @pytest.fixture
 def bare(cluster: Cluster, tmp_path: Path, standalone_python: Path) -> Iterator[LocalWorld]:
     """Its stack stands on a standalone Python."""
-    for path in (path for name in cluster.names for path in cluster.disk(name).iterdir()):
-        shutil.rmtree(path)
     made = LocalWorld(tmp_path, cluster)
     made.use_toolchain(standalone_python)
     made.tiny(interpreters=["standalone"])
@@ -207,36 +185,28 @@ def bare(cluster: Cluster, tmp_path: Path, standalone_python: Path) -> Iterator[
 def test_nodes_without_any_python_get_one_through_the_shared_prefix(bare: LocalWorld) -> None:
     bare.cluster.hide_python("gpu1", "gpu2")
     bare.target(placement="shared", prefix=str(bare.shared), shared=None)
-    dry = bare.job("--dry-run")
-    assert dry.rc == 7, dry.out[-3000:] + dry.err
+    dry = bare.job("--dry-run", rc=7)
     assert "gpu1 has no Python 3.6 or newer" in dry.out + dry.err
     assert not (bare.shared / "tools").exists(), "a dry run brings nothing"
-    done = bare.job()
-    assert done.rc == 0, done.out[-3000:] + done.err
-    assert {node: found["status"] for node, found in by_node(done).items()} == {"gpu1": "ok", "gpu2": "ok"}
-    assert [job["name"] for job in bare.submitted()] == JOBS
+    assert bare.job(rc=0).statuses == {"gpu1": "ok", "gpu2": "ok"}
+    assert bare.submitted() == JOBS
     assert len(list((bare.shared / "tools").iterdir())) == 3, "node program, uv and the Python are staged once"
     assert not (bare.shared / "jobs").exists()
-    again = bare.job()
-    assert (again.rc, bare.submitted()) == (0, []), again.err
-    assert bare.job(verb="smoke").rc == 0
+    bare.nothing_to_do()
+    bare.job(verb="smoke", rc=0)
 
 
 def test_a_node_without_python_beside_one_that_has_it_takes_the_pack_onto_its_own_disk(bare: LocalWorld) -> None:
     bare.cluster.hide_python("gpu2")
-    done = bare.job()
-    nodes = by_node(done)
-    assert done.rc == 0, done.out[-3000:] + done.err
+    nodes = bare.job(rc=0).nodes
     assert sorted(nodes) == ["gpu1", "gpu2"]
     assert len({node["root"] for node in nodes.values()}) == 1
-    assert [job["name"] for job in bare.submitted()] == JOBS
+    assert bare.submitted() == JOBS
     # A disk that was wiped has no Python again; the shared folder has.
     shutil.rmtree(bare.disk("gpu2"))
-    assert bare.job(verb="smoke").rc == 0
+    bare.job(verb="smoke", rc=0)
     # Nor does another environment rest on what one disk has and another has not.
     shutil.rmtree(bare.disk("gpu2"))
     bare.wheel("beta", "2.0")
     bare.tiny(interpreters=["standalone"], packages=["beta==2.0"], imports=["beta"])
-    changed = bare.job()
-    assert changed.rc == 0, changed.out[-3000:] + changed.err
-    assert {node["status"] for node in by_node(changed).values()} == {"ok"}
+    assert {*bare.job(rc=0).statuses.values()} == {"ok"}

@@ -44,18 +44,25 @@ class Hurried(Clock):
 
 def until(slurm: Slurm, job: Job, number: str, wanted: Callable[[JobState], bool], seconds: float = 120) -> JobState:
     """Poll without mercy until a state is there."""
-    end = time.monotonic() + seconds
-    while True:
-        state = slurm.poll(job, number)
-        if wanted(state):
-            return state
-        assert time.monotonic() < end, f"still {state} after {seconds} s"
-        time.sleep(0.1)
+
+    def state() -> JobState | None:
+        now = slurm.poll(job, number)
+        return now if wanted(now) else None
+
+    found = patience.until(state, seconds)
+    assert found is not None
+    return found
 
 
 def ended(slurm: Slurm, job: Job, number: str, seconds: float = 120) -> JobState:
     """The state in which a job ends."""
     return until(slurm, job, number, lambda state: state.ended, seconds)
+
+
+def ran(slurm: Slurm, job: Job) -> tuple[JobState, str]:
+    """The state in which a job ends that is submitted now, and its log."""
+    number = slurm.submit(job)
+    return ended(slurm, job, number), slurm.logs(job, number)
 
 
 def running(slurm: Slurm, job: Job, number: str) -> JobState:
@@ -66,11 +73,10 @@ def test_a_job_runs_once_on_every_node_with_its_gpus_and_leaves_its_log(cluster:
     code = 'printf "%s %s %s %s\\n" "$SLURMD_NODENAME" "$CUDA_VISIBLE_DEVICES" "$MASTER_ADDR" "$GREETING"; pwd'
     gres = slurm.partition("gpu").gres()
     job = shell(cluster, code, nodes=3, gpus_per_node=4, gres=gres, variables={"GREETING": "it's $(id)"})
-    number = slurm.submit(job)
-    state = ended(slurm, job, number)
-    assert state.good, slurm.logs(job, number)
+    state, log = ran(slurm, job)
+    assert state.good, log
     assert len(state.nodes) == 3
-    lines = slurm.logs(job, number).splitlines()
+    lines = log.splitlines()
     assert {line for line in lines if line.startswith("gpu")} == {
         f"{node} 0,1,2,3 {state.nodes[0]} it's $(id)" for node in state.nodes
     }
@@ -85,36 +91,25 @@ def test_a_run_s_own_srun_starts_several_tasks_a_node_where_the_job_is_one_with_
     own = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK-}"\n[ "$SRUN_CPUS_PER_TASK" ] || unset SRUN_CPUS_PER_TASK\n'
     steps = (JobText(text=f"{own}srun --immediate=5 --nodes 1 --ntasks 8 echo task\n", each="batch"),)
     job = shell(cluster, "", gpus_per_node=8, gres=gres, cpus_per_node=8, steps=steps)
-    number = slurm.submit(job)
-    assert ended(slurm, job, number).good, slurm.logs(job, number)
-    log = slurm.logs(job, number)
+    state, log = ran(slurm, job)
+    assert state.good, log
     assert log.splitlines().count("task") == 8 and "honor" not in log, log
+    # GPUs of a shared node come with their part of its processors.
+    partition, code = slurm.partition("gpu"), 'echo "has $SLURM_CPUS_ON_NODE"'
+    for gpus in (4, 8):
+        share = partition.share(gpus, exclusive=False)
+        more = {"gpus_per_node": gpus, "gres": partition.gres(), "cpus_per_node": share.cpus}
+        state, log = ran(slurm, shell(cluster, code, nodes=2, **more))
+        assert state.good, log
+        assert log.splitlines().count(f"has {gpus}") == 2
 
 
-@pytest.mark.parametrize(("gpus", "cpus"), [(4, 4), (8, 8)])
-def test_gpus_of_a_shared_node_come_with_their_part_of_its_processors(
-    cluster: Cluster, slurm: Slurm, gpus: int, cpus: int
-) -> None:
-    partition = slurm.partition("gpu")
-    share = partition.share(gpus, exclusive=False)
-    job = shell(
-        cluster, 'echo "has $SLURM_CPUS_ON_NODE"', nodes=2, gpus_per_node=gpus, gres=partition.gres(),
-        cpus_per_node=share.cpus,
-    )  # fmt: skip
-    number = slurm.submit(job)
-    assert ended(slurm, job, number).good, slurm.logs(job, number)
-    assert slurm.logs(job, number).splitlines().count(f"has {cpus}") == 2
-
-
-def test_sinfo_says_how_gpus_are_asked_for(slurm: Slurm) -> None:
+def test_sinfo_says_how_gpus_are_asked_for_and_which_partitions_there_are(slurm: Slurm) -> None:
     partition = slurm.partition("gpu")
     assert (partition.nodes, partition.gpus_per_node) == (NODES, GPUS)
     assert partition.gres() == Gres(name="gpu", type="a100")
     bare = slurm.partition("bare")
     assert (bare.nodes, bare.gres()) == (1, None)
-
-
-def test_a_partition_that_is_not_there_is_named_with_those_that_are(slurm: Slurm) -> None:
     with fails("partition-unknown") as caught:
         slurm.partition("htc")
     assert "bare, cloud, gpu, hpc, low" in caught.value.why
@@ -129,45 +124,33 @@ def test_without_gres_whole_nodes_are_taken(cluster: Cluster, slurm: Slurm) -> N
     assert (state.phase, state.reason) == (Phase.PENDING, "Resources")
 
 
-@pytest.mark.parametrize("code", [1, 3, 130])
-def test_the_exit_code_of_the_program_is_that_of_the_job(cluster: Cluster, slurm: Slurm, code: int) -> None:
-    job = shell(cluster, f"exit {code}")
-    state = ended(slurm, job, slurm.submit(job))
-    assert (state.phase, state.exit, state.good) == (Phase.DONE, code, False)
-
-
-def test_one_failing_node_leaves_the_others_to_finish(cluster: Cluster, slurm: Slurm) -> None:
-    job = shell(cluster, 'if [ "$NODE_RANK" = 1 ]; then exit 4; fi; sleep 1; echo "$NODE_RANK finished"', nodes=3)
-    number = slurm.submit(job)
-    assert ended(slurm, job, number).exit == 4
-    log = slurm.logs(job, number)
+def test_the_exit_code_of_a_program_is_that_of_its_job_and_other_nodes_finish(cluster: Cluster, slurm: Slurm) -> None:
+    for code in (1, 3, 130):
+        state, _ = ran(slurm, shell(cluster, f"exit {code}"))
+        assert (state.phase, state.exit, state.good) == (Phase.DONE, code, False)
+    program = 'if [ "$NODE_RANK" = 1 ]; then exit 4; fi; sleep 1; echo "$NODE_RANK finished"'
+    state, log = ran(slurm, shell(cluster, program, nodes=3))
+    assert state.exit == 4
     assert "0 finished" in log
     assert "2 finished" in log
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
+def test_what_slurm_refuses_is_refused_in_its_words(cluster: Cluster, slurm: Slurm) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"queue": "nope"}, "invalid partition"),
         ({"gpus_per_node": 1, "gres": Gres(type="v100")}, "not available"),
         ({"constraints": "ib"}, "feature"),
-        ({"nodes": NODES + 1}, ""),
-    ],
-)
-def test_what_slurm_refuses_is_refused_in_its_words(
-    cluster: Cluster, slurm: Slurm, more: dict[str, Any], says: str
-) -> None:
-    job = shell(cluster, "true", **more)
-    if "nodes" in more:
-        # Slurm queues it, and says why it will wait for ever.
-        state = until(slurm, job, slurm.submit(job), lambda state: bool(state.reason))
-        assert state.phase is Phase.PENDING
-        assert state.reason
-        return
-    with fails("job-refused") as caught:
-        slurm.submit(job)
-    assert caught.value.exit_code is ExitCode.REFUSED
-    assert says in caught.value.why.lower()
+    ]
+    for more, says in refused:
+        with fails("job-refused") as caught:
+            slurm.submit(shell(cluster, "true", **more))
+        assert caught.value.exit_code is ExitCode.REFUSED
+        assert says in caught.value.why.lower()
+    # More nodes than there are it queues, and says why the job will wait for ever.
+    job = shell(cluster, "true", nodes=NODES + 1)
+    state = until(slurm, job, slurm.submit(job), lambda state: bool(state.reason))
+    assert state.phase is Phase.PENDING
+    assert state.reason
 
 
 def test_a_cancelled_job_says_so_and_its_programs_end(cluster: Cluster, slurm: Slurm) -> None:
@@ -182,7 +165,7 @@ def test_a_cancelled_job_says_so_and_its_programs_end(cluster: Cluster, slurm: S
     slurm.cancel("99999")
 
 
-def test_a_job_that_somebody_else_cancels_in_the_queue_is_noticed(cluster: Cluster, slurm: Slurm) -> None:
+def test_a_job_that_is_cancelled_elsewhere_or_asks_for_too_much_time_is_noticed(cluster: Cluster, slurm: Slurm) -> None:
     job = shell(cluster, "true", nodes=NODES + 1)
     number = slurm.submit(job)
     states: list[JobState] = []
@@ -190,11 +173,7 @@ def test_a_job_that_somebody_else_cancels_in_the_queue_is_noticed(cluster: Clust
     state = wait_for(slurm, job, number, on_change=states.append, clock=Hurried())
     assert state.failure is Failure.CANCELLED
     assert states[0].phase is Phase.PENDING
-
-
-def test_a_job_that_asks_for_more_time_than_its_partition_gives_is_not_waited_for(
-    cluster: Cluster, slurm: Slurm
-) -> None:
+    # Its partition gives less.
     job = shell(cluster, "true", time_limit=2 * 3600)
     number = slurm.submit(job)
     with fails("job-refused", ExitCode.REFUSED):
@@ -228,7 +207,11 @@ def test_a_requeued_job_begins_again_and_only_its_last_end_counts(cluster: Clust
     assert [re.findall("run .+", part) for part in (first, second)] == [[f"run {number}."], [f"run {number}-1."]]
 
 
-def test_a_node_that_fails_under_a_job_fails_it_by_name(cluster: Cluster, slurm: Slurm) -> None:
+def test_a_node_that_fails_under_a_job_or_is_drained_after_it_is_named(cluster: Cluster, slurm: Slurm) -> None:
+    state, _ = ran(slurm, shell(cluster, "true", nodes=2))
+    assert slurm.bad_nodes(state.nodes) == {}
+    cluster.run("scontrol", "update", f"nodename={state.nodes[1]}", "state=drain", "reason=health check: a|b")
+    assert slurm.bad_nodes(state.nodes) == {state.nodes[1]: "drained: health check: a|b"}
     job = shell(cluster, "sleep 300")
     number = slurm.submit(job)
     (node,) = running(slurm, job, number).nodes
@@ -243,18 +226,9 @@ def test_a_preempted_job_says_so(cluster: Cluster, slurm: Slurm) -> None:
     low = shell(cluster, "sleep 300", queue="low", nodes=NODES, exclusive=True)
     first = slurm.submit(low)
     running(slurm, low, first)
-    high = shell(cluster, "true", nodes=NODES, exclusive=True)
-    second = slurm.submit(high)
+    second, _ = ran(slurm, shell(cluster, "true", nodes=NODES, exclusive=True))
     assert ended(slurm, low, first).failure is Failure.PREEMPTED
-    assert ended(slurm, high, second).good
-
-
-def test_a_node_drained_after_the_job_is_named_with_its_reason(cluster: Cluster, slurm: Slurm) -> None:
-    job = shell(cluster, "true", nodes=2)
-    state = ended(slurm, job, slurm.submit(job))
-    assert slurm.bad_nodes(state.nodes) == {}
-    cluster.run("scontrol", "update", f"nodename={state.nodes[1]}", "state=drain", "reason=health check: a|b")
-    assert slurm.bad_nodes(state.nodes) == {state.nodes[1]: "drained: health check: a|b"}
+    assert second.good
 
 
 def _comes_back(cluster: Cluster, told: Path) -> None:

@@ -61,7 +61,7 @@ def test_the_tutorial_s_cluster_gets_opt_as_it_is_written(world: JobWorld) -> No
     for command, code in dict.fromkeys((command, code) for _, command, code in of("opt")):
         done = run(world, command, before=machine.before)
         assert wrong(command, code, done) == ""
-        jobs += [job["name"] for job in world.submitted()]
+        jobs += world.submitted()
     # What the probe of `plan` found is kept for `provision`.
     assert jobs == ["envbuild-provision", "bench-opt-175b"]
 

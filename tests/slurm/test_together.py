@@ -12,7 +12,7 @@ import pytest
 
 from tests.node.forge import FILES, need_compiler
 from tests.slurm.cluster import NODES
-from tests.slurm.job_world import JOINT, JobWorld, by_node, joint
+from tests.slurm.job_world import JOINT, JobWorld, joint
 from tests.support.torch_stack import torch_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(1500)]
@@ -24,11 +24,9 @@ def test_one_command_builds_on_four_nodes_and_two_of_them_meet(world: JobWorld) 
     torch_stack(world, light=True, sources=[source], imports=["torch", "quick._fast"])
     more: dict[str, Any] = {"smoke_nodes": 2, "floors": {"multi_node_busbw_gbps": 0.00001}}
     world.target(scheduler={"nodes": NODES, "time_limit": "30m"}, **more)
-    done = world.job(timeout=1200)
-    nodes = by_node(done)
-    assert done.rc == 0, done.err[-3000:]
-    assert len(nodes) == NODES
-    assert len({node["root"] for node in nodes.values()}) == 1
+    done = world.job(timeout=1200, rc=0)
+    assert len(done.nodes) == NODES
+    assert len({node["root"] for node in done.nodes.values()}) == 1
     met = joint(done)
     assert sorted(met) == ["gpu1", "gpu2"], "the first two nodes"
     for check in met.values():
@@ -38,5 +36,4 @@ def test_one_command_builds_on_four_nodes_and_two_of_them_meet(world: JobWorld) 
         assert check["metrics"][0]["floor"] == 0.00001
     page = (world.runs / done.json["run"] / "report.html").read_text()
     assert JOINT in page and "multi_node_busbw_gbps" in page
-    again = world.job()
-    assert (again.rc, world.submitted()) == (0, [])
+    world.nothing_to_do()

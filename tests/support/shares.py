@@ -21,7 +21,9 @@ LONG = (
     "tests/fleet/test_done_when.py",
     "tests/fleet/test_fab.py",
     "tests/fleet/test_overdue.py",
-    "tests/fleet/test_provision_many.py",
+    "tests/fleet/test_spread.py",
+    "tests/fleet/test_provision.py",
+    "tests/fleet/test_faults_sessions.py",
 )
 
 
