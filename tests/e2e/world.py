@@ -74,8 +74,8 @@ class Done:
     @property
     def error(self) -> dict[str, Any]:
         """The error of the JSON document, of the run or of its only node."""
-        error = self.json.get("error") or self.node["error"]
-        assert isinstance(error, dict)
+        error = self.json.get("error") or self.node.get("error")
+        assert isinstance(error, dict), f"exit {self.rc}, no error\n{self.out[-2000:]}\n{self.err[-4000:]}"
         return error
 
     @property
