@@ -80,12 +80,14 @@ def test_a_patched_extension_is_built_proven_reported_and_compiled_once_for_all_
 
 def test_what_does_not_work_is_told_and_what_is_in_use_stays(world: World, forge: Path) -> None:
     locked(world)
-    edit_lock(world.work / "tiny.lock.toml", lambda plain: plain["sources"][0]["patch_pins"][0].update(digest="0" * 64))
+    lock = world.work / "tiny.lock.toml"
+    text = lock.read_text()
+    edit_lock(lock, lambda plain: plain["sources"][0]["patch_pins"][0].update(digest="0" * 64))
     world.fails(5, "patch-changed")
     assert compiled(forge) == 0
     assert not (world.prefix / "current").exists() or list((world.prefix / "current").iterdir()) == []
 
-    locked(world)
+    lock.write_text(text)
     world.built()
     before = world.current
     for files, code in (
