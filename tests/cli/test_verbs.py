@@ -203,20 +203,25 @@ def test_a_wrong_command_line_is_answered_with_what_to_type(line: str, capsys: p
 
 def test_every_option_has_one_name_meaning_and_sentence_and_where_and_what_come_first() -> None:
     unnamed = {"TEXT", "INTEGER", "INTEGER RANGE", "FLOAT", "FILENAME", "DIRECTORY", "[%Y-%m-%d]"}
-    first: dict[str, str] = {}
-    choices: dict[str, set[str]] = {}
+    first, choices, removing = dict[str, str](), dict[str, set[str]](), set[str]()
     for context, option in options(cli, click.Context(cli, info_name="envbuild")):
         place = f"{context.command_path} {option.opts}"
         assert "--output" not in option.opts or "-o" in option.opts, place
         assert isinstance(option.type, Time) == (option.metavar == "TIME") or "--wait" in option.opts, place
         kind = "flag" if option.is_flag else option.metavar or option.type.name
         choices.setdefault(option.opts[-1], set()).add(kind)
+        if (option.opts, option.help) == (["--yes"], "Remove it; without --yes nothing changes."):
+            removing.add(context.command_path)
+        for value in ("nan", "inf", "-inf", "1e400", "x") if isinstance(option.type, click.FloatRange | Time) else ():
+            with pytest.raises(click.BadParameter):
+                option.type.convert(value, option, context)
         assert option.is_flag or option.make_metavar(context) not in unnamed, place
         assert option.help and option.help.endswith((".", ")")), place
         first.setdefault(context.command_path, option.opts[0])
     assert {first[f"envbuild {verb}"] for verb in ("plan", "provision", "smoke", "verify", "bench")} == {"-t"}
     several = {name for name, kinds in choices.items() if len(kinds) > 1}
     assert several <= {"--output", "--only", "--wheelhouse", "--from"}
+    assert removing == {"envbuild env remove", "envbuild store clean"}, "d110"
 
 
 def leaves(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command]]:
@@ -262,17 +267,6 @@ def test_each_summary_is_whole_on_a_terminal_of_80_columns(capsys: pytest.Captur
         assert "..." not in listed and max(map(len, listed.splitlines())) <= 80, (words, names)
         rows = [line for line in listed.splitlines() if line.startswith("    ")]
         assert not rows, f"a summary of {words} goes on in a second line"
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400", "x"])
-def test_no_option_takes_what_is_no_number(value: str) -> None:
-    found = 0
-    for context, option in options(cli, click.Context(cli, info_name="envbuild")):
-        if isinstance(option.type, click.FloatRange | Time):
-            found += 1
-            with pytest.raises(click.BadParameter):
-                option.type.convert(value, option, context)
-    assert found >= 8
 
 
 def test_two_stacks_that_differ_are_a_mistake_and_the_same_twice_is_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -408,14 +402,6 @@ def test_environments_are_listed_with_size_dates_and_processes(monkeypatch: pyte
     assert narrow[0].startswith("STACK") and narrow[1].split() == ["VERIFIED", "PATH"]
     assert (narrow[3].split()[-1], narrow[5].split()[-1]) == ("/p/envs/a", "/p/envs/b")
     assert max(map(len, narrow)) <= 80
-
-
-def test_d110_what_removes_says_so_first_and_does_it_with_yes() -> None:
-    removing = {"envbuild env remove", "envbuild store clean"}
-    for name, command in leaves(cli, click.Context(cli, info_name="envbuild")):
-        option = next((each for each in command.params if "--yes" in each.opts), None)
-        said = option.help if isinstance(option, click.Option) else ""
-        assert (said == "Remove it; without --yes nothing changes.") == (name in removing), name
 
 
 def test_d110_the_error_is_the_last_that_is_said_where_both_streams_go_into_one_file(tmp_path: Path) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uv
 import yaml
 
 from tests.e2e.world import Done, World, lines_until
@@ -122,17 +120,6 @@ def nodes_are_asked_and_tested_through_jobs(world: PbsWorld) -> None:
     assert world.submitted() == ["envbuild-smoke"]
 
 
-def test_a_test_that_fails_is_told_for_all_nodes_and_a_queue_that_is_closed_ends_before_it(world: PbsWorld) -> None:
-    world.tiny(imports=["nothing_of_this_name"])
-    done = world.job()
-    assert done.rc == 1, done.err
-    assert {node["status"] for node in done.json["nodes"]} == {"failed"}
-    world.fake.say("closed")
-    done = world.job()
-    # One of two queues may be closed; here both are.
-    assert (done.rc, done.code) == (75, "partition-out-of-service")
-
-
 def test_a_job_that_outlives_its_time_says_so_and_the_same_command_with_more_time_ends_well_and_tells_what_it_does(
     world: PbsWorld,
 ) -> None:
@@ -150,27 +137,6 @@ def test_a_job_that_outlives_its_time_says_so_and_the_same_command_with_more_tim
     gate.unlink()
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-
-
-def test_the_printed_file_builds_the_same_without_envbuild(world: PbsWorld) -> None:
-    world.target(nodes=1)
-    path = world.work / "cluster.yaml"
-    path.write_text(path.read_text().replace("delivery: controller", "delivery: node"))
-    world.tiny()
-    refused = world.job("--print-script", json=False)
-    assert (refused.rc, refused.code) == (7, "nodes-unknown")
-    assert "of the queues debug, prod" in refused.err
-    assert world.job("--dry-run").rc == 0
-    text = world.job("--print-script", json=False).out
-    assert "#PBS -q debug" in text and "Submit it with `qsub FILE`" in text
-    script = world.work / "envbuild.qsub"
-    # What a user's own shell profile would say on the nodes; PBS takes no variables along.
-    uv_folder = Path(uv.find_uv_bin()).parent
-    more = f"export UV_FIND_LINKS={world.wheels} UV_NO_INDEX=1 PATH={uv_folder}:$PATH\nset -euo pipefail\n"
-    script.write_text(text.replace("set -euo pipefail\n", more, 1))
-    world.fake.stop("background")
-    subprocess.run(["qsub", script], env=world.env, cwd=world.work, check=True, capture_output=True)
-    assert world.python("import alpha; print('good')", world.prefix / "current" / "tiny") == "good"
 
 
 def stand_in(world: PbsWorld, last: str) -> Path:
