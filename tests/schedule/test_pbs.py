@@ -26,6 +26,7 @@ from envbuild.schedule.wait import wait_for
 from tests.schedule.fake_pbs import FakePbs
 from tests.schedule.jobs import job
 from tests.support.fails import fails
+from tests.support.patience import alive, text_of, until
 
 
 @pytest.fixture
@@ -98,6 +99,20 @@ def test_a_job_that_pbs_has_forgotten_is_known_by_its_status_file_and_a_server_t
 def target(**scheduler: object) -> Target:
     given = {"name": "hpc", "prefix": "/p", "hosts": {"pbs": "nodefile"}, "connection": {"kind": "job"}}
     return Target.from_plain({**given, "scheduler": {"kind": "pbs", **scheduler}})
+
+
+def test_a_job_that_runs_can_be_deleted_and_its_programs_end(fake: FakePbs, pbs: Pbs) -> None:
+    fake.say("background")
+    asked = shell(fake, 'echo $$ > "$1"; sleep 600', fake.top.parent / "jobs" / "pid", nodes=2)
+    number = pbs.submit(asked)
+    pid = Path(asked.output, "pid")
+    until(lambda: text_of(pid))
+    assert pbs.poll(asked, number).phase is Phase.RUNNING
+    pbs.cancel(number)
+    until(lambda: pbs.poll(asked, number).ended)
+    state = pbs.poll(asked, number)
+    assert (state.failure, state.nodes) == (Failure.CANCELLED, ("x3001", "x3002"))
+    until(lambda: not alive(pid.read_text().strip()))
 
 
 def test_the_queue_is_the_first_that_takes_the_job(fake: FakePbs, pbs: Pbs) -> None:
