@@ -136,6 +136,10 @@ def _without(bad: re.Match[str] | None, value: str) -> str:
     return value
 
 
+# For an optional list or table that a digest covers: a lock file does not keep an empty one.
+EMPTY_AS_NONE = AfterValidator(lambda value: value or None)
+
+
 def _rel_path(value: str) -> str:
     plain_line(value)
     parts = value.split("/")

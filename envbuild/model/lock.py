@@ -9,6 +9,7 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, Field, model_validator
 
 from envbuild.model.common import (
+    EMPTY_AS_NONE,
     AbsPath,
     Commit,
     CudaArch,
@@ -210,7 +211,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
     base: Base = Base(kind="none")
     image: LockedImage | None = None
     provided: dict[str, str] = {}
-    arch_list: tuple[CudaArch, ...] | None = None
+    arch_list: Annotated[tuple[CudaArch, ...] | None, EMPTY_AS_NONE] = None
     interpreter: LockedInterpreter = LockedInterpreter()
     conda: LockedConda | None = None
     packages: tuple[LockedPackage, ...] = ()

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 
 from envbuild.model.common import (
+    EMPTY_AS_NONE,
     BesidePath,
     Commit,
     Flavour,
@@ -164,7 +165,7 @@ class Base(StrictModel):
 
     kind: BaseKind
     provides: tuple[RequirementText, ...] = ()
-    accepts: tuple[RequirementText, ...] | None = None
+    accepts: Annotated[tuple[RequirementText, ...] | None, EMPTY_AS_NONE] = None
     prefix: Text | None = None
     module: Text | None = None
     image: Text | None = None
@@ -223,7 +224,9 @@ class Build(StrictModel):
     kind: Literal["wheel", "inplace", "kernels"] = "wheel"
     flags: tuple[Text, ...] = ()
     extensions: Annotated[tuple[ModuleName, ...], Field(min_length=1)] | None = None
-    environment: Annotated[dict[SettableName, Text], AfterValidator(without_secrets)] | None = None
+    environment: Annotated[
+        Annotated[dict[SettableName, Text], AfterValidator(without_secrets)] | None, EMPTY_AS_NONE
+    ] = None
     memory_per_job: Annotated[float, Field(gt=0, le=1024)] | None = None
     cxx11_abi: Literal[0, 1] | None = None
     requires: Annotated[tuple[PackageName, ...], Field(min_length=1)] | None = None

@@ -30,11 +30,12 @@ def test_what_is_read_is_what_was_written_and_writes_the_same_bytes(texts: tuple
     file = ArtifactFile(file="a-1.0.tar.gz", sha256="unrecorded", reason=one)
     below = LockedSubmodule(path="third/sub", git="ssh://git@example.org/b", commit="1" * 40, tree="2" * 40)
     pinned = {"name": "a", "git": "https://example.org/a.git", "commit": "3" * 40, "tree": "4" * 40}
-    source = LockedSource(**pinned, ref=two, submodules=(below, below), build=Build(flags=(three,)))
+    source = LockedSource(**pinned, ref=two, submodules=(below, below), build=Build(flags=(three,), environment={}))
     full = variant(
         "full",
-        base=Base(kind="system", provides=("torch>=2",)),
+        base=Base(kind="system", provides=("torch>=2",), accepts=()),
         provided={"source": four, "a.b": four},
+        arch_list=(),
         packages=(LockedPackage(name="a", version="1.0", files=(file, file)), package("b")),
         sources=(source, LockedSource(**pinned)),
         environment={"package": five, "source": EnvPath.model_validate({"path": six, "if": "exists"}), "variant": ""},
