@@ -14,8 +14,8 @@ from tests.support.need import need
 from tests.support.programs import completed
 
 TOP = Path(__file__).parents[2]
-# A short module of one room, and one with two slow tests.
-_KEPT = re.compile(r"tests/(resolve/test_health|node/packages/test_wheel_file)\.py")
+# A short module of one room, and one with a slow test.
+_KEPT = re.compile(r"tests/(resolve/test_health|provision/ansible/test_inventory)\.py")
 
 
 def small(folder: Path) -> Path:
