@@ -183,13 +183,17 @@ def listing(*files: tuple[str, int]) -> list[dict[str, Any]]:
 A = "wheels/a.whl"
 HOSTILE: dict[str, tuple[bytes, str, str]] = {
     "traversal": (forged(member("wheels/../../evil")), "bundle-unsafe", "leads out"),
+    "an absolute path": (forged(member("/etc/cron.d/evil")), "bundle-unsafe", "leads out"),
     "traversal in the index": (forged(b"", listing(("wheels/../../evil", 0))), "bundle-unsafe", "../../evil"),
     "an absolute path in the index": (forged(b"", listing(("/etc/cron.d/evil", 0))), "bundle-unsafe", "/etc/cron.d"),
     "a link that leads out": (forged(member(A, tarfile.SYMTYPE, "/etc/passwd")), "bundle-unsafe", "a link"),
     "a hard link": (forged(member(A, tarfile.LNKTYPE, "/etc/passwd")), "bundle-unsafe", "a link"),
+    "a folder that is a link": (forged(member("wheels", tarfile.SYMTYPE, "/tmp")), "bundle-unsafe", "a link"),
     "a device": (forged(member(A, tarfile.CHRTYPE)), "bundle-unsafe", "a device"),
+    "a block device": (forged(member(A, tarfile.BLKTYPE)), "bundle-unsafe", "a device"),
     "a pipe": (forged(member(A, tarfile.FIFOTYPE)), "bundle-unsafe", "a pipe"),
     "setuid": (forged(member(A, mode=0o4755), listing((A, 0))), "bundle-unsafe", "4755"),
+    "setgid": (forged(member(A, mode=0o2755), listing((A, 0))), "bundle-unsafe", "2755"),
     "an executable file": (forged(member(A, mode=0o755), listing((A, 0))), "bundle-damaged", "header"),
     "a bomb by its size": (forged(member(A, size=1 << 40), listing((A, 0))), "bundle-unsafe", "are the most"),
     "a bomb by its holes": (forged(member(A, tarfile.GNUTYPE_SPARSE)), "bundle-unsafe", "sparse"),
