@@ -28,6 +28,14 @@ def _zipped(place: Path) -> bytes:
     return subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True).stdout
 
 
+def _from_memory(code: str) -> subprocess.CompletedProcess[bytes]:
+    """How `code` ends in place of the main program, where the program is read from standard input."""
+    loader, *rest = program_files.sent({}).split(b"\n")
+    text = base64.b64decode(loader).replace(b'exec(files["__main__.py"])', code.encode())
+    words = [sys.executable, "-I", "-S", "-c", program_files.START]
+    return subprocess.run(words, input=b"\n".join([base64.b64encode(text), *rest]), capture_output=True, check=False)
+
+
 def test_bytes_do_not_depend_on_times_modes_place_or_order(tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere" / "envbuild" / "node"
     shutil.copytree(resources.node_package(), copy)
@@ -66,11 +74,12 @@ def test_it_runs_from_memory_and_leaves_nothing(tmp_path: Path) -> None:
 def test_it_is_the_same_program_read_from_a_folder_a_zip_file_and_memory(tmp_path: Path) -> None:
     (tmp_path / "p").write_bytes(node_program.node_pyz())
     assert _zipped(tmp_path / "p") == node_program.node_pyz()
-    loader, *rest = program_files.sent({}).split(b"\n")
-    text = base64.b64decode(loader).replace(b'exec(files["__main__.py"])', _ZIPPED.encode())
-    words = [sys.executable, "-I", "-S", "-c", program_files.START]
-    done = subprocess.run(words, input=b"\n".join([base64.b64encode(text), *rest]), capture_output=True, check=True)
-    assert done.stdout == node_program.node_pyz()
+    assert _from_memory(_ZIPPED).stdout == node_program.node_pyz()
+
+
+def test_a_traceback_shows_the_lines_of_a_program_in_memory() -> None:
+    done = _from_memory("from envbuild.node import program_files; program_files.text('envbuild.node', 'none')")
+    assert b"    return files()[" in done.stderr
 
 
 def test_on_this_machine_the_package_itself_runs_and_nothing_that_lies_beside_it(
