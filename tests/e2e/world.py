@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -291,6 +292,15 @@ def ended(process: subprocess.Popen[str], timeout: float = DEADLINE) -> Done:
     """How a command that was started ended."""
     out, err = process.communicate(timeout=timeout)
     return Done(process.returncode, out, err)
+
+
+def interrupted(process: subprocess.Popen[str]) -> Done:
+    """How a command that waits ends at Ctrl-C."""
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
+    done = ended(process)
+    assert done.rc == 130, done.err
+    return done
 
 
 def lines_until(process: subprocess.Popen[str], true: Callable[[str], bool]) -> list[str]:

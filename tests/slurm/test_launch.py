@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.world import ended
+from tests.e2e.world import interrupted
 from tests.slurm.job_world import JobWorld, through_login
 from tests.support.programs import executable
 
@@ -106,10 +103,7 @@ def test_not_waiting_prints_the_number_of_the_job_and_an_interrupt_ends_it_when_
     process = world.start(*given(top, 1), "--cancel-job")
     number = world.wait_for_job("launch-megatronapp")
     world.wait_for_state(number, "RUNNING")
-    time.sleep(0.5)
-    os.kill(process.pid, signal.SIGINT)
-    done = ended(process)
-    assert done.rc == 130, done.err
+    interrupted(process)
     assert world.wait_for_state(number, "CANCELLED", "COMPLETED", "FAILED") == "CANCELLED"
 
 
