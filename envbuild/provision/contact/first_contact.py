@@ -256,9 +256,9 @@ def contact(
         failure.details.setdefault("node", node)
         return ContactResult.failed(node, failure)
 
-    if len(requests) == 1:
+    if len(requests) < 2:
         return {node: one(node) for node in requests}
-    program_files.packed()
+    program_files.packed()  # once for all of them
     # Daemon threads: an interrupt ends the run at once and does not wait for every node's deadline.
     answers = proc.parallel([partial(one, node) for node in requests])
     return {node: answer for node, answer in zip(requests, answers, strict=True) if answer is not None}

@@ -337,3 +337,8 @@ def test_local_contact_imports_no_ssh() -> None:
         "assert not {'fabric', 'paramiko', 'invoke'} & set(sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_nobody_to_contact_packs_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_contact.program_files, "packed", lambda: pytest.fail("packing takes 40 ms"))
+    assert first_contact.contact({}, Connection(kind="ssh")) == {}
