@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from envbuild.provision.run.context import Narrowing, Prepared, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
+_LONGEST = 3.2e9  # seconds, a hundred years
+FILE = click.Path(path_type=Path, dir_okay=False)
+THERE = click.Path(path_type=Path, exists=True)
+FILE_THERE = click.Path(path_type=Path, exists=True, dir_okay=False)
+FOLDER_THERE = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -59,7 +64,7 @@ class Time(click.ParamType[float]):
 
     name = "time"
 
-    def __init__(self, least: float = 0.0, most: float = 3.2e9) -> None:
+    def __init__(self, least: float, most: float) -> None:
         """Both in seconds."""
         self.least, self.most = least, most
 
@@ -93,6 +98,22 @@ def addresses(context: click.Context, option: click.Parameter, texts: tuple[str,
         if not url:
             raise click.BadParameter(f"it takes {option.metavar}, not '{name}='")
     return urls
+
+
+def pairs_option(
+    *words: str, help_: str, metavar: str = "KEY=VALUE", callback: Callable[..., dict[str, str]] = pairs
+) -> Callable[[F], F]:
+    """A repeatable option KEY=VALUE, read by `pairs` or `addresses`."""
+    return click.option(*words, multiple=True, metavar=metavar, callback=callback, help=help_)
+
+
+def time_option(*words: str, least: float = 0.0, most: float = _LONGEST, **more: Any) -> Callable[[F], F]:
+    """An option for a time from `least` to `most` seconds; its default is shown."""
+    return click.option(*words, type=Time(least, most), metavar="TIME", show_default="default" in more, **more)
+
+
+def _hosts_option(*words: str, help_: str) -> Callable[[F], F]:
+    return click.option(*words, multiple=True, metavar="HOSTS", shell_complete=names.hosts, help=help_)
 
 
 def missing_stack() -> click.MissingParameter:
@@ -197,19 +218,10 @@ target_name = click.option(
 target_option = options(target_name, trust_option)
 profile_option = click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack.")
 prefix_option = click.option("--prefix", metavar="DIR", help="Folder for environments (default: the target's).")
-lock_option = click.option(
-    "--lock",
-    "lock_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The lock file, when it is not the stack's own.",
-)
+lock_option = click.option("--lock", "lock_file", type=FILE, help="The lock file, when it is not the stack's own.")
 variant_option = click.option("--variant", metavar="ID", help="Use this variant of the lock.")
-deadline_option = click.option(
-    "--node-timeout",
-    "deadline",
-    type=Time(0.1),
-    metavar="TIME",
-    help="How long to wait for a node's answer; the others do not wait for it.",
+deadline_option = time_option(
+    "--node-timeout", "deadline", least=0.1, help="How long to wait for a node's answer; the others do not wait for it."
 )
 facts_option = click.option(
     "--facts",
@@ -226,28 +238,9 @@ installer_option = click.option(
     "--engine", type=click.Choice(["venv", "conda"]), help="Only environments of this engine (uv: venv)."
 )
 node_options = options(
-    click.option(
-        "--host",
-        "hosts",
-        multiple=True,
-        metavar="HOSTS",
-        shell_complete=names.hosts,
-        help="Use these hosts instead of the target's: gpu[01-04].",
-    ),
-    click.option(
-        "--limit",
-        multiple=True,
-        metavar="HOSTS",
-        shell_complete=names.hosts,
-        help="Use only these of the target's hosts; repeatable.",
-    ),
-    click.option(
-        "--exclude",
-        multiple=True,
-        metavar="HOSTS",
-        shell_complete=names.hosts,
-        help="Leave out these hosts; repeatable.",
-    ),
+    _hosts_option("--host", "hosts", help_="Use these hosts instead of the target's: gpu[01-04]."),
+    _hosts_option("--limit", help_="Use only these of the target's hosts; repeatable."),
+    _hosts_option("--exclude", help_="Leave out these hosts; repeatable."),
 )
 # Which nodes are asked.
 nodes_of_target = options(target_option, prefix_option, node_options)
@@ -410,13 +403,8 @@ def filled_here(flags: dict[str, Any]) -> str:
 
 def output_option(help_: str, *, folder: bool = False) -> Callable[[F], F]:
     """`-o/--output`: where a command writes."""
-    return click.option(
-        "-o",
-        "--output",
-        metavar="DIR" if folder else "FILE",
-        type=click.Path(path_type=Path, file_okay=not folder, dir_okay=folder),
-        help=help_,
-    )
+    metavar, kind = ("DIR", click.Path(path_type=Path, file_okay=False)) if folder else ("FILE", FILE)
+    return click.option("-o", "--output", metavar=metavar, type=kind, help=help_)
 
 
 def narrowing_of(flags: dict[str, Any]) -> Narrowing:

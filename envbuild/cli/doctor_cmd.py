@@ -43,11 +43,9 @@ _PHASES = {
 @choose.profile_option
 @choose.nodes_of_target
 @click.option(
-    "--facts-out",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    "--facts-out", metavar="FILE", type=choose.FILE,
     help="Write the facts of every node to this JSON file, for --facts of other commands; by a job if needed.",
-)
+)  # fmt: skip
 @choose.deadline_option
 @common_options
 def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: Any) -> int:

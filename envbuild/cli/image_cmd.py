@@ -127,13 +127,14 @@ def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
 @recipe_options
 @click.option("--tag", metavar="NAME", help="Name of the image (default: localhost/envbuild/STACK:PROFILE-DIGEST).")
 @click.option(
-    "--wheelhouse", "wheelhouses", multiple=True, type=click.Path(path_type=Path, exists=True), metavar="BUNDLE|DIR",
+    "--wheelhouse", "wheelhouses", multiple=True, type=choose.THERE, metavar="BUNDLE|DIR",
     help="A bundle, or a folder with wheels and git bundles, to use instead of fetching; repeatable.",
 )  # fmt: skip
 @click.option(
-    "--gitconfig", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    "--gitconfig",
+    type=choose.FILE_THERE,
     help="git's configuration in the build (mirrors by insteadOf); a build secret.",
-)  # fmt: skip
+)
 @click.option("--no-cache", is_flag=True, help="Use no layer of an earlier build.")
 @click.option("--verify", "verified", is_flag=True, help="Then verify and smoke-test the image, in a container.")
 @click.option("--push", metavar="REF", help="Push the image to this reference.")
@@ -199,9 +200,7 @@ def _look_into(
 )
 @click.option("--smoke", is_flag=True, help="Run the smoke test of the lock too.")
 @click.option("--with-gpus", "gpus", is_flag=True, help="Give the container the GPUs of this machine.")
-@click.option(
-    "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Also write the checks to this file as JUnit XML."
-)
+@click.option("--junit", type=choose.FILE, help="Also write the checks to this file as JUnit XML.")
 @_builder
 @common_options
 def verify(
@@ -259,14 +258,8 @@ def _verified(answer: dict[str, Any]) -> str:
     "--toleration", "tolerations", multiple=True, metavar="KEY[=VALUE][:EFFECT]", help="Taint to tolerate. Repeatable."
 )
 @click.option("--pull-secret", metavar="NAME", help="Secret with the login of the image's registry.")
-@click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", callback=choose.pairs,
-    help="A variable, as NCCL_DEBUG=INFO. Repeatable.",
-)  # fmt: skip
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", callback=choose.pairs,
-    help="A parameter of the stack's run. Repeatable.",
-)  # fmt: skip
+@choose.pairs_option("--env", "environment", metavar="NAME=VALUE", help_="A variable, as NCCL_DEBUG=INFO. Repeatable.")
+@choose.pairs_option("--set", "settings", help_="A parameter of the stack's run. Repeatable.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @common_options
 def pods(ui: Ui, /, stack: str, command: tuple[str, ...], settings: dict[str, str], **flags: Any) -> None:

@@ -30,20 +30,13 @@ if TYPE_CHECKING:
     from envbuild.provision.run.context import Prepared
     from envbuild.schedule.job import Job
 
-_LONGEST = 999_999.0 * 3600
+_LONGEST_JOB = 999_999.0 * 3600
 environment_option = click.option(
     "--environment", metavar="DIR", help="The built environment (default: the one in use under the prefix)."
 )
 # What is run, and on how much: of `launch` and `bench`.
 run_options = choose.options(
-    click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="KEY=VALUE",
-        callback=choose.pairs,
-        help="Set a parameter of the stack; repeatable.",
-    ),
+    choose.pairs_option("--set", "settings", help_="Set a parameter of the stack; repeatable."),
     click.option(
         "--nodes", type=choose.Count(min=1), help="Number of nodes (default: 1; of a submitted job, the target's)."
     ),
@@ -72,11 +65,8 @@ run_options = choose.options(
 @click.option("--print-script", is_flag=True, help="Print the job script of --submit, and submit nothing.")
 @click.option("--no-wait", is_flag=True, help="With --submit: print the number of the job, and do not wait.")
 @click.option("--cancel-job", is_flag=True, help="With --submit: Ctrl-C also ends the job.")
-@click.option(
-    "--time-limit",
-    type=choose.Time(1, _LONGEST),
-    metavar="TIME",
-    help="How long the job may run (default: the target's).",
+@choose.time_option(
+    "--time-limit", least=1, most=_LONGEST_JOB, help="How long the job may run (default: the target's)."
 )
 @click.option("--parameters", is_flag=True, help="List what --set takes, and print no command.")
 @common_options
@@ -408,26 +398,18 @@ def asked_of(flags: dict[str, Any]) -> Asked:
 @choose.where_options
 @run_options
 @click.option("--trials", type=choose.Count(min=1, max=100), default=1, help="Number of runs (default: 1).")
-@click.option(
-    "--run-timeout",
-    "deadline",
-    type=choose.Time(1, 864000),
-    default="1h",
-    show_default=True,
-    metavar="TIME",
-    help="Longest time of a run.",
-)
+@choose.time_option("--run-timeout", "deadline", least=1, most=864000, default="1h", help="Longest time of a run.")
 @click.option(
     "-o", "--output", metavar="DIR",
     help="Folder for the trials, each in a new subfolder (default: ./bench; on other hosts, below the prefix).",
 )  # fmt: skip
 @click.option(
-    "--log", "logs", multiple=True, metavar="FILE", type=click.Path(exists=True, dir_okay=False),
+    "--log", "logs", multiple=True, metavar="FILE", type=choose.FILE_THERE,
     help="Read the log of a run made elsewhere; runs nothing. Repeatable.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the commands of a trial, and run nothing; needs no GPU.")
 @common_options
-def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
+def bench(ui: Ui, /, trials: int, logs: tuple[Path, ...], **flags: Any) -> int:
     """Run STACK's own command, and compare its figure with the document's.
 
     Runs here, over SSH, or each run as a job. Exit 1 if a run fails or prints no figure, 6 if it is below the claim on
@@ -447,12 +429,8 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
         flags["output"] = choose.absolute(flags["output"] or "bench")
     if flags["dry_run"]:
         return _trial_as_text(ui, prepared, flags, trials)
-    asked = Asked(
-        asked_of(flags),
-        None if kind == "job" else launch_place(prepared.stack.name, flags),
-        trials,
-        tuple(map(Path, logs)),
-    )
+    place = None if kind == "job" else launch_place(prepared.stack.name, flags)
+    asked = Asked(asked_of(flags), place, trials, logs)
     with RunProgress(ui) as progress:
         # Nobody would read what an interrupted job goes on to print.
         settings = replace(choose.settings_of(config), cancel_job=True)
@@ -505,7 +483,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
 @click.option("-o", "--output", metavar="DIR", default="data", help="Where to put the data (default: ./data).")
 @click.option("--real", is_flag=True, help="The document's own files: downloaded, unpacked and preprocessed.")
 @click.option(
-    "--from", "folders", multiple=True, metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--from", "folders", multiple=True, metavar="DIR", type=choose.FOLDER_THERE,
     help="With --real: take the document's files from this folder, and download none. Repeatable.",
 )  # fmt: skip
 @common_options

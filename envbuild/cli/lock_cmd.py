@@ -25,23 +25,13 @@ if TYPE_CHECKING:
     from envbuild.lock.agreement import LockFinding
     from envbuild.model.lock import Lock, Variant
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_THERE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_index = click.option(
-    "--index",
-    "indexes",
-    multiple=True,
-    metavar="NAME=URL",
-    callback=choose.addresses,
-    help="Another address for a named index.",
+_index = choose.pairs_option(
+    "--index", "indexes", help_="Another address for a named index.", metavar="NAME=URL", callback=choose.addresses
 )
 _find_links = click.option(
-    "--find-links",
-    "-f",
-    multiple=True,
-    metavar="DIR_OR_URL",
+    "--find-links", "-f", multiple=True, metavar="DIR_OR_URL",
     help="Another folder or page with wheels, besides pip's own.",
-)
+)  # fmt: skip
 
 
 @click.group("lock", cls=Group)
@@ -57,7 +47,7 @@ def lock() -> None:
     help="Take nothing that was published after this date.",
 )  # fmt: skip
 @click.option("--upgrade", is_flag=True, help="Forget the versions of the existing lock.")
-@click.option("--base-python", type=_FILE, help="Interpreter of the base, to record what it provides.")
+@click.option("--base-python", type=choose.FILE, help="Interpreter of the base, to record what it provides.")
 @_find_links
 @_index
 @click.option("--allow-build", multiple=True, metavar="NAME", help="Run setup code of this package's sdist here.")
@@ -350,8 +340,8 @@ def _check_one(
 
 
 @lock.command("diff")
-@click.argument("before", type=_THERE)
-@click.argument("after", type=_THERE)
+@click.argument("before", type=choose.FILE_THERE)
+@click.argument("after", type=choose.FILE_THERE)
 @common_options
 def diff(ui: Ui, before: Path, after: Path) -> None:
     """Show what changed from the lock file BEFORE to AFTER."""
@@ -366,17 +356,10 @@ def diff(ui: Ui, before: Path, after: Path) -> None:
 @choose.stack_argument(required=True)
 @choose.variant_option
 @click.option(
-    "--format",
-    "form",
-    type=click.Choice(["pylock", "requirements", "conda-explicit", "conda-lock", "cyclonedx"]),
-    default="pylock",
-    show_default=True,
-    help="What the other tool reads.",
-)
-@click.option(
-    "--wheelhouse", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder with the locked files.",
+    "--format", "form", type=click.Choice(["pylock", "requirements", "conda-explicit", "conda-lock", "cyclonedx"]),
+    default="pylock", show_default=True, help="What the other tool reads.",
 )  # fmt: skip
+@click.option("--wheelhouse", metavar="DIR", type=choose.FOLDER_THERE, help="Folder with the locked files.")
 @choose.profile_option
 @choose.lock_option
 @_find_links

@@ -38,22 +38,14 @@ if TYPE_CHECKING:
 @click.option(
     "--print-script", is_flag=True, help="Print a bash file that builds the same, and stop; it says what must be there."
 )
-@click.option(
-    "--bundle",
-    type=click.Path(path_type=Path, exists=True),
-    metavar="FILE",
-    help="Install from this bundle, without a network.",
-)
+@click.option("--bundle", type=choose.THERE, metavar="FILE", help="Install from this bundle, without a network.")
 @click.option("--cancel-job", is_flag=True, help="Ctrl-C also ends the job that envbuild waits for.")
 @click.option("--batch", metavar="N|P%", help="Change this many nodes at a time, as 4 or 25%.")
 @click.option("--max-fail", metavar="N|P%", help="Begin no more nodes once more than this many have failed.")
-@click.option(
-    "--step-timeout",
-    "deadline",
-    type=choose.Time(1),
-    metavar="TIME",
+@choose.time_option(
+    "--step-timeout", "deadline", least=1,
     help="How long nodes of one --batch may take (default: 6 hours). Jobs have a time limit instead.",
-)
+)  # fmt: skip
 @click.option(
     "--ansible", is_flag=True, help="Run the playbook on this machine too, instead of calling its steps directly."
 )
@@ -500,10 +492,7 @@ def _elsewhere(node: NodePlan, prefix: str) -> list[str]:
     "--quick", is_flag=True, help="Read no contents; compare stamp, names and versions of packages, and link."
 )
 @click.option(
-    "--since",
-    metavar="RUN",
-    shell_complete=names.runs,
-    help="Print only what differs from that run; for cron.",
+    "--since", metavar="RUN", shell_complete=names.runs, help="Print only what differs from that run; for cron."
 )
 @choose.deadline_option
 @common_options

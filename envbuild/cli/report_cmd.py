@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import output_option, own_file
+from envbuild.cli.choose import FILE, output_option, own_file
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.verbs import Group
 from envbuild.config import load_config
@@ -28,7 +28,7 @@ def _publish(default: bool) -> Callable[[F], F]:
 
 def _key(*, required: bool = False) -> Callable[[F], F]:
     return click.option(
-        "--key", type=click.Path(path_type=Path, dir_okay=False), required=required,
+        "--key", type=FILE, required=required,
         help="Sign with this private SSH key, or the public key of one in the agent.",
     )  # fmt: skip
 
@@ -88,7 +88,7 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> Non
 @click.argument("path", metavar="REPORT|KIT", default="last", shell_complete=names.runs)
 @click.option("--run-id", "run", metavar="RUN", help="Demand a report of this run.")
 @click.option(
-    "--signers", type=click.Path(path_type=Path, dir_okay=False),
+    "--signers", type=FILE,
     help="File of trusted keys (allowed_signers of ssh-keygen); demands a signature by one of them.",
 )  # fmt: skip
 @common_options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import Time, configured, nodes_of_target, options, prefix_target
+from envbuild.cli.choose import configured, nodes_of_target, options, prefix_target, time_option
 from envbuild.cli.env_cmd import change
 from envbuild.cli.output import Ui, columns, common_options, failures
 from envbuild.cli.verbs import Group
@@ -83,10 +83,7 @@ def verify(ui: Ui, /, **flags: Any) -> int:
 
 @store.command("clean")
 @_kinds
-@click.option(
-    "--keep", type=Time(0, _MOST), default="30d", show_default=True, metavar="TIME",
-    help="Keep items younger than this, or used within this time.",
-)  # fmt: skip
+@time_option("--keep", most=_MOST, default="30d", help="Keep items younger than this, or used within this time.")
 @click.option("--yes", is_flag=True, help="Remove it; without --yes nothing changes.")
 @_nodes
 def clean(ui: Ui, /, kinds: tuple[str, ...], keep: float, *, yes: bool, **flags: Any) -> int:

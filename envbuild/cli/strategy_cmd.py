@@ -56,15 +56,7 @@ _MEASURED = (
     "--network", type=choose.Amount(min=0.01), default=3.1, metavar="GB/S",
     help="Network of a node (default: 3.1, the 25 Gbit/s of a p3.16xlarge).",
 )  # fmt: skip
-@click.option(
-    "--budget",
-    "deadline",
-    type=choose.Time(1),
-    default="5m",
-    show_default=True,
-    metavar="TIME",
-    help="Longest time of all trials together.",
-)
+@choose.time_option("--budget", "deadline", least=1, default="5m", help="Longest time of all trials together.")
 @click.option("-o", "--output", metavar="DIR", default="strategy", help="Folder for the trials (default: ./strategy).")
 @click.option("--dry-run", is_flag=True, help="Rank only; compare with the best cases that the document published.")
 @common_options

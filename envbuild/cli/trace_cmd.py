@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from envbuild.cli.choose import Count
+from envbuild.cli.choose import FILE_THERE, Count
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, writing
 from envbuild.node.paths import write_whole
@@ -19,17 +19,14 @@ _ENDINGS = {"chrome": ".json", "xlsx": ".xlsx"}
 
 
 @click.command("trace")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True, dir_okay=False))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=FILE_THERE)
 @click.option("--pipeline", "stages", type=Count(min=1), help="Pipeline stages (default: from the file name).")
 @click.option("--chunks", type=Count(min=1), help="Model chunks per stage (default: from the file name).")
 @click.option("--iteration", type=Count(min=0), help="Iteration to draw (default: the last complete one).")
 @click.option(
-    "--format",
-    "formats",
-    multiple=True,
-    type=click.Choice(sorted(_ENDINGS)),
+    "--format", "formats", multiple=True, type=click.Choice(sorted(_ENDINGS)),
     help="Write only this format; repeatable.",
-)
+)  # fmt: skip
 @click.option("-o", "--output", metavar="DIR", default=".", help="Where to write (default: here).")
 @common_options
 def trace(ui: Ui, /, **flags: Any) -> int:
@@ -38,7 +35,7 @@ def trace(ui: Ui, /, **flags: Any) -> int:
     Writes a Chrome trace (all iterations) and the document's xlsx (one iteration), named after the first FILE.
     Measures the share of the pipeline bubble. Counts and names broken lines, and shows the rest.
     """
-    paths = [Path(file) for file in flags["files"]]
+    paths: tuple[Path, ...] = flags["files"]
     spans = read(paths)
     pipeline = pipeline_of(spans, paths[0].name, flags["stages"], flags["chunks"])
     every = iterations(spans)
@@ -72,12 +69,12 @@ def trace(ui: Ui, /, **flags: Any) -> int:
 def _write(ui: Ui, trace_data: Trace, pipeline: Pipeline, every: list[Iteration], flags: dict[str, Any]) -> list[str]:
     """The files that were asked for, none ever half written. A sheet that nobody asked for may fail."""
     _, spans = shown(trace_data, every, flags["iteration"])
-    folder, first = Path(flags["output"]), Path(flags["files"][0])
+    folder, first = Path(flags["output"]), flags["files"][0]
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for form in flags["formats"] or sorted(_ENDINGS):
         path = folder / (first.stem + _ENDINGS[form])
-        if path.resolve() in {Path(file).resolve() for file in flags["files"]}:
+        if path.resolve() in {file.resolve() for file in flags["files"]}:
             raise click.UsageError(f"{path} is a trace itself: choose another --output")
         try:
             if form == "xlsx":
