@@ -5,23 +5,11 @@ Computes what the scripts compute (`ALCF/args.sh`, `launch.sh` at the pinned com
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from envbuild.launch.request import (
-    Count,
-    Order,
-    Parameters,
-    Value,
-    fill,
-    fill_config,
-    model_row,
-    read,
-    require,
-    require_shape,
-)
+from envbuild.launch.request import Count, Order, Parameters, Value, fill, model_row, read, require, require_shape
 from envbuild.model.common import Text
 from envbuild.model.finding import package_name
 from envbuild.model.launch import Command, Default, Launch, LaunchFile, ModelSize
@@ -87,7 +75,7 @@ class AlcfParameters(Parameters):
 
 def make(order: Order) -> Launch:
     """The MPI command, and the DeepSpeed file that it reads."""
-    given, defaults = read(AlcfParameters, order.values, order.data.defaults)
+    given, defaults = read(AlcfParameters, order)
     model = model_row(order.reference, given.model_size_key, "MODEL_SIZE_KEY")
     flash = _flash(given)
     variable = f"USE_FLASH_ATTN_{flash}".upper()
@@ -111,8 +99,7 @@ def make(order: Order) -> Launch:
         hint="ZERO_STAGE=1, or PPSIZE=1",
     )
     values = _values(order, given, model, degrees, flash, sequence_parallel=sequence_parallel)
-    config = "zero-3" if given.zero == 3 else "zero"
-    text = json.dumps(fill_config(order.data.configs[config], values), indent=2) + "\n"
+    config = order.config_file("zero-3" if given.zero == 3 else "zero", values)
     python, ranks = order.place.program("python3"), f"{order.place.output}/mpi_ranks.py"
     files = () if order.takes_mpi_flag() else (LaunchFile(path=ranks, text=program_files.text(*_RANKS)),)
     address, port = order.place.rendezvous(PORT)
@@ -139,7 +126,7 @@ def make(order: Order) -> Launch:
     return order.launch(
         model.name,
         degrees=degrees,
-        files=(LaunchFile(path=str(values["config"]), text=text), *files),
+        files=(config, *files),
         commands=(Command(argv=argv, environment=environment, directory=order.directory()),),
         defaults=(*defaults, *computed),
         deviations=order.deviations(*_DEVIATIONS, *((_PORT,) if files else ())),

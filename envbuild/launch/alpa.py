@@ -58,7 +58,7 @@ class _Case:
 
 def make(order: Order) -> Launch:
     """One command a node; the ranks above 0 wait for the first node's port."""
-    given, taken = read(AlpaParameters, order.values, order.data.defaults)
+    given, taken = read(AlpaParameters, order)
     case, computed = _case(order, given)
     place = order.place
     values: dict[str, Value] = {

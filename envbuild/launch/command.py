@@ -29,7 +29,7 @@ def parameters(data: LaunchData) -> type[Parameters]:
 def make(order: Order) -> Launch:
     """One command a node where its words name `{rank}`, else one that starts all nodes."""
     data, place, names = order.data, order.place, order.data.names()
-    given, taken = read(parameters(data), order.values, data.defaults)
+    given, taken = read(parameters(data), order)
     trees = [source.name for source in order.profile.sources if source.install != "wheel"]
     if data.source is not None and data.source not in trees:
         raise EnvbuildError(

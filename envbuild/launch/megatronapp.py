@@ -50,7 +50,7 @@ class AppParameters(Parameters):
 
 def make(order: Order) -> Launch:
     """One command a node; rank 0 is the master, the others wait for its port."""
-    given, taken = read(AppParameters, order.values, order.data.defaults)
+    given, taken = read(AppParameters, order)
     model = model_row(order.reference, given.model, "model")
     place = order.place
     usual = _chunks_default(order, given.pipeline_parallel)

@@ -102,7 +102,7 @@ class _Step:
 
 def make(order: Order) -> Launch:
     """The one opt-baselines command, or one torchrun on a node where a rank's sequences are too many for it."""
-    given, taken = read(MetaseqParameters, order.values, order.data.defaults)
+    given, taken = read(MetaseqParameters, order)
     model = model_row(order.reference, given.model_size, "model_size")
     place = order.place
     step = _step(order, model, given.gpu_gb)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from envbuild.model.launch import (
     Endpoint,
     Launch,
     LaunchData,
+    LaunchFile,
     ModelSize,
     Reference,
     Words,
@@ -119,12 +121,12 @@ def fill(words: Iterable[str | Words], values: Values) -> tuple[str, ...]:
     return tuple(out)
 
 
-def fill_config(config: JsonValue, values: Values) -> JsonValue:
+def _filled_config(config: JsonValue, values: Values) -> JsonValue:
     """A configuration with its values filled in; a text that is one `{name}` becomes the value itself, not a text."""
     if isinstance(config, dict):
-        return {key: fill_config(value, values) for key, value in config.items()}
+        return {key: _filled_config(value, values) for key, value in config.items()}
     if isinstance(config, list):
-        return [fill_config(value, values) for value in config]
+        return [_filled_config(value, values) for value in config]
     if not isinstance(config, str):
         return config
     whole = _NAME.fullmatch(config)
@@ -161,12 +163,12 @@ class Parameters(BaseModel):
 P = TypeVar("P", bound=Parameters)
 
 
-def read(kind: type[P], given: Mapping[str, str], defaults: Mapping[str, str]) -> tuple[P, tuple[Default, ...]]:
-    """The parameters, and the defaults that were taken because nobody gave a value.
+def read(kind: type[P], order: Order) -> tuple[P, tuple[Default, ...]]:
+    """The parameters of an order, and the defaults that were taken because nobody gave a value.
 
     Raises EnvbuildError `launch-parameter` for an unknown name or a value of the wrong kind.
     """
-    known = kind.names()
+    known, given, defaults = kind.names(), order.values, order.data.defaults
     taken = {name: defaults[name] for name in known if name in defaults and name not in given}
     for name in given:
         if name not in known:
@@ -322,6 +324,11 @@ class Order:
             values |= {"layers": model.layers, "hidden": model.hidden, "heads": model.heads}
             values["sequence_length"] = model.sequence
         return values
+
+    def config_file(self, name: str, values: Values) -> LaunchFile:
+        """A configuration of the stack as the JSON file that `{config}` of the values names."""
+        text = json.dumps(_filled_config(self.data.configs[name], values), indent=2) + "\n"
+        return LaunchFile(path=str(values["config"]), text=text)
 
     @property
     def profile(self) -> Profile:

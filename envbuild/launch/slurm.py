@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 from pydantic import Field
 
-from envbuild.launch.request import (
-    Count,
-    Order,
-    Parameters,
-    Place,
-    Value,
-    fill,
-    fill_config,
-    model_row,
-    read,
-    require,
-    require_shape,
-)
+from envbuild.launch.request import Count, Order, Parameters, Value, fill, model_row, read, require, require_shape
 from envbuild.model.common import Text
-from envbuild.model.launch import BenchmarkCase, Command, Default, Deviation, Launch, LaunchFile, ModelSize
+from envbuild.model.launch import BenchmarkCase, Command, Default, Deviation, Launch, ModelSize
 from envbuild.node.read_text import integer
 
 # torchrun takes the rank of its node from there where no word says it: under srun all nodes have the same words.
@@ -49,7 +36,7 @@ class SlurmParameters(Parameters):
 
 def make(order: Order) -> Launch:
     """The srun command, or without Slurm one command a node, and the DeepSpeed file that it reads."""
-    given, taken = read(SlurmParameters, order.values, order.data.defaults)
+    given, taken = read(SlurmParameters, order)
     model = model_row(order.reference, given.model, "model")
     require(
         given.zero < 2,
@@ -83,7 +70,6 @@ def make(order: Order) -> Launch:
         f"{order.directory()}/pretrain_gpt.py",
         *fill(order.data.arguments, values),
     )
-    text = json.dumps(fill_config(order.data.configs["deepspeed"], values), indent=2) + "\n"
     return order.launch(
         model.name,
         degrees={
@@ -91,10 +77,10 @@ def make(order: Order) -> Launch:
             "data": data,
             "microbatches": shape["global_batch"] // shape["micro_batch"] // data,
         },
-        files=(LaunchFile(path=str(values["config"]), text=text),),
+        files=(order.config_file("deepspeed", values),),
         commands=tuple(
             Command(node=node, argv=argv, environment={**order.data.environment, **ranked}, directory=order.directory())
-            for node, ranked in _nodes(order.place)
+            for node, ranked in _nodes(order)
         ),
         defaults=(*taken, *computed),
         deviations=_deviations(order),
@@ -102,11 +88,12 @@ def make(order: Order) -> Launch:
     )
 
 
-def _nodes(place: Place) -> list[tuple[int | None, dict[str, str]]]:
+def _nodes(order: Order) -> list[tuple[int | None, dict[str, str]]]:
     """The nodes that have a command, None: one for all, and what each is told of its rank."""
-    if not place.direct:
+    if not order.place.direct:
         return [(None, {})]
-    return [(node, {_NODE_RANK: str(node)} if place.nodes > 1 else {}) for node in range(place.nodes)]
+    nodes = order.place.nodes
+    return [(node, {_NODE_RANK: str(node)} if nodes > 1 else {}) for node in range(nodes)]
 
 
 def _case(order: Order, model: ModelSize) -> BenchmarkCase:
