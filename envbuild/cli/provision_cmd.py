@@ -474,12 +474,7 @@ def _elsewhere(node: NodePlan, prefix: str) -> list[str]:
     rows = (
         ("cache", args.get("cache"), None, "packages for later builds: {}, not counted"),
         ("store", build.get("store"), f"{prefix}/store/wheels", "compiled wheels: {}, not counted"),
-        (
-            "tmp",
-            args.get("tmp"),
-            join(prefix, "tmp"),
-            "files of the build: {}; of compilers not counted",
-        ),
+        ("tmp", args.get("tmp"), join(prefix, "tmp"), "files of the build: {}; of compilers not counted"),
         ("compile", compiles, None, "sources while they compile: {}, or `tmp` where that lacks room; not counted"),
     )
     return [f"    {key:<10} {text.format(path)}" for key, path, usual, text in rows if path and path != usual]

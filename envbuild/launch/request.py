@@ -220,11 +220,7 @@ def require_shape(model: ModelSize, gpus: int, tensor: int, pipeline: int, other
     """Data-parallel degree of a run. Refuses degrees that do not divide the GPUs, the heads or the layers."""
     product = tensor * pipeline * others
     degrees = f"tensor {tensor} x pipeline {pipeline}" + (f" x sequence {others}" if others > 1 else "")
-    require(
-        gpus % product == 0,
-        f"{degrees} does not divide {gpus} GPUs",
-        hint=f"degrees whose product divides {gpus}",
-    )
+    require(gpus % product == 0, f"{degrees} does not divide {gpus} GPUs", hint=f"degrees whose product divides {gpus}")
     usable = [n for n in range(1, gpus + 1) if gpus % n == 0 and model.heads % n == 0]
     require(
         model.heads % tensor == 0,

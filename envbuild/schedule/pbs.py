@@ -15,16 +15,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import QueueLimits, Target
 from envbuild.node.read_text import integer
 from envbuild.schedule.cluster import TIMEOUT, Scheduler
-from envbuild.schedule.job import (
-    Failure,
-    Gres,
-    Job,
-    JobState,
-    Phase,
-    Share,
-    clock_text,
-    seconds_of,
-)
+from envbuild.schedule.job import Failure, Gres, Job, JobState, Phase, Share, clock_text, seconds_of
 from envbuild.text import plural
 
 # States of pbsnodes that keep jobs away (pbsnodes(1B)); a node may have several.
@@ -316,11 +307,7 @@ class Pbs(Scheduler):
     # PALS tells a rank its number as PALS_RANKID and PMI_RANK; Open MPI's mpiexec has a name of its own.
     rank = '"${PALS_RANKID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}}"'
     hosts, count = '< "$PBS_NODEFILE"', "{nodes}"
-    opening = (
-        "",
-        "# PBS puts the job's output into place only after it has ended.",
-        'exec >> "$output/{log}" 2>&1',
-    )
+    opening = ("", "# PBS puts the job's output into place only after it has ended.", 'exec >> "$output/{log}" 2>&1')
     runs: ClassVar = {
         "node": ("# Once on every node.", _MPIEXEC.format(count='"$NNODES"')),
         "once": ("# Once, on the first node.", _MPIEXEC.format(count="1")),

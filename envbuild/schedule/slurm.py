@@ -14,14 +14,7 @@ from envbuild.model.target import Target
 from envbuild.node.read_text import integer
 from envbuild.schedule import script
 from envbuild.schedule.cluster import TIMEOUT, Scheduler
-from envbuild.schedule.job import (
-    Failure,
-    Gres,
-    Job,
-    JobState,
-    Phase,
-    Share,
-)
+from envbuild.schedule.job import Failure, Gres, Job, JobState, Phase, Share
 
 _PHASES = {
     word: phase
@@ -286,10 +279,7 @@ class Slurm(Scheduler):
         "unset SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK",
     )
     runs: ClassVar = {
-        "node": (
-            "# Once on every node; a node that fails does not stop the others.",
-            f"srun {_EVERYWHERE} {_STEP}",
-        ),
+        "node": ("# Once on every node; a node that fails does not stop the others.", f"srun {_EVERYWHERE} {_STEP}"),
         "once": ("# Once, on the first node.", f"srun --nodes=1 --ntasks=1 --relative=0 {_STEP}"),
         "text": (
             "# Once on every node; the first that fails ends all.",

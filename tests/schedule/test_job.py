@@ -13,16 +13,7 @@ from envbuild.model.target import Connection, Login, Target
 from envbuild.node.proc import Finished
 from envbuild.schedule import cluster
 from envbuild.schedule.cluster import Here, Scheduler
-from envbuild.schedule.job import (
-    Failure,
-    Gres,
-    Job,
-    JobState,
-    Phase,
-    SchedulerUnavailableError,
-    job_error,
-    seconds_of,
-)
+from envbuild.schedule.job import Failure, Gres, Job, JobState, Phase, SchedulerUnavailableError, job_error, seconds_of
 from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.wait import Clock, wait_for

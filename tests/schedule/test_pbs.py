@@ -12,16 +12,7 @@ from envbuild.errors import ExitCode
 from envbuild.model.target import Target
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Failure, Gres, Job, JobStep, Phase, SchedulerUnavailableError, Share
-from envbuild.schedule.pbs import (
-    Attributes,
-    Offer,
-    Pbs,
-    Queues,
-    bad_nodes,
-    offers,
-    parse_job,
-    parse_nodes,
-)
+from envbuild.schedule.pbs import Attributes, Offer, Pbs, Queues, bad_nodes, offers, parse_job, parse_nodes
 from envbuild.schedule.wait import wait_for
 from tests.schedule.fake_pbs import FakePbs
 from tests.schedule.jobs import job

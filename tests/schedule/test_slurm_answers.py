@@ -9,14 +9,7 @@ import pytest
 
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Failure, Gres, JobState, Phase, Share
-from envbuild.schedule.slurm import (
-    Slurm,
-    parse_bad_nodes,
-    parse_gres,
-    parse_job,
-    parse_partition,
-    parse_sacct,
-)
+from envbuild.schedule.slurm import Slurm, parse_bad_nodes, parse_gres, parse_job, parse_partition, parse_sacct
 from tests.schedule.jobs import job
 from tests.support.programs import executable
 
