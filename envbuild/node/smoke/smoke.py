@@ -194,7 +194,8 @@ def _sound(work: Work) -> list[Part]:
 
 def _trees(spec: Spec) -> dict[str, str]:
     """The folders of code that Python reads where it lies, by source; of several sources in one repository once."""
-    variant, places = spec.variant, dict[str, str]()
+    variant = spec.variant
+    places: dict[str, str] = {}
     read = [source for source in variant.get("sources") or [] if source.get("install", "wheel") != "wheel"]
     named = {(str(source["git"]), str(source["commit"])): str(source["name"]) for source in read}
     for name in [*named.values(), *(str(source["name"]) for source in variant.get("trees") or [])]:

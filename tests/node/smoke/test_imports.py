@@ -19,6 +19,7 @@ from envbuild.node.smoke import only, smoke
 from envbuild.node.smoke.programs.imports import comparable, same_version
 from envbuild.node_program import node_pyz
 from envbuild.report.publish import public_fields
+from tests.node.pythons import require_python
 from tests.node.smoke.subject import Subject
 from tests.support.files import write_file, write_files
 from tests.support.patience import PATIENCE, with_deadline
@@ -203,14 +204,16 @@ def test_leading_zeros_do_not_matter_and_no_text_breaks_it(numbers: list[int], t
     assert comparable(text) == comparable(f" {text} ")
 
 
-def test_it_runs_from_the_zipapp_and_a_failing_check_is_exit_1(bare: Bare, tmp_path: Path) -> None:
+@pytest.mark.parametrize("minor", [PYTHON, "3.8"])
+def test_it_runs_from_the_zipapp_and_a_failing_check_is_exit_1(minor: str, bare: Bare, tmp_path: Path) -> None:
+    python = sys.executable if minor == PYTHON else require_python(minor)
     pyz = tmp_path / "envbuild-node.pyz"
     pyz.write_bytes(node_pyz())
     bare.module("good")
     for imports, code in ((["good"], 0), (["good", "absent"], 1)):
         args = {"environment": str(bare.path), "variant": {"imports": imports}, "items": [{"name": "sound"}]}
         request = {"protocol": 1, "verb": "smoke", "run": "r1", "prefix": str(tmp_path), "args": args}
-        done = completed([sys.executable, "-I", str(pyz), "smoke"], input=json.dumps(request), cwd=tmp_path)
+        done = completed([python, "-I", str(pyz), "smoke"], input=json.dumps(request), cwd=tmp_path)
         answer = json.loads(done.stdout)
         assert (done.returncode, answer["ok"], answer["changed"]) == (code, True, False), done.stderr
         assert answer["result"]["exit"] == code
