@@ -13,7 +13,7 @@ import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from envbuild.node import hashing, paths, proc
 from envbuild.node.image import runtimes
@@ -43,12 +43,8 @@ def load(args: Json, prefix: str) -> tuple[str, Json | None]:
         return (wanted if here else _bring(args, program)), None
     extension = "sif" if runtime == "apptainer" else "sqsh"
     path = os.path.join(prefix, "images", f"{args['stack']}-{wanted[:12]}.{extension}")
-
-    def make(half: str) -> None:
-        with _unpacking(args, prefix) as env:
-            _make_file(args, runtime, args.get("maker") or program, half, env)
-
-    return path, _made(path, make, bool(args.get("force")))
+    digest = (None if args.get("force") else _whole(path)) or _make_file(args, prefix, path)
+    return path, {"path": path, "bytes": os.stat(path).st_size, "sha256": digest}
 
 
 def _forget(args: Json, program: str) -> None:
@@ -102,18 +98,27 @@ def _bring(args: Json, program: str) -> str:
     return str(wanted)
 
 
-def _make_file(args: Json, runtime: str, program: str, path: str, env: dict[str, str | None]) -> None:
-    """A SIF or a .sqsh file of the image."""
-    pull = str(args.get("pull") or "")
-    if runtime == "apptainer":
-        if pull:
-            words = (["--no-https"] if args.get("insecure") else []) + [path, "docker://" + pull]
-        else:
-            words = [path, "docker-archive://" + args["archive"]]
-        _run([program, "build", "--force"] + words, args, env)
-        return
-    env.update({"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {})
-    _run([program, "import", "--output", path, enroot_uri(pull)], args, env)
+def _make_file(args: Json, prefix: str, path: str) -> str | None:
+    """Make the SIF or the .sqsh file of the image; its sha256, which lies beside it as `sha256sum -c` reads it."""
+    pull, half = str(args.get("pull") or ""), path + ".half"
+    if args["runtime"] != "apptainer":
+        words = ["import", "--output", half, enroot_uri(pull)]
+    elif pull:
+        words = ["build", "--force"] + (["--no-https"] if args.get("insecure") else []) + [half, "docker://" + pull]
+    else:
+        words = ["build", "--force", half, "docker-archive://" + args["archive"]]
+    paths.remove_tree(half)  # of a run that was killed
+    try:
+        with _unpacking(args, prefix) as env:
+            env.update({"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {})
+            _run([args.get("maker") or args["program"]] + words, args, env)
+        digest = hashing.digest_if_readable(half)
+        # First: a kill in between leaves a file that is made again.
+        paths.write_atomic(path + ".sha256", (f"{digest}  {path}\n").encode("utf-8"))
+        os.replace(half, path)
+    finally:
+        paths.remove_tree(half)
+    return digest
 
 
 def enroot_uri(reference: str) -> str:
@@ -134,9 +139,15 @@ def check_archive(args: Json) -> None:
 
     Raises NodeError `image-damaged` (exit 5); the file is then removed.
     """
-    path = args["archive"]
+    path, why = args["archive"], ""
     digest = hashing.digest_if_readable(path)
-    why = _other_image(path, args["id"])
+    try:
+        image = archive_id(path)
+    except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"it is no archive of one image ({str(error)[:200]})"
+    else:
+        if image != args["id"]:
+            why = f"its image has the id {image[:12]}"
     if digest != args["sha256"]:
         why = f"its sha256 is {(digest or 'none')[:12]}, sent was {args['sha256'][:12]}"
     if why:
@@ -148,15 +159,6 @@ def check_archive(args: Json) -> None:
             why=why,
             hint="run the same command again",
         )
-
-
-def _other_image(path: str, wanted: str) -> str:
-    """Why the archive is of another image, empty when it is this one."""
-    try:
-        image = archive_id(path)
-    except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"it is no archive of one image ({str(error)[:200]})"
-    return "" if image == wanted else f"its image has the id {image[:12]}"
 
 
 def archive_id(path: str) -> str:
@@ -184,26 +186,6 @@ def _run(argv: list[str], args: Json, env: dict[str, str | None]) -> None:
         why=why,
         hint="run the same command again",
     )
-
-
-def _made(path: str, make: Callable[[str], None], force: bool) -> Json:
-    """The file at `path` as `path`, `bytes` and `sha256`; `make(other path)` makes it where it is not there and whole.
-
-    The hash beside it is read by `sha256sum -c` too.
-    """
-    digest = None if force else _whole(path)
-    if digest is None:
-        half = path + ".half"
-        paths.remove_tree(half)  # of a run that was killed
-        try:
-            make(half)
-            digest = hashing.digest_if_readable(half)
-            # First: a kill in between leaves a file that is made again.
-            paths.write_atomic(path + ".sha256", (f"{digest}  {path}\n").encode("utf-8"))
-            os.replace(half, path)
-        finally:
-            paths.remove_tree(half)
-    return {"path": path, "bytes": os.stat(path).st_size, "sha256": digest}
 
 
 def _whole(path: str) -> str | None:
