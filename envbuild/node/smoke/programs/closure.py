@@ -6,6 +6,7 @@ same reader tells `envbuild init` what the code of a tree imports.
 
 import ast
 import difflib
+import functools
 import importlib.machinery
 import importlib.util
 import os
@@ -14,7 +15,7 @@ import sys
 import warnings
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from .common import Channel, begin
+from .common import begin
 from .imports import Places
 
 # required: its own code needs it; guarded: in `try`, or for type checkers; aside: in tests, examples, documents.
@@ -79,7 +80,8 @@ def imports_of(
         own_names = () if aside else (name for name in whole if "." in name)
         sought = ((name, own.lacks(name, path)) for name in own_names)
         lacking = {name: lost for name, lost in sought if lost is not None and not is_known(lost[0])}
-        for name, line, guarded in _of_syntax(text) if open_ or lacking else ():
+        syntax = parsed(text) if open_ or lacking else None
+        for name, line, guarded in _below(syntax, False) if syntax else ():
             firmness = "aside" if aside else "guarded" if guarded else "required"
             if name in lacking and not guarded:
                 module, near = lacking[name]
@@ -126,7 +128,6 @@ class _Own:
 
     def __init__(self, paths: List[str], beside: Dict[str, Set[str]], read: Callable[[str], Optional[str]]) -> None:
         self.paths, self.beside, self.read = set(paths), beside, read
-        self.made: Optional[Set[str]] = None
         self.named: Dict[str, List[str]] = {}
         for folder in beside:
             self.named.setdefault(folder.rpartition("/")[2], []).append(folder)
@@ -169,7 +170,7 @@ class _Own:
         while parts and parents and all(self._is_plain(folder) for folder in parents):
             part = parts.pop(0)
             if not any(part in self.beside[folder] or folder + "/" + part in self.paths for folder in parents):
-                if _MADE.fullmatch(part) or part in self._makers_words():
+                if _MADE.fullmatch(part) or part in self._makers_words:
                     return None
                 there = {other for folder in parents for other in self.beside[folder]}
                 near, package = _near(part, there), self._module_of(before) if level else before
@@ -190,10 +191,9 @@ class _Own:
             first -= 1
         return folders[first:]
 
+    @functools.cached_property
     def _makers_words(self) -> Set[str]:
-        if self.made is None:
-            self.made = {word for path in _MAKERS for word in re.findall(r"\w+", self.read(path) or "")}
-        return self.made
+        return {word for path in _MAKERS for word in re.findall(r"\w+", self.read(path) or "")}
 
 
 def parsed(text: str) -> Optional[ast.Module]:
@@ -206,13 +206,8 @@ def parsed(text: str) -> Optional[ast.Module]:
         return None
 
 
-def _of_syntax(text: str) -> Iterator[Tuple[str, int, bool]]:
-    tree = parsed(text)
-    if tree is not None:
-        yield from _below(tree, False)
-
-
 def _below(node: ast.AST, guarded: bool) -> Iterator[Tuple[str, int, bool]]:
+    """Name, line and whether it is guarded, of each import below a node."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from ((alias.name, child.lineno, guarded) for alias in child.names)
@@ -287,8 +282,12 @@ class _Resolver:
         return spec is not None
 
 
-def _closure(channel: Channel, trees: Dict[str, str], files: Dict[str, List[str]], places: Places) -> None:
-    resolver = _Resolver(places)
+def main() -> None:
+    """Read the `files` of the `trees` that the request names."""
+    args, channel = begin()
+    sys.path.pop(0)  # the programs' own folder; it must not serve an import
+    trees = args["trees"]
+    resolver = _Resolver(Places(args["environment"], "none", {}, list(trees.values())))
     third: Set[str] = set()
     lost: Dict[str, Dict[str, str]] = {firmness: {} for firmness in ORDER}
     for name, top in sorted(trees.items()):
@@ -297,7 +296,7 @@ def _closure(channel: Channel, trees: Dict[str, str], files: Dict[str, List[str]
         def read(path: str, top: str = top) -> Optional[str]:
             return _read(os.path.join(top, path))
 
-        for imported in imports_of(files[name], read, resolver.has):
+        for imported in imports_of(args["files"][name], read, resolver.has):
             if "." in imported.module or resolver.is_missing(imported.module):
                 place = "%s/%s:%d" % (name, imported.path, imported.line)
                 near = "; near: %s" % imported.near if imported.near else ""
@@ -308,14 +307,6 @@ def _closure(channel: Channel, trees: Dict[str, str], files: Dict[str, List[str]
     for module in lost["required"]:
         optional.pop(module, None)
     channel.facts({"resolved": sorted(third), "open": lost["required"], "optional": optional})
-
-
-def main() -> None:
-    """Read the `files` of the `trees` that the request names."""
-    args, channel = begin()
-    sys.path.pop(0)  # the programs' own folder; it must not serve an import
-    trees = args["trees"]
-    _closure(channel, trees, args["files"], Places(args["environment"], "none", {}, list(trees.values())))
     channel.done()
 
 

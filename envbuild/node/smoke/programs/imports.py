@@ -4,19 +4,16 @@ Runs inside the environment. Versions are read from the metadata first (nothing 
 module is imported and asked where it came from.
 """
 
+import functools
 import importlib
 import os
 import re
 import sys
 import sysconfig
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 from .common import Channel, begin, other_machine
-
-
-def _real(path: str) -> str:
-    return os.path.realpath(path)
 
 
 def _under(path: str, root: str) -> bool:
@@ -42,12 +39,11 @@ class Places:
 
     def __init__(self, environment: str, base: str, provided: Dict[str, str], trees: Sequence[str] = ()) -> None:
         """`base` is the kind (`none`: nothing is provided), `provided` its packages, `trees` folders of the user."""
-        self.environment = _real(environment)
-        self.own = [self.environment, *map(_real, trees)]
+        self.environment = os.path.realpath(environment)
+        self.own = [self.environment, *map(os.path.realpath, trees)]
         self.base = base
         self.provided = provided
-        self.stdlib = sorted({_real(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
-        self._tops = None  # type: Optional[List[str]]
+        self.stdlib = sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
 
     def _is_own(self, path: str) -> bool:
         return any(_under(path, root) for root in self.own)
@@ -62,19 +58,18 @@ class Places:
 
     def problem(self, module: str, path: str) -> Optional[str]:
         """Why this place is wrong for this module; None when it is right."""
-        real = _real(path)
+        real = os.path.realpath(path)
         if self._is_own(real) or self.in_stdlib(real):
             return None
-        if self.base != "none" and self._is_provided(module.split(".")[0]):
+        if self.base != "none" and module.split(".")[0] in self._tops:
             return None
         return "%s comes from %s, which is outside the environment" % (module, path)
 
-    def _is_provided(self, top: str) -> bool:
-        if self._tops is None:
-            self._tops, there = [], _distributions()
-            for name in self.provided:
-                self._tops.extend(_top_levels(name, there.get(_normal(name))))
-        return top in self._tops
+    @functools.cached_property
+    def _tops(self) -> Set[str]:
+        """Importable top-level names of what the base provides."""
+        there = _distributions()
+        return {top for name in self.provided for top in _top_levels(name, there.get(_normal(name)))}
 
     def stray_paths(self) -> List[str]:
         """Existing entries of sys.path from which a module of neither environment nor interpreter could come."""
@@ -82,7 +77,7 @@ class Places:
             return []
         strays = []
         for entry in sys.path:
-            real = _real(entry)
+            real = os.path.realpath(entry)
             if os.path.exists(real) and not self._is_own(real) and not self.in_stdlib(real):
                 strays.append(entry)
         return strays
@@ -168,7 +163,7 @@ def _check_interpreter(channel: Channel, args: Dict[str, Any], places: Places) -
     channel.facts({"python": ".".join(str(part) for part in sys.version_info[:3]), "prefix": sys.prefix})
     if args["python"] and version != args["python"]:
         channel.failure("the interpreter is Python %s, the lock says %s" % (version, args["python"]))
-    if _real(sys.prefix) != places.environment:
+    if os.path.realpath(sys.prefix) != places.environment:
         channel.failure("the interpreter belongs to %s, not to the environment" % sys.prefix)
     for entry in places.stray_paths():
         channel.failure("sys.path has %s, which is outside the environment" % entry)
