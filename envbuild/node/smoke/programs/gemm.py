@@ -44,15 +44,6 @@ def _times_vector(matrix: Any, vector: Any) -> Any:
     return torch.cat(parts)
 
 
-def _expected_row(row: Any, b: Any) -> Any:
-    """row (k) · b (k×n) in float64, without a matrix-product routine."""
-    row = row.to(torch.float64)
-    total = torch.zeros(b.shape[1], dtype=torch.float64, device=b.device)
-    for start in range(0, b.shape[0], _BLOCK):
-        total += (row[start : start + _BLOCK].unsqueeze(1) * b[start : start + _BLOCK].to(torch.float64)).sum(0)
-    return total
-
-
 class Expected:
     """The expected result of one pair of inputs, on their device."""
 
@@ -65,7 +56,7 @@ class Expected:
         self.signs = signs.to(a.device)
         self.vector = _times_vector(a, _times_vector(b, self.signs))
         rows = sorted({i * (size - 1) // (_ROWS - 1) for i in range(_ROWS)})
-        self.rows = [(index, _expected_row(a[index], b)) for index in rows]
+        self.rows = [(index, _times_vector(b.t(), a[index].to(torch.float64))) for index in rows]
 
     def worst(self, product: Any) -> Tuple[float, float]:
         """Greatest difference in the rows and against the vector, as parts of sqrt(K) and of K."""
