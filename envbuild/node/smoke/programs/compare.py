@@ -9,7 +9,7 @@ close. Below the smallest normal number, the distance between denormal ones take
 """
 
 import re
-from typing import Any, Callable, Iterable, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
 import torch
 
@@ -165,6 +165,12 @@ class Case:
         """A property that must hold."""
         self.compared += 1
         return True if holds else self._fail(what)
+
+    def report(self) -> Dict[str, Any]:
+        """What is told of it: at most 20 failures, and how many there are."""
+        values = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        used = {name: round(part, 4) for name, part in self.used.items()}
+        return dict(values, failures=self.failures[:20], failure_count=len(self.failures), used=used)
 
     def _fail(self, text: str) -> bool:
         self.failures.append(text)

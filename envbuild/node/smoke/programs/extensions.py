@@ -146,31 +146,19 @@ def _step(channel: Channel, step: str, cuda: bool) -> bool:
     channel.emit("begun", {"step": step})
     channel.stage(step)
     started = time.perf_counter()
-    data = {"step": step}  # type: dict[str, Any]
-    going = True
+    case, going = Case(channel.stage), True
     if step.startswith("import "):
-        name = step[len("import ") :]
-        problem = _import(name)
-        data.update(module=name, failures=[problem] if problem else [])
+        where = step[len("import ") :]
+        problem = _import(where)
         if problem and not cuda and _no_driver(problem):
-            data.update(failures=[], skipped="%s needs the NVIDIA driver" % name)
+            case.skipped = "%s needs the NVIDIA driver" % where
+        elif problem:
+            case.failures.append(problem)
     else:
         _, module, where, gpu, function = next(check for check in checks() if check[0] == step)
-        case = Case(channel.stage)
         going = _run(case, function, module, where, gpu, cuda)
-        data.update(
-            module=where,
-            failures=case.failures[:20],
-            failure_count=len(case.failures),
-            skipped=case.skipped,
-            api=case.api,
-            compared=case.compared,
-            dtypes=case.dtypes,
-            unsupported=case.unsupported,
-            used={name: round(part, 4) for name, part in case.used.items()},
-        )
-    data["seconds"] = round(time.perf_counter() - started, 3)
-    channel.emit("ended", data)
+    seconds = round(time.perf_counter() - started, 3)
+    channel.emit("ended", dict(case.report(), step=step, module=where, seconds=seconds))
     return going
 
 
