@@ -11,7 +11,7 @@ from envbuild.node.logs import progress
 from envbuild.node.protocol import Json, plain, plural
 from envbuild.node.smoke.runner import Outcome, Scratch, how_it_ended, run_programs
 
-__all__ = ["Clock", "Part", "Spec", "Work", "bus_bandwidth", "plain", "plural"]
+__all__ = ["Part", "Spec", "Work", "bus_bandwidth", "plain", "plural"]
 
 
 @dataclass
@@ -39,34 +39,29 @@ class Spec:
         self.base = str((self.variant.get("base") or {}).get("kind", "none"))
 
 
-class Clock:
-    """What is left of an item's deadline (seconds)."""
+@dataclass
+class Work:
+    """One item: what is checked, where its programs run, and its deadline (seconds from when this is made)."""
 
-    def __init__(self, deadline: float) -> None:
+    spec: Spec
+    scratch: Scratch
+    deadline: float
+
+    def __post_init__(self) -> None:
         """Start now."""
-        self.deadline = deadline
-        self._until = time.monotonic() + deadline
+        self._until = time.monotonic() + self.deadline
 
     def left(self) -> float:
-        """Seconds, at least a tenth, so that what is started can say that it was late."""
+        """Seconds until the deadline, at least a tenth, so that what is started can say that it was late."""
         return max(0.1, self._until - time.monotonic())
 
     def spent(self) -> float:
         """Seconds since the start."""
         return self.deadline - (self._until - time.monotonic())
 
-
-@dataclass
-class Work:
-    """One item: what is checked, where its programs run, and how long they may."""
-
-    spec: Spec
-    scratch: Scratch
-    clock: Clock
-
     def run(self, name: str, request: Json, alone: bool = False) -> Outcome:
         """What one program reports; see `runner.run_programs`."""
-        return run_programs(self.scratch, name, [request], self.clock.left(), alone)[0]
+        return run_programs(self.scratch, name, [request], self.left(), alone)[0]
 
 
 @dataclass
@@ -100,10 +95,10 @@ class Part:
         self.seconds = time.monotonic() - self._started if seconds is None else seconds
         return self
 
-    def take(self, outcome: Outcome, clock: Clock, who: str) -> None:
-        """Add the failures that one process reported, and how it ended."""
+    def take(self, outcome: Outcome, deadline: float, who: str) -> None:
+        """Add the failures that one process reported, and how it ended; `deadline` of its item (seconds)."""
         self.failures.extend(str(event.get("what")) for event in outcome.of("failure"))
-        ended = how_it_ended(outcome, clock.deadline)
+        ended = how_it_ended(outcome, deadline)
         if ended:
             self.failures.append(f"{who} {ended}")
             self.details["output"] = (self.details.get("output", "") + outcome.stderr)[-6000:]

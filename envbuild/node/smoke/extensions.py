@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envbuild.node.build import kernels
 from envbuild.node.protocol import Json, NodeError
-from envbuild.node.smoke.check import Clock, Part, Work, plural
+from envbuild.node.smoke.check import Part, Work, plural
 from envbuild.node.smoke.runner import Outcome, how_it_ended
 
 _TOP = "smoke/extensions"
@@ -21,27 +21,26 @@ def expected(variant: Json) -> list[str]:
 
 def run(work: Work) -> list[Part]:
     """The check of the imports first, then one for each extension that is installed and known."""
-    spec, clock, imports = work.spec, work.clock, Part(_TOP + "/imports")
+    spec, imports = work.spec, Part(_TOP + "/imports")
     wanted = expected(spec.variant)
     parts: list[Part] = []
     todo: list[str] | None = None
     facts: Json = {}
     only = [name.partition("/")[2] for name in spec.only if name.startswith("extensions/")]
-    while todo is None or todo:
+    while True:
         outcome = work.run("extensions", {"cuda": spec.cuda, "expected": wanted, "todo": todo, "only": only})
         imports.failures.extend(str(event.get("what")) for event in outcome.of("failure"))
         facts.update(outcome.facts())
         for event in outcome.of("ended"):
             _take(imports, parts, event)
-        rest = _rest(imports, parts, outcome, list(facts.get("steps") or []) if todo is None else todo, clock)
-        if rest is None:
+        todo = _rest(imports, parts, outcome, list(facts.get("steps") or []) if todo is None else todo, work.deadline)
+        if not todo:
             break
-        todo = rest
     _found(only, facts)
     _say(imports, parts, facts, wanted)
     if only and "imports" not in only and not imports.failures:
         return parts
-    own = clock.spent() - sum(part.seconds for part in parts)
+    own = work.spent() - sum(part.seconds for part in parts)
     return [imports.stop(max(0.0, own))] + parts
 
 
@@ -57,19 +56,19 @@ def _found(only: list[str], facts: Json) -> None:
         )
 
 
-def _rest(imports: Part, parts: list[Part], outcome: Outcome, planned: list[str], clock: Clock) -> list[str] | None:
-    """The steps still to do, in a new process; None when the item is over. A step that crashed is a failed check."""
+def _rest(imports: Part, parts: list[Part], outcome: Outcome, planned: list[str], deadline: float) -> list[str]:
+    """The steps still to do, in a new process; none when the item is over. A step that crashed is a failed check."""
     ended = {str(event.get("step")) for event in outcome.of("ended")}
     begun = [str(event.get("step")) for event in outcome.of("begun")]
     left = [step for step in planned if step not in ended]
-    how = how_it_ended(outcome, clock.deadline)
+    how = how_it_ended(outcome, deadline)
     if how is None:
-        return left if outcome.of("again") and left else None
+        return left if outcome.of("again") else []
     crashed = [step for step in begun if step not in ended][-1:]
     if not crashed:
         imports.failures.append(f"the program {how}")
         imports.details["output"] = outcome.stderr
-        return None
+        return []
     part = imports if crashed[0].startswith("import ") else Part(f"{_TOP}/{crashed[0]}")
     part.failures.append(f"the check {how}")
     part.details["output"] = outcome.stderr
@@ -78,8 +77,8 @@ def _rest(imports: Part, parts: list[Part], outcome: Outcome, planned: list[str]
     left = [step for step in left if step not in crashed]
     if outcome.timed_out and left:
         imports.details["not_run"] = left
-        return None
-    return left or None
+        return []
+    return left
 
 
 def _take(imports: Part, parts: list[Part], event: Json) -> None:

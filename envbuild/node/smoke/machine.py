@@ -52,7 +52,7 @@ def _gemm(work: Work) -> tuple[Part, int | None]:
     part, spec = Part("smoke/machine/gemm"), work.spec
     with gpu_state.sampled(work.scratch.fresh("gpus"), spec.variables) as state:
         outcome = work.run("gemm", {"cuda": spec.cuda})
-    part.take(outcome, work.clock, "the GEMM program")
+    part.take(outcome, work.deadline, "the GEMM program")
     part.demand(outcome, *_CPU_GEMM, *(CUDA_GEMM if spec.cuda else ()))
     if not spec.cuda:
         part.says = "matrix products equal their float64 reference on the CPU"
@@ -119,7 +119,7 @@ def _reasons(facts: Json, index: int, in_use: Sequence[Json]) -> str:
 def _copies(work: Work) -> Part:
     part, cuda = Part("smoke/machine/copies"), work.spec.cuda
     outcome = work.run("copies", {"cuda": cuda})
-    part.take(outcome, work.clock, "the copy program")
+    part.take(outcome, work.deadline, "the copy program")
     part.demand(outcome, *(_CUDA_COPIES if cuda else ("copy_cpu_gbps",)))
     pairs = sum(rate is not None for row in part.details.get("peer_gbps") or [] for rate in row)
     between = f"; {pairs} pairs of GPUs" if pairs else ""
@@ -128,7 +128,7 @@ def _copies(work: Work) -> Part:
 
 
 def _all_reduce(work: Work, gpus: int | None) -> Part:
-    part, spec, clock = Part("smoke/machine/all-reduce"), work.spec, work.clock
+    part, spec = Part("smoke/machine/all-reduce"), work.spec
     if gpus is None:
         part.failures.append("the number of GPUs is not known, because the GEMM program did not say it")
         return part.stop()
@@ -139,9 +139,9 @@ def _all_reduce(work: Work, gpus: int | None) -> Part:
     note = "; NCCL needs a GPU for each rank and only one is visible" if gpus == 1 else ""
     store = work.scratch.fresh("store")
     requests = [{"rank": rank, "world": world, "backend": backend, "store": store} for rank in range(world)]
-    outcomes = run_programs(work.scratch, "allreduce", requests, clock.left())
+    outcomes = run_programs(work.scratch, "allreduce", requests, work.left())
     for rank, outcome in causes_first(outcomes):
-        part.take(outcome, clock, f"rank {rank} of {world}")
+        part.take(outcome, work.deadline, f"rank {rank} of {world}")
     facts = [outcome.facts() for outcome in outcomes]
     _judge_ranks(part, facts, world, backend)
     nvls = facts[0].get("nvls")

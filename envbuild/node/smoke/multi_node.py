@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from envbuild.node.protocol import Json, plural
 from envbuild.node.read_text import read
 from envbuild.node.smoke import rendezvous, smoke
-from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth
+from envbuild.node.smoke.check import Part, Spec, Work, bus_bandwidth
 from envbuild.node.smoke.programs.common import SHARED
-from envbuild.node.smoke.runner import Outcome, Scratch, child_environment, read_events, run_processes
+from envbuild.node.smoke.runner import Outcome, Scratch, child_environment, how_it_ended, read_events, run_processes
 from envbuild.node.variables import VISIBLE, visible_devices
 
 NAME = "smoke/nodes/all-reduce"
@@ -49,9 +49,8 @@ def run(request: Json) -> tuple[bool, Json]:
         check = part.stop().check()
         check.update(status="not-run", says=f"did not come within {seconds:g} s: {who}")
         return False, smoke.summary([dict(check, details={"missing": meeting.missing})])
-    test = JointTest(spec, rank, nodes, meeting)
     with Scratch(spec.environment, spec.variables, args.get("tmp")) as scratch:
-        test.run(part, scratch, Clock(float(args.get("deadline", 600.0))))
+        JointTest(Work(spec, scratch, float(args.get("deadline", 600.0))), rank, nodes, meeting).run(part)
     floors = {str(name): float(value) for name, value in (args.get("floors") or {}).items()}
     smoke.apply_floors([part], floors)
     return False, smoke.summary([part.check()])
@@ -71,7 +70,7 @@ def _startable(spec: Spec, asked: int) -> int:
 class JointTest:
     """One node of the test, once all have met: `meeting.ranks` processes here, `nodes` times as many in all."""
 
-    spec: Spec
+    work: Work
     rank: int
     nodes: int
     meeting: rendezvous.Meeting
@@ -80,25 +79,26 @@ class JointTest:
         """Nothing is started yet."""
         self.ranks = self.meeting.ranks
         self.world = self.nodes * self.ranks
-        self.backend = "nccl" if self.spec.cuda else "gloo"
+        self.backend = "nccl" if self.work.spec.cuda else "gloo"
 
-    def run(self, part: Part, scratch: Scratch, clock: Clock) -> None:
+    def run(self, part: Part) -> None:
         """Start torchrun, wait for it at most until the deadline, judge."""
+        scratch = self.work.scratch
         events, request = scratch.fresh("events"), scratch.fresh("request")
-        left = clock.left()
+        left = self.work.left()
         with open(request, "w", encoding="utf-8") as file:
             json.dump({"backend": self.backend, "events": events, "until": time.monotonic() + left}, file)
         child = dict(scratch.child(), **{SHARED: request})
         for name, form in _INTERFACES if self.meeting.interface else ():
             # The way to the first node, where neither the stack nor the target says one.
             child.setdefault(name, form % self.meeting.interface)
-        outcome = run_processes(scratch, self._command(scratch), child, [{}], left)[0]
+        outcome = run_processes(scratch, self._command(), child, [{}], left)[0]
         ranks = []
         for local in range(self.ranks):
-            one = Outcome(events=read_events(f"{events}-{local}"))
+            one = Outcome(returncode=0, events=read_events(f"{events}-{local}"))
             one.timed_out = outcome.timed_out and not one.of("done")
             ranks.append(one)
-        self._judge(part, outcome, ranks, clock)
+        self._judge(part, outcome, ranks)
         part.details.update(
             {
                 "backend": self.backend,
@@ -107,7 +107,7 @@ class JointTest:
                 "node_rank": self.rank,
                 "address": self.meeting.address,
                 "port": self.meeting.port,
-                "interface": child.get(_INTERFACES[self.spec.cuda][0], "").lstrip("="),
+                "interface": child.get(_INTERFACES[self.work.spec.cuda][0], "").lstrip("="),
             }
         )
         if outcome.returncode != 0 or part.failures:
@@ -116,28 +116,27 @@ class JointTest:
         part.says = "the sum over %s on %s (torchrun, %s) is exact in every size and dtype" % words
         part.stop()
 
-    def _command(self, scratch: Scratch) -> list[str]:
+    def _command(self) -> list[str]:
         """torchrun, as its module, so that no script of the environment has to name its interpreter."""
-        python = os.path.join(self.spec.environment, "bin", "python")
+        scratch = self.work.scratch
+        python = os.path.join(scratch.environment, "bin", "python")
         # Underscores: torch before 2.0 knows no other form.
         words = [f"--nnodes={self.nodes}", f"--node_rank={self.rank}", f"--nproc_per_node={self.ranks}"]
         words += [f"--master_addr={self.meeting.address}", f"--master_port={self.meeting.port}", "--max_restarts=0"]
         run = [python] + scratch.flags() + ["-m", "torch.distributed.run"] + words + ["--no_python"]
         return run + scratch.program("allreduce")
 
-    def _judge(self, part: Part, outcome: Outcome, ranks: list[Outcome], clock: Clock) -> None:
+    def _judge(self, part: Part, outcome: Outcome, ranks: list[Outcome]) -> None:
         for local, one in enumerate(ranks):
             who = f"rank {self.rank * self.ranks + local} of {self.world}"
             part.failures.extend(f"{who}: {event.get('what')}" for event in one.of("failure"))
-            if one.timed_out:
-                late = f"hung past its deadline of {round(clock.deadline, 1):g} s"
-                part.failures.append(f"{who} {late} during {one.stage()}")
-            elif not one.of("done") and not one.of("failure"):
-                part.failures.append(f"{who} ended during {one.stage()}")
+            ended = how_it_ended(one, self.work.deadline)
+            if ended and (one.timed_out or not one.of("failure")):
+                part.failures.append(f"{who} {ended}")
         if not outcome.timed_out and outcome.returncode != 0:
             part.failures.append(f"torchrun ended with exit code {outcome.returncode}")
         elif outcome.timed_out and not part.failures:
-            part.failures.append(f"torchrun did not end within {clock.deadline:g} s: other nodes did not leave")
+            part.failures.append(f"torchrun did not end within {self.work.deadline:g} s: other nodes did not leave")
         self._judge_ranks(part, [one.facts() for one in ranks])
 
     def _judge_ranks(self, part: Part, facts: list[Json]) -> None:

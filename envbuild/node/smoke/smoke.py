@@ -22,7 +22,7 @@ from envbuild.node.packages import installed
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError, few, log, utc_time
 from envbuild.node.smoke import extensions, gpu_state, machine, step
-from envbuild.node.smoke.check import Clock, Part, Spec, Work, plain, plural
+from envbuild.node.smoke.check import Part, Spec, Work, plain, plural
 from envbuild.node.smoke.only import chosen, gaps, known, unknown
 from envbuild.node.smoke.runner import Scratch
 
@@ -149,7 +149,7 @@ def _item(spec: Spec, scratch: Scratch, item: Json) -> list[Json]:
     log(f"smoke: {item['name']}")
     if item["name"] == "step" and not spec.cuda:
         return []  # said by `gaps`
-    work = Work(spec, scratch, Clock(float(item.get("deadline", 600.0))))
+    work = Work(spec, scratch, float(item.get("deadline", 600.0)))
     floors = {str(name): float(value) for name, value in (item.get("floors") or {}).items()}
     parts = [step.run(work, item["step"])] if item["name"] == "step" else _RUNS[item["name"]](work)
     for part in parts:
@@ -218,7 +218,7 @@ def _closure(work: Work, trees: dict[str, str]) -> Part:
     files = {name: git_source.code_files(place, work.spec.environment) for name, place in trees.items()}
     request = {"environment": work.spec.environment, "trees": trees, "files": files}
     outcome = work.run("closure", request, alone=True)
-    part.take(outcome, work.clock, "python")
+    part.take(outcome, work.deadline, "python")
     part.details.update(outcome.facts())
     lost, absent = dict(part.details.get("open") or {}), dict(part.details.get("optional") or {})
     good = len(part.details.get("resolved") or ())
@@ -262,7 +262,7 @@ def _imports(work: Work) -> Part:
     modules: list[Json] = []
     while first or todo:
         outcome = work.run("imports", dict(request, imports=todo, first=first), alone=True)
-        part.take(outcome, work.clock, "python")
+        part.take(outcome, work.deadline, "python")
         part.details.update(outcome.facts())
         modules += [{key: event[key] for key in event if key != "kind"} for event in outcome.of("imported")]
         begun = [str(event.get("module")) for event in outcome.of("importing")]
@@ -281,7 +281,7 @@ def _imports(work: Work) -> Part:
 def _training(work: Work) -> list[Part]:
     part = Part("smoke/training")
     outcome = work.run("training", {"cuda": work.spec.cuda})
-    part.take(outcome, work.clock, "the training program")
+    part.take(outcome, work.deadline, "the training program")
     part.demand(outcome, "training_tokens_per_second")
     facts = part.details
     if all(isinstance(facts.get(key), (int, float)) for key in ("loss_first", "loss_last", "steps_done")):

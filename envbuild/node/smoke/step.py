@@ -16,7 +16,7 @@ from typing import Any
 from envbuild.node import paths
 from envbuild.node.protocol import Json
 from envbuild.node.smoke import training_data, training_log
-from envbuild.node.smoke.check import Clock, Part, Spec, Work, plural
+from envbuild.node.smoke.check import Part, Spec, Work, plural
 from envbuild.node.smoke.programs.common import OPEN_MPI_AS_ROOT, OPEN_MPI_OVERSUBSCRIBED, SHARED
 from envbuild.node.smoke.runner import Outcome, causes_first, how_it_ended, last_words, run_processes
 
@@ -48,7 +48,7 @@ def run(work: Work, step: Json) -> Part:
         outcomes = _start(work, step, values)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    _judge(part, outcomes, step, ranks, work.clock)
+    _judge(part, outcomes, step, ranks, work.deadline)
     return part.stop()
 
 
@@ -91,7 +91,7 @@ def _start(work: Work, step: Json, values: Json) -> list[Outcome]:
     child = {key: value for key, value in scratch.child().items() if not key.startswith(_FOREIGN)}
     child.update({key: str(value) for key, value in (step.get("environment") or {}).items()})
     child.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)})
-    argv, left = scratch.program("step"), work.clock.left()
+    argv, left = scratch.program("step"), work.left()
     if step.get("launcher") != "mpi":
         # What torchrun tells a rank on one node.
         places = [{"RANK": str(n), "LOCAL_RANK": str(n), "LOCAL_WORLD_SIZE": str(ranks)} for n in range(ranks)]
@@ -113,13 +113,13 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _judge(part: Part, outcomes: list[Outcome], step: Json, ranks: int, clock: Clock) -> None:
+def _judge(part: Part, outcomes: list[Outcome], step: Json, ranks: int, deadline: float) -> None:
     """Every rank must have ended well, all have said that they are done, and the loss must have fallen."""
     several = len(outcomes) > 1
     for rank, outcome in causes_first(outcomes):
         who = f"rank {rank} of {ranks}" if several else plural(ranks, "rank")
         reasons = [str(event.get("what")) for event in outcome.of("failure")]
-        ended = how_it_ended(outcome, clock.deadline)
+        ended = how_it_ended(outcome, deadline)
         if ended and not reasons:
             reasons = [ended + f"; its last line: {_last(outcome.stderr) or 'none'}"]
         part.failures.extend(f"{who}: {what}" for what in reasons)

@@ -196,7 +196,7 @@ def part_of(
         spec = multi_node.Spec(str(torch_environment()), {}, False)
         part = multi_node.Part(multi_node.NAME)
         with Scratch(spec.environment, {}, str(tmp) if tmp else None, programs) as scratch:
-            multi_node.JointTest(spec, rank, 2, meeting).run(part, scratch, multi_node.Clock(deadline))
+            multi_node.JointTest(multi_node.Work(spec, scratch, deadline), rank, 2, meeting).run(part)
         found[rank] = part.check()
 
     torch_environment()
