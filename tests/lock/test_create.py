@@ -17,7 +17,7 @@ from envbuild.lock.readers.torch_wheels import can_reach
 from envbuild.lock.record import render_lock
 from envbuild.model.lock import ArtifactFile, LockedInterpreter
 from envbuild.model.stack import Stack
-from envbuild.node.env.interpreter import examine
+from envbuild.node.env.foundation import examine
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.profile import findings
 from tests.e2e.world import MINOR, World

@@ -12,7 +12,6 @@ from envbuild.node.build import build_dir, patch_sources, pipeline
 from envbuild.node.bundle import archive
 from envbuild.node.conda import meta
 from envbuild.node.env import contents, foundation, packages, stamp, user_files
-from envbuild.node.env import interpreter as base
 from envbuild.node.logs import progress
 from envbuild.node.packages import installed as record
 from envbuild.node.packages import uv
@@ -220,10 +219,10 @@ def _note(job: _Job, result: Json, interpreter: str, archived: Json) -> None:
     paths.write_json(paths.meta(job.environment, stamp.INSTALLED), notes)
 
 
-def _check_set(job: _Job, interpreter: base.Interpreter) -> dict[str, str]:
+def _check_set(job: _Job, interpreter: foundation.Interpreter) -> dict[str, str]:
     """What is installed: every package of the lock in its version, and nothing that would hide one of the base."""
     installed = record.installed(job.environment)
-    base.check_replaces(installed, interpreter.packages)
+    foundation.check_replaces(installed, interpreter.packages)
     for package in job.locked:
         present = installed.get(record.normal_name(package["name"]))
         if not record.same_version(present, package["version"]):

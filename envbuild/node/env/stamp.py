@@ -41,9 +41,9 @@ def of_image(environment: str, variant: Json) -> Json:
     `evidence.kept_of_base`: packages of the lock in whose place the image has its base's. Raises NodeError
     `interpreter-missing`, `interpreter-mismatch` (exit 7).
     """
-    from envbuild.node.env import interpreter
+    from envbuild.node.env import foundation
 
-    python = interpreter.examine(os.path.realpath(os.path.join(environment, "bin", "python")), variant)
+    python = foundation.examine(os.path.realpath(os.path.join(environment, "bin", "python")), variant)
     packages = installed.installed(environment)
     locked = {installed.normal_name(package["name"]): package["version"] for package in variant.get("packages", [])}
     kept = {name: [locked[name], python.packages[name]] for name in locked if name in python.packages}

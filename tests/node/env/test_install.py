@@ -15,8 +15,7 @@ import pytest
 
 from envbuild.node import identity, lease, merkle, pip_config
 from envbuild.node.bundle import archive
-from envbuild.node.env import activate, remove
-from envbuild.node.env import interpreter as base
+from envbuild.node.env import activate, foundation, remove
 from envbuild.node.env import packages as sync
 from envbuild.node.protocol import NodeError
 from envbuild.node.shared import look
@@ -183,7 +182,7 @@ def test_only_environments_of_the_prefix_are_touched(node: Node, tmp_path: Path)
 
 
 def test_a_base_is_seen_recorded_and_compared(node: Node) -> None:
-    there = base.examine(PYTHON, {"python": MINOR, "base": {"kind": "system"}}).packages
+    there = foundation.examine(PYTHON, {"python": MINOR, "base": {"kind": "system"}}).packages
     if not there:
         pytest.skip("the interpreter of the tests has no packages of its own, not even pip")
     name, version = sorted(there.items())[0]
