@@ -1,7 +1,7 @@
 """What an environment stands on, by its engine: an interpreter that is there, or the conda packages of its lock.
 
-Everything after it (wheels, sources, hashes, stamp) is the same for both. An interpreter is run, to see what it really is
-and what its base provides.
+Everything after it (wheels, sources, hashes, stamp) is the same for both. An interpreter is run to see what it is and
+what its base provides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from typing import NamedTuple, Union
 
 from envbuild.node import paths, proc
-from envbuild.node.conda import activation, archives, meta, prefix
+from envbuild.node.conda import activation, meta, prefix
 from envbuild.node.packages import installed, uv
 from envbuild.node.protocol import Json, NodeError, log
 
@@ -169,7 +169,7 @@ class Conda:
         self.prefix, self.args = request["prefix"], request["args"]
         self.environment, self.variant = environment, self.args["variant"]
         self.facts: Json = {}
-        archives.check_recorded(self.variant)
+        prefix.check_recorded(self.variant)
         for name in ("rattler_python", "rattler"):
             bring_staged(self.prefix, self.args["tools"].get(name), self.args.get("staged"))
 
@@ -180,8 +180,7 @@ class Conda:
         os.makedirs(folder, exist_ok=True)
         beside = os.path.join(self.prefix, "tmp")
         os.makedirs(beside, exist_ok=True)
-        rattler = prefix.Rattler(self.args["tools"], tool.tmp, beside)
-        made = prefix.make(rattler, self.variant, where, folder, self.environment)
+        made = prefix.make(self.args["tools"], tool.tmp, beside, self.variant, where, folder, self.environment)
         self.facts = {"conda": dict(made, activation=activation.variables(self.environment))}
         self.check_added({package["name"]: package["version"] for package in self.variant.get("packages", [])})
         # Its own interpreter, whose path counts as part of the environment.

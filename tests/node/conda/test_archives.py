@@ -53,7 +53,7 @@ def read(top: Path, packages: list[Package]) -> Read:
         locked.append(channel.add(package))
         paths.append(str(channel.folder / package.subdir / package.file))
     tools = {"rattler": rattler_folder(), "rattler_python": sys.executable}
-    contents = prefix.Rattler(tools, str(top), str(top)).read(paths)
+    contents = prefix.read(tools, str(top), paths)
     return [(each, contents[path]) for each, path in zip(locked, paths, strict=True)]
 
 

@@ -13,7 +13,7 @@ import pytest
 from envbuild.bundle.collect import Collector
 from envbuild.errors import EnvbuildError
 from envbuild.model.stack import CondaPackage
-from envbuild.node.conda import archives
+from envbuild.node.conda import prefix
 from envbuild.node.conda.logins import login
 from envbuild.node.protocol import NodeError
 from envbuild.node.redact import redact_text
@@ -98,7 +98,7 @@ def test_a_file_that_rattler_could_not_read_is_named_without_its_contents(home: 
 
 def on_node(package: dict[str, Any], url: str, folder: Path) -> object:
     folder.mkdir(exist_ok=True)
-    return archives.bring([package], {"channels": {"lab": [url]}}, str(folder))
+    return prefix.bring([package], {"channels": {"lab": [url]}}, str(folder))
 
 
 def on_controller(package: dict[str, Any], url: str, folder: Path) -> object:
