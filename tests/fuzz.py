@@ -180,15 +180,15 @@ def _stamp(data: bytes) -> None:
 
 
 def _bundle_index(data: bytes) -> None:
-    from envbuild.node.bundle import index
+    from envbuild.node.bundle import archive
 
-    index.parse(data, "x")
+    archive.parse_index(data, "x")
     try:
         found = json.loads(data)
-        sealed = index.encode({**found, "digest": index._digest(found)})
+        sealed = archive.encode_index({**found, "digest": archive._digest(found)})
     except (ValueError, RecursionError, TypeError):
         return
-    index.parse(sealed, "x")
+    archive.parse_index(sealed, "x")
 
 
 def _json(data: bytes) -> None:

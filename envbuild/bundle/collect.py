@@ -26,7 +26,7 @@ from envbuild.errors import EnvbuildError, ExitCode, writing
 from envbuild.lock.variants import conda_unrecorded, hash_unrecorded
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.node import pip_config
-from envbuild.node.bundle import archive, index
+from envbuild.node.bundle import archive
 from envbuild.node.packages import index_client
 from envbuild.node.protocol import NodeError
 from envbuild.plan.source_builds import bundle_name, bundles
@@ -367,7 +367,9 @@ def write_bundle(output: Path, contents: Contents, pieces: Iterable[Piece]) -> d
     half = output.with_name(f".{output.name}.{secrets.token_hex(6)}.part")
     try:
         with coded(), writing(output):
-            made = index.make(contents.stack, contents.profile, [*contents.machines], [*contents.variants], rows)
+            made = archive.make_index(
+                contents.stack, contents.profile, [*contents.machines], [*contents.variants], rows
+            )
             if output.suffix == ".tar":
                 with half.open("xb") as out:
                     archive.to_tar(out, made, sources)

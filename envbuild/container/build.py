@@ -21,7 +21,7 @@ from envbuild.container.fetch_stages import WHEELHOUSE
 from envbuild.container.recipe import ImageRecipe, render
 from envbuild.errors import writing
 from envbuild.node import pip_config, proc
-from envbuild.node.bundle.index import NAME
+from envbuild.node.bundle.archive import NAME
 from envbuild.node.paths import EPOCH
 from envbuild.node.protocol import utc_time
 from envbuild.plan.source_builds import python_name

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.bundle import archive, index, plain_tar
+from envbuild.node.bundle import archive, plain_tar
 from tests.e2e.world import MINOR, PYTHON, World, snapshot
 from tests.fleet.standalone import write_toolchain
 from tests.node.forge import ACTIVATED, FILES, LOGGED, PATCH, need_compiler
@@ -156,11 +156,11 @@ def test_the_python_of_the_lock_travels_in_the_bundle(world: World, standalone_p
 def altered(world: World, bundle: Path, name: str, change: Any) -> Path:
     """The bundle with another index, which holds together."""
     with bundle.open("rb") as stream:
-        files = {each: b"".join(parts) for each, _, parts in plain_tar.members(stream, index.LIMITS)}
-    told = json.loads(files[index.NAME])
+        files = {each: b"".join(parts) for each, _, parts in plain_tar.members(stream, archive.LIMITS)}
+    told = json.loads(files[archive.NAME])
     change(told, files)
-    told["digest"] = index._digest(told)
-    files = {index.NAME: index.encode(told), **{row["path"]: files[row["path"]] for row in told["files"]}}
+    told["digest"] = archive._digest(told)
+    files = {archive.NAME: archive.encode_index(told), **{row["path"]: files[row["path"]] for row in told["files"]}}
     path = world.work / name
     with path.open("wb") as out:
         for each, data in files.items():

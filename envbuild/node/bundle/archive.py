@@ -1,21 +1,35 @@
 """A bundle as a tar file or a folder: written, read as a whole, or put into a folder. Nothing of it is executed.
 
-It has its index first, then every file, copied by the kernel where it can. Who lists a file has hashed it.
+It has its index first, then every file, copied by the kernel where it can. Who lists a file has hashed it. The index is
+`bundle.json`, in one form only: what the bundle is for, and every file of it by path, sha256 and bytes.
+
+`version`, `stack`, `profile`, `machines` (as `uname -m` says it), `variants` (labels), `files`, and `digest`: sha256
+over all that, by which the bundle is known. A file has `path`, `sha256`, `bytes`, `what`; a built wheel also `key`
+(its build key) and `source`. The path says what a file is:
+
+    wheels/FILE                       `wheel`: a locked package, as a wheel or as its source archive
+    built/KEY/FILE.whl, build.json    `built wheel`: an entry of a wheel store
+    sources/FILE.bundle               `source`: a git bundle with the commit and its tree, no history
+    conda/CHANNEL/SUBDIR/FILE         `conda package`
+    tools/FILE                        `tool`: uv as a wheel
+    tools/HEX-FILE.tar.gz             `interpreter`: a standalone Python
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from envbuild.node import hashing, paths
-from envbuild.node.bundle import index as bundle_index
 from envbuild.node.bundle import plain_tar
-from envbuild.node.protocol import Json, NodeError
+from envbuild.node.protocol import Json, NodeError, has_fields
 from envbuild.node.read_text import opened
 
 if TYPE_CHECKING:
@@ -24,7 +38,28 @@ if TYPE_CHECKING:
     Member = tuple[str, int, Iterator[bytes]]
     Place = str | Path
 
-_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+NAME = "bundle.json"
+VERSION = 1
+LARGEST_INDEX = 64 * 1024 * 1024
+MOST_FILES = 100_000
+LARGEST = 64 << 30
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,254}"
+_FORMS = {
+    "wheel": r"wheels/" + _PART,
+    "built wheel": r"built/[0-9a-f]{64}/" + _PART,
+    "source": r"sources/" + _PART + r"\.bundle",
+    "conda package": r"conda(/" + _PART + r"){3}",
+    "tool": r"tools/" + _PART,
+    "interpreter": r"tools/" + _PART,
+}
+LIMITS = plain_tar.Limits(
+    re.compile("%s(/%s){0,3}" % (_PART, _PART)),
+    MOST_FILES + 1,
+    lambda name: LARGEST_INDEX if name == NAME else LARGEST,
+    MOST_FILES * LARGEST,
+    exact=True,
+)
+_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)  # of sendfile
 
 
 def read_index(path: Place) -> Json:
@@ -33,25 +68,44 @@ def read_index(path: Place) -> Json:
         return _first(path, listed)
 
 
-def verify(path: Place) -> Json:
-    """Read every byte of a bundle; its index.
+def verify(path: Place, folder: str = "", digest: str | None = None) -> Json:
+    """Read every byte of a bundle, written below `folder` where there is one; its index.
 
-    Raises NodeError `bundle-damaged`, `bundle-unsafe` (exit 5), `bundle-missing` (2).
+    `digest`: only the bundle of this digest. Raises NodeError `bundle-damaged`, `bundle-unsafe` (exit 5),
+    `bundle-missing` (2).
     """
-    return _checked(path)
+    with _opened(path) as listed:
+        index = _first(path, listed)
+        if digest is not None and index["digest"] != digest:
+            raise damaged(path, f"it is another bundle: {index['digest']:.12}, not {digest:.12}")
+        expected = iter(index["files"])
+        for name, size, parts in listed:
+            file = next(expected, None)
+            if file is None or file["path"] != name:
+                raise damaged(path, f"{name} is there, and its index does not list it here")
+            place = os.path.join(folder, name) if folder else os.devnull
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            with open(place, "xb" if folder else "wb") as out:
+                _check(path, file, name, size, parts, out)
+            if folder:
+                os.chmod(place, 0o644)  # noqa: S103 - wheels are read by whoever may read the prefix
+        missing = next(expected, None)
+        if missing is not None:
+            raise damaged(path, f"its index lists {missing['path']}, which is not there")
+        return index
 
 
 def unpack(path: Place, folder: Place, digest: str | None = None) -> Json:
     """Put all files of a bundle below `folder`, once every byte was checked; its index.
 
-    Nothing of a bad bundle gets a place there. `digest`: only the bundle of this digest. Raises NodeError as `verify`,
-    and `disk-full` (exit 75).
+    Nothing of a bad bundle gets a place there. `digest` as for `verify`. Raises NodeError as `verify`, and `disk-full`
+    (exit 75).
     """
     os.makedirs(folder, exist_ok=True)
     staging = tempfile.mkdtemp(prefix=".bundle-", dir=folder)
     try:
         with paths.coded_errors(str(folder)):
-            index = _checked(path, staging, digest)
+            index = verify(path, staging, digest)
             for file in index["files"]:
                 place = os.path.join(folder, file["path"])
                 os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -78,46 +132,20 @@ def extract(path: Place, wanted: Mapping[str, Place]) -> None:
                     os.unlink(half)
 
 
-def _checked(path: Place, folder: str = "", digest: str | None = None) -> Json:
-    """Check every file, and write it below `folder` where there is one."""
-    with _opened(path) as listed:
-        index = _first(path, listed)
-        if digest is not None and index["digest"] != digest:
-            raise bundle_index.damaged(path, f"it is another bundle: {index['digest']:.12}, not {digest:.12}")
-        expected = iter(index["files"])
-        for name, size, parts in listed:
-            file = next(expected, None)
-            if file is None or file["path"] != name:
-                raise bundle_index.damaged(path, f"{name} is there, and its index does not list it here")
-            if not folder:
-                with open(os.devnull, "wb") as nowhere:
-                    _check(path, file, name, size, parts, nowhere)
-                continue
-            place = os.path.join(folder, name)
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            with open(place, "xb") as out:
-                _check(path, file, name, size, parts, out)
-            os.chmod(place, 0o644)  # noqa: S103 - wheels are read by whoever may read the prefix
-        missing = next(expected, None)
-        if missing is not None:
-            raise bundle_index.damaged(path, f"its index lists {missing['path']}, which is not there")
-        return index
-
-
 def _check(path: Place, file: Json | None, name: str, size: int, parts: Iterator[bytes], out: IO[bytes]) -> None:
     if file is None or size != file["bytes"]:
-        raise bundle_index.damaged(path, f"{name} has {size} bytes, its index says otherwise")
+        raise damaged(path, f"{name} has {size} bytes, its index says otherwise")
     digest, _ = hashing.write(parts, out)
     if digest != file["sha256"]:
-        raise bundle_index.damaged(path, f"{name} has sha256 {digest:.12}, not {file['sha256']:.12}")
+        raise damaged(path, f"{name} has sha256 {digest:.12}, not {file['sha256']:.12}")
 
 
 def _first(path: Place, listed: Iterator[Member]) -> Json:
     """The index, which comes first."""
     name, _size, parts = next(listed, ("", 0, iter(())))
-    if name != bundle_index.NAME:
-        raise bundle_index.damaged(path, f"it does not begin with {bundle_index.NAME}")
-    return bundle_index.parse(b"".join(parts), path)
+    if name != NAME:
+        raise damaged(path, f"it does not begin with {NAME}")
+    return parse_index(b"".join(parts), path)
 
 
 @contextlib.contextmanager
@@ -128,20 +156,20 @@ def _opened(path: Place) -> Iterator[Iterator[Member]]:
             yield _folder(path)
             return
         with _file(path) as stream:
-            yield plain_tar.members(stream, bundle_index.LIMITS)
+            yield plain_tar.members(stream, LIMITS)
     except plain_tar.HostileError as error:
         name = ascii(error.name)[1:-1][:200]
         why = f"{name}: {error.why}" if name else error.why
-        make = bundle_index.damaged if error.kind == "damaged" else bundle_index.unsafe
+        make = damaged if error.kind == "damaged" else unsafe
         raise make(path, why) from None
 
 
 def _folder(top: Place) -> Iterator[Member]:
     """The files of a folder in the order of a bundle's tar file."""
-    sizes = plain_tar.tree(top, bundle_index.LIMITS)
-    for name in sorted(sizes, key=lambda path: (path != bundle_index.NAME, path)):
+    sizes = plain_tar.tree(top, LIMITS)
+    for name in sorted(sizes, key=lambda path: (path != NAME, path)):
         with _file(os.path.join(top, name), follow=False) as stream:
-            yield name, sizes[name], iter(lambda: stream.read(plain_tar.CHUNK), b"")  # noqa: B023 - read at once
+            yield name, sizes[name], hashing.blocks(stream)
 
 
 @contextlib.contextmanager
@@ -165,8 +193,8 @@ def to_tar(out: IO[bytes], index: Json, sources: Mapping[str, Place]) -> None:
 
     Raises OSError, and NodeError `hash-mismatch` (exit 5) for a file that changes meanwhile.
     """
-    data = bundle_index.encode(index)
-    plain_tar.write(out, bundle_index.NAME, len(data), [data])
+    data = encode_index(index)
+    plain_tar.write(out, NAME, len(data), [data])
     for row in index["files"]:
         out.write(plain_tar.header(row["path"], row["bytes"]))
         _copy(sources[row["path"]], row, out)
@@ -182,8 +210,8 @@ def to_folder(folder: Place, index: Json, sources: Mapping[str, Place]) -> None:
         os.makedirs(os.path.dirname(place), exist_ok=True)
         with open(place, "xb") as out:
             _copy(sources[row["path"]], row, out)
-    with open(os.path.join(folder, bundle_index.NAME), "xb") as out:
-        out.write(bundle_index.encode(index))
+    with open(os.path.join(folder, NAME), "xb") as out:
+        out.write(encode_index(index))
 
 
 def _copy(source: Place, row: Json, out: IO[bytes]) -> None:
@@ -210,3 +238,85 @@ def _copy(source: Place, row: Json, out: IO[bytes]) -> None:
             why="it has %d bytes, %d were expected" % (after.st_size, row["bytes"]),
             hint="run the same command again",
         )
+
+
+def make_index(stack: str, profile: str, machines: list[str], variants: list[str], files: list[Json]) -> Json:
+    """The index of these files, by their paths. Raises NodeError `bundle-unsafe` (exit 5) for what none may hold."""
+    index: Json = {"version": VERSION, "stack": stack, "profile": profile}
+    index.update(machines=sorted(set(machines)), variants=sorted(set(variants)))
+    index["files"] = sorted(files, key=lambda file: file["path"])
+    index["digest"] = _digest(index)
+    problem = _problem(index)
+    if problem:
+        raise unsafe("the bundle", problem)
+    return index
+
+
+def encode_index(index: Json) -> bytes:
+    """The bytes of `bundle.json`."""
+    return _canonical(index) + b"\n"
+
+
+def parse_index(data: bytes, path: object) -> Json:
+    """The index in the bytes of `bundle.json`. Raises NodeError `bundle-damaged`, `bundle-unsafe` (exit 5)."""
+    try:
+        index = json.loads(data.decode("ascii"))
+        same = isinstance(index, dict) and encode_index(index) == data
+    except (ValueError, RecursionError):
+        index, same = None, False
+    if not isinstance(index, dict) or index.get("version") != VERSION:
+        raise damaged(path, f"its {NAME} is not one that this envbuild reads")
+    if not same or index.get("digest") != _digest(index):
+        raise damaged(path, f"its {NAME} was changed")
+    problem = _problem(index)
+    if problem:
+        raise unsafe(path, problem)
+    return index
+
+
+def _canonical(data: Any) -> bytes:
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+
+
+def _digest(index: Json) -> str:
+    return hashlib.sha256(_canonical({key: value for key, value in index.items() if key != "digest"})).hexdigest()
+
+
+def _problem(index: Json) -> str:
+    """What is wrong with the contents of an index; empty when nothing is."""
+    if not has_fields(index, stack=str, profile=str, machines=list, variants=list, files=list):
+        return f"{NAME} lacks a field"
+    names = plain_tar.Names(LIMITS)
+    paths = []
+    for file in index["files"]:
+        if not isinstance(file, dict) or not has_fields(file, path=str, sha256=str, bytes=int, what=str):
+            return f"{NAME} has a row without path, sha256, bytes or what"
+        path, form = file["path"], _FORMS.get(file["what"], "")
+        if not re.fullmatch(form, path) or not re.fullmatch("[0-9a-f]{64}", file["sha256"]) or file["bytes"] < 0:
+            return f"{path[:200]} is no {file['what'][:40]} of a bundle"
+        try:
+            names.file(path, file["bytes"])
+        except plain_tar.HostileError as error:
+            return f"{path[:200]}: {error.why}"
+        paths.append(path)
+    return "" if paths == sorted(paths) else "its files do not stand in the order of their paths"
+
+
+def damaged(path: object, why: str) -> NodeError:
+    """`bundle-damaged` (exit 5)."""
+    return NodeError(
+        "bundle-damaged",
+        f"{path} differs from its index",
+        why=why,
+        hint="carry the file here again, or make it again: `envbuild bundle create STACK -o FILE`",
+    )
+
+
+def unsafe(path: object, why: str) -> NodeError:
+    """`bundle-unsafe` (exit 5)."""
+    return NodeError(
+        "bundle-unsafe",
+        f"{path} is not a bundle, and envbuild uses nothing from it",
+        why=why,
+        hint="do not unpack it before you know who made it",
+    )

@@ -13,7 +13,6 @@ import tempfile
 
 from envbuild.node import hashing, paths
 from envbuild.node.bundle import archive
-from envbuild.node.bundle import index as bundle_index
 from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.wheels import store as stored
 from envbuild.node.wheels.build_key import why_not_for
@@ -29,7 +28,7 @@ def pack(store: Store, keys: list[str], to: str) -> Json:
     try:
         with tempfile.TemporaryDirectory(prefix=".wheels-", dir=os.path.dirname(to)) as work:
             rows, sources = _files(store, sorted(set(keys)), work)
-            made = bundle_index.make("", "", [os.uname().machine], [], rows)
+            made = archive.make_index("", "", [os.uname().machine], [], rows)
             half = os.path.join(work, "bundle.tar")
             with open(half, "xb") as out:
                 archive.to_tar(out, made, sources)
@@ -85,7 +84,7 @@ def take_in(path: str, folder: str, index: Json) -> None:
             entry = stored.check(place, frozenset([os.geteuid()]))
             store.put(entry.inputs, entry.wheel, entry.facts, entry.builder, entry.built_at)
         except stored.UnusableEntryError as unusable:
-            raise bundle_index.damaged(place, unusable.why) from None
+            raise archive.damaged(place, unusable.why) from None
         except NodeError as error:
             if error.code != "not-writable":
                 raise

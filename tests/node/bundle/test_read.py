@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.bundle import archive, index, plain_tar
+from envbuild.node.bundle import archive, plain_tar
 from envbuild.node.protocol import NodeError
 from tests.support.fails import fails
 from tests.support.files import write_file, write_files
@@ -45,8 +45,8 @@ def rows(files: dict[str, tuple[str, bytes]] = FILES) -> list[dict[str, Any]]:
 
 def made(files: dict[str, tuple[str, bytes]] = FILES) -> bytes:
     """A good bundle."""
-    told = index.make("tiny", "exact", ["x86_64"], ["cpu"], rows(files))
-    return packed({index.NAME: index.encode(told), **{path: files[path][1] for path in sorted(files)}})
+    told = archive.make_index("tiny", "exact", ["x86_64"], ["cpu"], rows(files))
+    return packed({archive.NAME: archive.encode_index(told), **{path: files[path][1] for path in sorted(files)}})
 
 
 def packed(files: dict[str, bytes]) -> bytes:
@@ -62,7 +62,7 @@ def forged(more: bytes, listed: list[dict[str, Any]] | None = None) -> bytes:
     told: dict[str, Any] = {"version": 1, "stack": "tiny", "profile": "exact", "machines": ["x86_64"], "variants": []}
     told["files"] = listed or []
     told["digest"] = hashlib.sha256(canonical(told)).hexdigest()
-    return packed({index.NAME: canonical(told) + b"\n"})[: -len(plain_tar.END)] + more + plain_tar.END
+    return packed({archive.NAME: canonical(told) + b"\n"})[: -len(plain_tar.END)] + more + plain_tar.END
 
 
 def canonical(data: Any) -> bytes:
@@ -71,8 +71,10 @@ def canonical(data: Any) -> bytes:
 
 def unpacked(folder: Path, files: dict[str, tuple[str, bytes]] = FILES) -> Path:
     """The same as a folder."""
-    told = index.make("tiny", "exact", ["x86_64"], ["cpu"], rows(files))
-    return write_files(folder, {index.NAME: index.encode(told), **{path: data for path, (_, data) in files.items()}})
+    told = archive.make_index("tiny", "exact", ["x86_64"], ["cpu"], rows(files))
+    return write_files(
+        folder, {archive.NAME: archive.encode_index(told), **{path: data for path, (_, data) in files.items()}}
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -212,7 +214,7 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     ),
     "a hidden file": (forged(b"", listing(("wheels/.pth", 0))), "bundle-unsafe", ".pth"),
     "a name that acts on terminals": (forged(member("wheels/\x1b[2J")), "bundle-unsafe", "\\x1b[2J"),
-    "another index inside": (forged(member(index.NAME)), "bundle-unsafe", "twice"),
+    "another index inside": (forged(member(archive.NAME)), "bundle-unsafe", "twice"),
     "headers that speak of headers": (forged(member("a", tarfile.XHDTYPE, size=10)), "bundle-damaged", "headers"),
     "a file that is not listed": (forged(member(A)), "bundle-damaged", "does not list"),
     "a file that is missing": (forged(b"", listing((A, 0))), "bundle-damaged", "not there"),
@@ -221,10 +223,10 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     ),
     "a kind that there is not": (forged(b"", [{**listing((A, 0))[0], "what": "script"}]), "bundle-unsafe", "script"),
     "no index": (packed({A: b""}), "bundle-damaged", "does not begin"),
-    "an index of another version": (packed({index.NAME: b'{"version":2}\n'}), "bundle-damaged", "this envbuild reads"),
-    "an index that is no JSON": (packed({index.NAME: b"\xff" * 9}), "bundle-damaged", "this envbuild reads"),
-    "an index nested too deeply": (packed({index.NAME: b"[" * 100_000}), "bundle-damaged", "this envbuild reads"),
-    "a larger index than there is": (member(index.NAME, size=1 << 30), "bundle-unsafe", "are the most"),
+    "an index of another version": (packed({archive.NAME: b'{"version":2}'}), "bundle-damaged", "this envbuild reads"),
+    "an index that is no JSON": (packed({archive.NAME: b"\xff" * 9}), "bundle-damaged", "this envbuild reads"),
+    "an index nested too deeply": (packed({archive.NAME: b"[" * 100_000}), "bundle-damaged", "this envbuild reads"),
+    "a larger index than there is": (member(archive.NAME, size=1 << 30), "bundle-unsafe", "are the most"),
 }  # fmt: skip
 
 
@@ -250,7 +252,7 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a file less": (lambda b: (b / ALPHA).unlink(), "not there"),
     "another byte": (lambda b: (b / ALPHA).write_bytes(b"alphb" * 1000), "sha256"),
     "a byte more": (lambda b: (b / ALPHA).write_bytes(b"alpha" * 1000 + b"a"), "bytes"),
-    "another index": (lambda b: (b / index.NAME).write_bytes(b"{}"), "reads"),
+    "another index": (lambda b: (b / archive.NAME).write_bytes(b"{}"), "reads"),
 }  # fmt: skip
 
 
@@ -266,6 +268,6 @@ def test_a_folder_that_was_changed_is_refused(tmp_path: Path, change: Callable[[
 
 def test_a_bundle_is_only_made_of_what_it_may_hold_and_of_what_was_announced(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="is not a bundle"):
-        index.make("tiny", "exact", ["x86_64"], [], [{**rows()[0], "path": f"built/{KEY}/../x"}])
+        archive.make_index("tiny", "exact", ["x86_64"], [], [{**rows()[0], "path": f"built/{KEY}/../x"}])
     with (tmp_path / "t").open("wb") as out, pytest.raises(ValueError, match="3 were announced"):
         plain_tar.write(out, "a", 3, [b"ab"])

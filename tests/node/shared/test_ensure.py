@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.bundle import archive, index
+from envbuild.node.bundle import archive
 from envbuild.node.env import caches, foundation, install, published, stamp
 from envbuild.node.hashing import digest_of
 from envbuild.node.shared import ensure, look
@@ -30,7 +30,7 @@ def bundle_of(folder: Path, to: Path) -> str:
         {"path": name, "sha256": digest_of(path), "bytes": os.path.getsize(path), "what": "wheel"}
         for name, path in paths.items()
     ]
-    made = index.make("demo", "exact", [os.uname().machine], ["v"], rows)
+    made = archive.make_index("demo", "exact", [os.uname().machine], ["v"], rows)
     to.parent.mkdir(parents=True, exist_ok=True)
     with to.open("wb") as out:
         archive.to_tar(out, made, paths)
