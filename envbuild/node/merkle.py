@@ -202,10 +202,6 @@ def signature(facts: os.stat_result) -> list[int]:
     return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
 
 
-def _hash(root: str, places: Places, work: list[tuple[str, os.stat_result]]) -> list[tuple[str, Entry]]:
-    return [(path, _entry(root, places, path, facts)) for path, facts in work]
-
-
 def _entry(root: str, places: Places, path: str, facts: os.stat_result) -> Entry:
     full = os.path.join(root, path)
     mode = facts.st_mode
@@ -227,30 +223,20 @@ def _entry(root: str, places: Places, path: str, facts: os.stat_result) -> Entry
 
 
 def _read(path: str, size: int) -> tuple[str, bytes | None]:
-    """The sha256 (hex) of a file, and its contents where they may be text."""
+    """The sha256 (hex) of a file of so many bytes, and its contents where they may be text."""
+    total, data, count = hashlib.sha256(), b"", 0
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        data = os.read(handle, _BUFFER)
-        if size <= len(data) < _BUFFER:
-            return hashlib.sha256(data).hexdigest(), data
-        return _large(handle, data)
+        while True:
+            block = os.read(handle, _BUFFER)
+            total.update(block)
+            count += len(block)
+            if count <= TEXT_LIMIT and b"\0" not in data:
+                data += block
+            if not block or (size <= count and len(block) < _BUFFER):
+                return total.hexdigest(), data if len(data) == count else None
     finally:
         os.close(handle)
-
-
-def _large(handle: int, head: bytes) -> tuple[str, bytes | None]:
-    total, buffer = hashlib.sha256(head), bytearray(_BUFFER)
-    view = memoryview(buffer)
-    kept: list[bytes] | None = [head]
-    size = len(head)
-    while True:
-        count = os.readv(handle, [buffer])
-        if not count:
-            return total.hexdigest(), None if kept is None else b"".join(kept)
-        total.update(view[:count])
-        size += count
-        if kept is not None:
-            kept = None if size > TEXT_LIMIT or b"\0" in kept[-1] else kept + [bytes(view[:count])]
 
 
 def scan(
@@ -258,7 +244,6 @@ def scan(
     places: Places,
     generated: Iterable[Generated] = (),
     known: dict[str, Entry] | None = None,
-    threads: int | None = None,
     only: Container[str] | None = None,
 ) -> dict[str, Entry]:
     """Hash every covered path of the tree at `root` once, in parallel; returns path -> Entry.
@@ -286,7 +271,11 @@ def scan(
     work.sort(key=lambda item: -item[1].st_size)
     large = sum(facts.st_size >= _BUFFER for _, facts in work)
     chunks = [[item] for item in work[:large]] + [work[n : n + 64] for n in range(large, len(work), 64)]
-    hashed = proc.pool_map(functools.partial(_hash, root, places), chunks, threads or len(os.sched_getaffinity(0)))
+
+    def hash_all(chunk: list[tuple[str, os.stat_result]]) -> list[tuple[str, Entry]]:
+        return [(path, _entry(root, places, path, facts)) for path, facts in chunk]
+
+    hashed = proc.pool_map(hash_all, chunks, len(os.sched_getaffinity(0)))
     entries.update(pair for pairs in hashed for pair in pairs)
     for path in {pattern.top + name for pattern in made_by_runs for name in pattern.compiled} & entries.keys():
         entries[path].tag = COMPILED if entries[path].raw else entries[path].tag
