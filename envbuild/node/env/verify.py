@@ -5,15 +5,20 @@ It changes nothing that the root covers; where it may, it notes beside the stamp
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from envbuild.node import git_source, logs, paths
 from envbuild.node.conda import meta
 from envbuild.node.env import stamp
 from envbuild.node.protocol import Json, NodeError, few, plural, utc_time
+
+if TYPE_CHECKING:
+    from envbuild.node import merkle
 
 _CODE = (".py", ".pyc", ".so", ".pth")
 _NAMED = 3
@@ -95,18 +100,27 @@ class _Look:
         self._trees(stamped, tested["changed"])
         self._missing(tested)
         self._link(str(self.args["stack"]))
-        if self.args.get("deep"):
-            self._contents(stamped)
-        else:
+        if not self.args.get("deep"):
             self._unread(stamped)
+            return stamped
+        self._contents(self._files, stamped)
+        owners = meta.owners(self.environment) if self.drift else {}
+        for file in self.drift:
+            if file["path"] in owners:
+                file["package"] = owners[file["path"]]
+        if self.root is not None:
+            noted = {"at": utc_time(), "run": stamped.get("run"), "root": self.root, "differed": len(self.drift)}
+            paths.set_umask(self.prefix)
+            # Who may only read cannot leave a note, and nothing depends on it.
+            with contextlib.suppress(OSError, NodeError):
+                paths.write_json(paths.meta(self.environment, stamp.READ), noted)
         return stamped
 
     def at_image(self) -> Json:
         """What a stamp would say."""
         stamped = stamp.of_image(self.environment, self.args["variant"])
         self._packages(stamped)
-        self._read(self._record, stamped)
-        self._byte_code(stamped)
+        self._contents(self._record, stamped)
         return stamped
 
     def _stamp(self, stamped: Json | None) -> None:
@@ -171,36 +185,25 @@ class _Look:
         check = {"name": "files", "status": "not-run", "says": says, "level": "not-checked"}
         self.checks.append(dict(check, details={"read_at": at, "differed": differed}))
 
-    def _contents(self, stamped: Json) -> None:
-        """The checks `files` and `bytecode`; notes the time."""
-        self._read(self._files, stamped)
-        self._byte_code(stamped)
-        owners = meta.owners(self.environment) if self.drift else {}
-        for file in self.drift:
-            if file["path"] in owners:
-                file["package"] = owners[file["path"]]
-        if self.root is not None:
-            noted = {"at": utc_time(), "run": stamped.get("run"), "root": self.root, "differed": len(self.drift)}
-            paths.set_umask(self.prefix)
-            try:
-                paths.write_json(paths.meta(self.environment, stamp.READ), noted)
-            except (OSError, NodeError):
-                pass  # who may only read cannot leave a note, and nothing depends on it
+    def _contents(self, check: Callable[[Json, dict[str, merkle.Entry]], None], stamped: Json) -> None:
+        """The checks `files`, by reading every file, and `bytecode`."""
+        from envbuild.node.env import contents
 
-    def _read(self, check: Callable[[Json], None], stamped: Json) -> None:
-        """The check `files` by reading every file; failed where one cannot be read."""
         try:
-            check(stamped)
+            check(stamped, contents.scan(self.prefix, self.environment, stamped))
         except OSError as error:
             self._add("files", [f"cannot be read: {error}"], "")
             unread = os.path.relpath(str(error.filename or self.environment), self.environment)
             self.drift.append({"path": unread, "kind": "unreadable"})
+        count, refused = contents.byte_code(self.environment, stamped["sources"])
+        problems = [f"{len(refused)} of {count} .pyc files are not what their source gives"] if refused else []
+        self._add("bytecode", problems, f"{count} .pyc files, each what its source gives")
+        self.drift += refused
 
-    def _record(self, stamped: Json) -> None:
+    def _record(self, _stamped: Json, entries: dict[str, merkle.Entry]) -> None:
         from envbuild.node import merkle
         from envbuild.node.env import contents
 
-        entries = contents.scan(self.prefix, self.environment, stamped)
         checked, wrong = contents.check(self.environment, entries)
         self.root = merkle.root_of({path: entry.as_list() for path, entry in entries.items()})
         problems = [f"{len(wrong)} of {checked + len(wrong)} files differ from RECORD"] if wrong else []
@@ -208,11 +211,9 @@ class _Look:
         self._add("files", problems, f"{count} read, {checked} compared with RECORD, root {self.root:.12} measured")
         self.drift += [{key: str(file[key]) for key in ("path", "kind", "package")} for file in wrong]
 
-    def _files(self, stamp_data: Json) -> None:
+    def _files(self, stamp_data: Json, entries: dict[str, merkle.Entry]) -> None:
         from envbuild.node import merkle
-        from envbuild.node.env import contents
 
-        entries = contents.scan(self.prefix, self.environment, stamp_data)
         stamped = paths.read_json(paths.meta(self.environment, stamp.FILES))
         now = {path: entry.as_list() for path, entry in entries.items()}
         # Files that scripts wrote into the folders of sources are no drift: data, and nothing that Python would run. A
@@ -267,14 +268,6 @@ class _Look:
         )
         details = {"deviation": "added-files", "count": len(added), "files": added[:20]}
         self._add("added-files", [], says, details=details)
-
-    def _byte_code(self, stamped: Json) -> None:
-        from envbuild.node.env import contents
-
-        count, refused = contents.byte_code(self.environment, stamped["sources"])
-        problems = [f"{len(refused)} of {count} .pyc files are not what their source gives"] if refused else []
-        self._add("bytecode", problems, f"{count} .pyc files, each what its source gives")
-        self.drift += refused
 
 
 def _differences(stamped: Json, now: Json) -> list[dict[str, str]]:
