@@ -24,7 +24,10 @@ def run(request: Json) -> "tuple[bool, Json]":
     environments = _environments(args, prefix)
     in_use = any(environment["current"] and environment.get("checks") for environment in environments)
     if args.get("brief") or (args.get("unless_in_use") and in_use):
-        return False, _brief(args, prefix, folders, environments)
+        # What shows that nothing has to be done: system, GPUs, prefix and environments; other programs are not asked.
+        brief = _quick(args, prefix, folders, environments)
+        brief.update(gpus.gpu_facts(folders), libc=system.libc_facts(folders), brief=True)
+        return False, dict(brief, prefix=_prefix(prefix, {}), trees=_trees(args))
     from envbuild.node.probe import programs
 
     lists = ("files", "interpreters", "repositories", "system_packages")
@@ -56,13 +59,6 @@ def run(request: Json) -> "tuple[bool, Json]":
         facts["tmp"] = disks.disk_facts(protocol.expand_prefix(str(args["tmp"])), quota)
     facts["warnings"] = warnings + _observations(facts)
     return False, facts
-
-
-def _brief(args: Json, prefix: str, folders: "list[str]", environments: "list[Json]") -> Json:
-    """What shows that nothing has to be done: system, GPUs, prefix and environments; other programs are not asked."""
-    facts = _quick(args, prefix, folders, environments)
-    facts.update(gpus.gpu_facts(folders), libc=system.libc_facts(folders), brief=True)
-    return dict(facts, prefix=_prefix(prefix, {}), trees=_trees(args))
 
 
 def _trees(args: Json) -> "dict[str, Json]":

@@ -70,7 +70,8 @@ def sweep(top: str, kind: str = "") -> None:
 
     One of a living process is not touched, nor one of another machine or container, which may share the folder.
     """
-    for path in [os.path.join(top, name) for name in names(top) if _is_of(kind, name)]:
+    of_kind = re.compile(paths.temporary(kind))
+    for path in [os.path.join(top, name) for name in names(top) if not kind or of_kind.fullmatch(name)]:
         with contextlib.suppress(OSError):  # another one sweeps too
             facts = os.lstat(path)
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and _left_behind(path):
@@ -80,10 +81,6 @@ def sweep(top: str, kind: str = "") -> None:
                     remove(trash)
                 else:
                     os.rename(trash, path)  # taken over and claimed anew since it was looked at
-
-
-def _is_of(kind: str, name: str) -> bool:
-    return not kind or re.fullmatch(paths.temporary(kind), name) is not None
 
 
 def sign(path: str) -> None:
