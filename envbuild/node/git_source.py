@@ -83,9 +83,7 @@ def _must(folder: str, doing: str, *args: str) -> str:
         return done.out.strip()
     text = redact_text(done.err + done.out).strip()
     paths.refuse_full(text, folder, text[-500:])
-    raise NodeError(
-        "git-failed", "git failed while %s" % doing, why=text[-1000:], exit_code=Exit.BUILD_FAILED, changed=True
-    )
+    raise NodeError("git-failed", "git failed while %s" % doing, why=text[-1000:], exit_code=Exit.BUILD_FAILED)
 
 
 def check_pins(sources: "list[Json]") -> None:
@@ -157,7 +155,6 @@ def _mismatch(name: str, why: str) -> "NodeError":
         "source %s is not what the lock says" % name,
         why=why,
         hint="use another repository or mirror; if the lock is wrong, run `envbuild lock create STACK`",
-        changed=True,
     )
 
 
@@ -193,7 +190,6 @@ def _obtain(pin: Json, folder: str, name: str, bundle: "str | None") -> None:
             "source %s: commit %s is not in %s" % (name, pin["commit"], origin),
             why="all branches and tags were fetched and none contains it",
             hint="it was removed upstream, or a mirror is behind; upstream is %s" % pin["git"],
-            changed=True,
         )
     _unreachable(done, name, origin, folder)
 
@@ -211,7 +207,6 @@ def _unreachable(done: "proc.Finished", name: str, origin: str, folder: str) -> 
         why=text,
         hint="check the network and the proxy, set `url.<base>.insteadOf` for a mirror, or use a bundle",
         exit_code=Exit.TRY_AGAIN if transport else Exit.BUILD_FAILED,
-        changed=True,
     )
 
 
@@ -348,7 +343,6 @@ def object_missing(origin: str, lost: str, why: str) -> "NodeError":
         "%s lacks object %s" % (origin, lost),
         why=why,
         hint="the copy is incomplete: use another one (git's `url.<base>.insteadOf`), or repair it (see `git fsck`)",
-        changed=True,
     )
 
 

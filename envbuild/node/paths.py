@@ -156,7 +156,6 @@ def os_error(error: OSError, where: str) -> "NodeError | None":
             "the file system of %s is read-only" % where,
             why=str(error),
             hint="a disk error can cause this; make the file system writable, then run the same command again",
-            changed=True,
         )
     return no_room(error, where)
 
@@ -208,7 +207,6 @@ def full_disk(where: str, why: str) -> NodeError:
         "no %s left at %s" % ("inodes are" if inodes else "space is", where),
         why=why,
         hint="remove old environments or runs (`envbuild store clean`), or choose another prefix, cache or tmp folder",
-        changed=True,
     )
 
 

@@ -113,8 +113,10 @@ EXITS = {code: number for number, codes in _CODES.items() for code in codes.spli
 class NodeError(Exception):
     """A failure that a user can act on; the controller turns it into an `EnvbuildError` with the same code.
 
-    `changed` says whether the node was changed before the failure.
+    `changed` says whether the node was changed before the failure; `install` sets it.
     """
+
+    changed = False
 
     def __init__(
         self,
@@ -124,7 +126,6 @@ class NodeError(Exception):
         hint: str = "",
         exit_code: "int | None" = None,
         details: "Json | None" = None,
-        changed: bool = False,
     ) -> None:
         """`code` is kebab-case, `what` one line, `why` the cause as observed, `hint` the next step."""
         super().__init__(what)
@@ -134,7 +135,6 @@ class NodeError(Exception):
         self.hint = hint
         self.exit_code = EXITS.get(code, Exit.USAGE) if exit_code is None else int(exit_code)
         self.details = details or {}
-        self.changed = bool(changed)
 
     def __str__(self) -> str:
         """One line: code and what happened."""

@@ -125,7 +125,7 @@ def test_nothing_but_the_response_reaches_stdout(tmp_path: Path) -> None:
         ("return False, {'x': float('nan')}", 70, {"code": "node-internal"}),
         ("return False, {'ok': False}", 1, None),
         (
-            "raise NodeError('a-code', 'what', 'why', 'hint', Exit.INTEGRITY, {'k': 1}, changed=True)",
+            "e = NodeError('a-code', 'what', 'why', 'hint', Exit.INTEGRITY, {'k': 1}); e.changed=True; raise e",
             5,
             {"code": "a-code", "what": "what", "why": "why", "hint": "hint", "exit": 5, "details": {"k": 1}},
         ),

@@ -126,7 +126,6 @@ def failure(what: str, why: str, hint: str = "") -> NodeError:
         why=why,
         hint=hint or _HINT,
         details={"log": log} if log else None,
-        changed=True,
     )
 
 
@@ -138,7 +137,6 @@ def missing(what: str, why: str, names: list[str] | None = None) -> NodeError:
         why=why,
         hint="compare the flags and extensions in the stack with this commit: upstream adds and removes them",
         details={"extensions": names} if names else None,
-        changed=True,
     )
 
 

@@ -125,7 +125,12 @@ def variables(
     `environment`: the folder of the environment; `programs`: that of its programs. A stack's variables that are not
     plain text are not for builds.
     """
-    extra = _of_conda(environment)
+    seen = {name: value for name, value in os.environ.items() if for_build(name, value)}
+    # Without the environment's place as a search path in what is linked: it would be another in each prefix, and the
+    # environment's interpreter finds its libraries itself.
+    run_path = re.compile(rf"-Wl,-rpath,{re.escape(environment)}/\S+\s*")
+    of_conda = activation.onto(environment, seen).items()
+    extra: dict[str, str | None] = {name: run_path.sub("", value) for name, value in of_conda}
     path = extra.pop("PATH", None) or os.environ.get("PATH", "/usr/bin:/bin")
     extra.update({name: value for name, value in stack.items() if isinstance(value, str)})
     folders = [programs or os.path.join(environment, "bin")]
@@ -144,16 +149,6 @@ def variables(
         PYTHONBREAKPOINT=None,
     )
     return extra
-
-
-def _of_conda(environment: str) -> dict[str, str | None]:
-    """What conda packages set, without the environment's place as a search path in what is linked.
-
-    It would be another in each prefix; the environment's interpreter finds its libraries itself.
-    """
-    pattern = re.compile(rf"-Wl,-rpath,{re.escape(environment)}/\S+\s*")
-    seen = {name: value for name, value in os.environ.items() if for_build(name, value)}
-    return {name: pattern.sub("", value) for name, value in activation.onto(environment, seen).items()}
 
 
 def equal_files(env: dict[str, str], tools: Toolchain, places: dict[str, str]) -> dict[str, str]:
@@ -248,7 +243,7 @@ class Packages:
         """Ask it. Raises NodeError `build-failed`."""
         done = proc.run([python, "-I", "-c", _ASK])
         if not done.ok:
-            raise NodeError("build-failed", f"{python} does not run", why=done.err[-500:], changed=True)
+            raise NodeError("build-failed", f"{python} does not run", why=done.err[-500:])
         answer = json.loads(done.out)
         self.base: str = answer["base"]
         self.version: str = answer["version"]

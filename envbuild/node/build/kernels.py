@@ -115,7 +115,6 @@ def _module(folder: str, source: Json, module: Json) -> Json:
             f"source {source['name']} has no files for its kernel {name}",
             why=f"not in the tree: {', '.join(missing) or '(no sources are named)'}",
             hint="correct `build.modules` of the stack: it names files of another commit",
-            changed=True,
         )
     return made
 

@@ -93,7 +93,7 @@ def of_source(source: Json, folder: str, links: dict[str, str], specs: list[Json
         return apply(folder, specs, facts, pin if pin["after"] else None)
     except NodeError as error:
         what, details = f"source {source['name']}: {error.what}", {"source": source["name"]}
-        raise NodeError(error.code, what, error.why, error.hint, details=details, changed=True) from None
+        raise NodeError(error.code, what, error.why, error.hint, details=details) from None
 
 
 def _judge(name: str, facts: Json) -> list[str]:

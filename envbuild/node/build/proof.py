@@ -107,7 +107,6 @@ def imports(python: str, source: str, names: list[str], env: dict[str, str]) -> 
             hint="it was built against other libraries than those of the environment; look at LD_LIBRARY_PATH, and at "
             "the stored wheel: `envbuild store list`",
             details={"extensions": sorted(broken)},
-            changed=True,
         )
     log(f"{source}: imported {', '.join(result['imported']) or 'nothing'}")
     return result

@@ -58,7 +58,6 @@ def variables(environment: str) -> dict[str, str]:
             "an activation script of a conda package ended its shell",
             why=f"{', '.join(map(os.path.basename, files))}: {redact_text(done.err).strip()[-1000:]}",
             hint="remove the package, or choose another build of it",
-            changed=True,
         )
     changed = {name: _added(name, value, before) for name, value in sorted(after.items()) if value != before.get(name)}
     changed = {name: value for name, value in changed.items() if value and _NAME.match(name) and name not in _SHELL}

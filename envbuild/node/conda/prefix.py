@@ -72,7 +72,6 @@ def _one(package: Json, where: Json, folder: str, cert: str) -> str:
         f"{name} of the channel {package['channel']} is not available",
         why="nothing says where the channel is" if not local + remote else "it is not in the channel's folder",
         hint="check that the channel has it; offline, check the bundle",
-        changed=True,
     )
     for url in remote:
         try:
@@ -88,7 +87,6 @@ def _one(package: Json, where: Json, folder: str, cert: str) -> str:
                     why=error.why,
                     hint="put its credentials on the node into ~/.netrc or the file that RATTLER_AUTH_FILE names; or "
                     "let the controller fetch with its own: `delivery: controller`",
-                    changed=True,
                 )
     raise failure
 
@@ -117,7 +115,6 @@ def _check(package: Json, digest: str) -> None:
             f"{package['file']} is not the file that the lock names",
             why=f"its sha256 is {digest}, the lock says {package['sha256']}",
             hint="use another channel or mirror; if the change is intended, run `envbuild lock create STACK`",
-            changed=True,
         )
 
 
@@ -144,7 +141,6 @@ def _rattle(tools: Json, tmp: str, asked: Json) -> None:
         f"py-rattler could not {asked['action']} the conda packages",
         why=why or "it ended without output",
         hint="see the node's log",
-        changed=True,
     )
 
 
@@ -166,7 +162,11 @@ def make(tools: Json, tmp: str, beside: str, variant: Json, where: Json, folder:
     if _folds_case(tmp):
         plan.check_case()
     log(f"installing {plural(len(locked), 'conda package')}")
-    records = [_record(package, archives[package["name"]], contents[package["name"]]) for package in locked]
+    records = []
+    for package in locked:
+        archive, index = archives[package["name"]], contents[package["name"]]["index"]
+        row = {"archive": archive, "size": os.path.getsize(archive), "index": index}
+        records.append(dict(row, file=package["file"], sha256=package["sha256"]))
     with tempfile.TemporaryDirectory(prefix="install-rattler-", dir=beside) as cache:
         _rattle(tools, tmp, {"action": "install", "records": records, "prefix": environment, "cache": cache})
     meta.tidy(environment, {package["name"]: package["channel"] for package in locked})
@@ -179,11 +179,6 @@ def make(tools: Json, tmp: str, beside: str, variant: Json, where: Json, folder:
         "link_scripts_skipped": sorted(set(plan.scripts) - allowed),
         "clobbered": sorted(plan.shared),
     }
-
-
-def _record(package: Json, archive: str, content: Json) -> Json:
-    named = {"archive": archive, "file": package["file"], "index": content["index"]}
-    return dict(named, sha256=package["sha256"], size=os.path.getsize(archive))
 
 
 def _folds_case(folder: str) -> bool:
@@ -211,5 +206,4 @@ def _run_script(package: Json, script: str, environment: str) -> None:
             f"{script} of {meta.label(package)} failed",
             why=redact.redact_text(done.err or done.out).strip()[-1500:],
             hint="remove the package from `link_scripts` if it works without its script",
-            changed=True,
         )

@@ -34,25 +34,21 @@ def run(request: Json) -> tuple[bool, Json]:
     paths.set_umask(prefix)
     stamped = stamp.read(environment)
     new = stamped is None
-    held = lease.of_request(request)
-    try:
-        with held, paths.coded_errors(environment):
-            if stamped is None:
-                stamped = _finish(prefix, environment, request, held)
-            else:
-                stamp.check_unchanged(environment, args.get("variant"))
-            changed = new or stamped.get("variables") != variables
-            if changed and not new:
-                stamped["variables"] = variables
-                stamp.write(environment, stamped)
-            held.check()
-            changed = switch(prefix, stack, environment, variables) or changed
-            if args.get("publish"):
-                published.publish(request, stamped)
-            notes = remove.retire(prefix, environment, bool(args.get("shared")))
-            _drop_delivered(paths.delivered(prefix, stamped["variant_digest"]), request["run"])
-    finally:
-        held.release()
+    with lease.during(request) as held, paths.coded_errors(environment):
+        if stamped is None:
+            stamped = _finish(prefix, environment, request, held)
+        else:
+            stamp.check_unchanged(environment, args.get("variant"))
+        changed = new or stamped.get("variables") != variables
+        if changed and not new:
+            stamped["variables"] = variables
+            stamp.write(environment, stamped)
+        held.check()
+        changed = switch(prefix, stack, environment, variables) or changed
+        if args.get("publish"):
+            published.publish(request, stamped)
+        notes = remove.retire(prefix, environment, bool(args.get("shared")))
+        _drop_delivered(paths.delivered(prefix, stamped["variant_digest"]), request["run"])
     result = {key: stamped[key] for key in ("root", "files", "bytes")}
     result.update(level="measured" if new else "stamped", environment=environment)
     result.update(current=paths.current_link(prefix, stack), notes=notes)
@@ -196,5 +192,4 @@ def _check_root(environment: str, root: str, wanted: str | None) -> None:
             f"{environment} differs from what the first node built",
             why=f"its root is {root:.12}, that node's is {wanted:.12}",
             hint="look at both with `envbuild verify`, then `envbuild provision --repair`",
-            changed=True,
         )

@@ -201,7 +201,6 @@ class Conda:
                 why=f"both: {'; '.join(pairs)}",
                 hint="name it under `provides` of the profile's conda section, or leave the conda package out",
                 details={"packages": list(both)},
-                changed=True,
             )
 
 

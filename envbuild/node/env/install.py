@@ -116,7 +116,9 @@ def _install(job: _Job, held: lease.Lease) -> tuple[bool, Json]:
     try:
         result = _build(job, tool, stands_on)
         held.check()
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, NodeError):
+            error.changed = True
         if held.held():  # else another run builds there now
             paths.discard(job.environment)
         raise
@@ -230,7 +232,6 @@ def _check_set(job: _Job, interpreter: foundation.Interpreter) -> dict[str, str]
                 "record-mismatch",
                 f"{package['name']} {package['version']} was installed and says it is {present or 'not there'}",
                 hint="the file that the lock names holds another package; check the lock",
-                changed=True,
             )
     return installed
 
@@ -254,7 +255,6 @@ def _check_record(job: _Job, installer: packages.Installer, made: Json) -> tuple
             why=f"{len(wrong)} of {checked + len(wrong)} files differ from the locked archive",
             hint="run again" if cleaned else f"remove the cache {tool.cache}, then run again",
             details={"files": wrong[:20]},
-            changed=True,
         )
     contents.keep(paths.meta(job.environment, stamp.SCAN), entries)
     both = record.overwritten(job.environment, entries, meta.distributions(job.environment))

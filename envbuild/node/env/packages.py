@@ -66,7 +66,6 @@ def check_required(
             f"{odd[0]} is in the lock, and nothing requires it",
             why=f"neither the stack nor the metadata of an installed package names: {', '.join(odd)}",
             hint="list it under `packages` of the stack if you need it, then run `envbuild lock create STACK`",
-            changed=True,
         )
     count = len(set(locked) & set(asked))
     return {"asked": count, "required": len(locked) - count}
@@ -370,7 +369,6 @@ def _check_index(group: Group, error: NodeError) -> None:
                 "the package index answers with a web page, not with packages",
                 why=f"{page} has no package links{', it has a form' if '<form' in body else ''}",
                 hint="log in to the network's portal, or check the proxy and the index in pip's or uv's configuration",
-                changed=True,
             ) from error
 
 

@@ -144,5 +144,4 @@ def _blocked(environment: str, why: str) -> NodeError:
         f"{environment} has files that envbuild did not make and cannot move aside",
         why=why,
         hint="move these files yourself, then run the same command again",
-        changed=True,
     )

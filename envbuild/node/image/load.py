@@ -93,7 +93,6 @@ def _bring(args: Json, program: str) -> str:
             "image-id-differs",
             f"{args['runtime']} has another image than the controller",
             why=f"wanted id {wanted[:12]}, found {(image or 'none')[:12]}",
-            changed=True,
         )
     return str(wanted)
 

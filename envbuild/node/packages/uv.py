@@ -187,4 +187,4 @@ def failure(done: proc.Finished, doing: str, where: str) -> NodeError:
 
 
 def _error(code: str, what: str, why: str, hint: str = "") -> NodeError:
-    return NodeError(code, what, why=why, hint=hint, changed=True)
+    return NodeError(code, what, why=why, hint=hint)

@@ -99,7 +99,7 @@ def _build(store: Store, inputs: Json, owner: Json, build: Callable[[str], Json]
     wheels = sorted(name for name in os.listdir(out) if name.endswith(".whl"))
     if len(wheels) != 1:
         what = owner.get("what", inputs.get("source", "?"))
-        raise NodeError("build-failed", f"{what}: the build made {len(wheels)} wheels", changed=True)
+        raise NodeError("build-failed", f"{what}: the build made {len(wheels)} wheels")
     wheel = os.path.join(out, wheels[0])
     builder = dict(owner, host=identity.here()["host"], user=protocol.user_name())
     if store.use == "read-write":
