@@ -19,9 +19,9 @@ from envbuild.catalog.validation import validated
 from envbuild.catalog.yaml_load import load_yaml, read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import Flavour, StrictModel, Text, WebUrl
+from envbuild.model.finding import TorchVersion
 
 DEFAULT_INDEX = "pypi"
-TorchVersion = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
 
 
 class TorchRange(StrictModel):

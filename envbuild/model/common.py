@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -121,45 +122,29 @@ HOST = re.compile(r"\A[A-Za-z0-9_](?:[A-Za-z0-9._:-]{0,252}[A-Za-z0-9_])?\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 
 
-def plain_line(value: str) -> str:
-    """A name, path, address or requirement, unchanged. Raises ValueError for an invisible character."""
-    return _without(unsafe(value), value)
+def plain_line(value: str, *, prose: bool = False) -> str:
+    """A name, path, address or requirement, unchanged. Raises ValueError for an invisible character.
 
-
-def _prose_line(value: str) -> str:
-    return _without(unsafe(value, prose=True) or re.search(r"[\n\t]", value), value)
-
-
-def _without(bad: re.Match[str] | None, value: str) -> str:
-    if bad:
+    `prose`: a sentence, in which soft hyphens and joiners belong to words.
+    """
+    if bad := unsafe(value, prose=prose) or re.search(r"[\n\t]", value):
         raise ValueError(f"control characters, invisible ones and line separators are not allowed: U+{ord(bad[0]):04X}")
     return value
 
 
+def fits(pattern: str, says: str, *refused: str) -> AfterValidator:
+    """For a text of `pattern` without a part between slashes that is `refused`; `says` is the error of any other."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.DOTALL) or not set(refused).isdisjoint(value.split("/")):
+            raise ValueError(says)
+        return value
+
+    return AfterValidator(check)
+
+
 # For an optional list or table that a digest covers: a lock file does not keep an empty one.
 EMPTY_AS_NONE = AfterValidator(lambda value: value or None)
-
-
-def _rel_path(value: str) -> str:
-    plain_line(value)
-    parts = value.split("/")
-    if not value or value.startswith(("/", "-", "~")) or ".." in parts or "" in parts:
-        raise ValueError("must be a relative path without '..', empty parts, leading '-' or '~'")
-    return value
-
-
-def _beside_path(value: str) -> str:
-    plain_line(value)
-    if not value or value.startswith(("/", "-", "~")):
-        raise ValueError("must be a path relative to the stack file, such as ./ or ../my-clone")
-    return value
-
-
-def _abs_path(value: str) -> str:
-    plain_line(value)
-    if not value.startswith("/") or ".." in value.split("/"):
-        raise ValueError("must be an absolute path without '..'")
-    return value
 
 
 def not_none(value: str) -> str:
@@ -234,7 +219,8 @@ def without_secrets(variables: Mapping[str, T]) -> Mapping[str, T]:
     return variables
 
 
-Text = Annotated[str, AfterValidator(_prose_line)]
+_Line = Annotated[str, AfterValidator(plain_line)]
+Text = Annotated[str, AfterValidator(partial(plain_line, prose=True))]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 # As its repository is called: the name is a folder.
 SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -252,9 +238,11 @@ Flavour = Annotated[str, StringConstraints(pattern=r"^(cpu|cu[0-9]{2,3})$")]
 CudaArch = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9][af]?(\+PTX)?$")]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 SettableName = Annotated[EnvName, AfterValidator(settable)]
-RelPath = Annotated[str, AfterValidator(_rel_path)]
-AbsPath = Annotated[str, AfterValidator(_abs_path)]
-BesidePath = Annotated[str, AfterValidator(_beside_path)]
+_RELATIVE = "must be a relative path without '..', empty parts, leading '-' or '~'"
+_BESIDE = "must be a path relative to the stack file, such as ./ or ../my-clone"
+RelPath = Annotated[_Line, fits("[^/~-].*", _RELATIVE, "", "..")]
+AbsPath = Annotated[_Line, fits("/.*", "must be an absolute path without '..'", "..")]
+BesidePath = Annotated[_Line, fits("[^/~-].*", _BESIDE)]
 HostName = Annotated[str, AfterValidator(_host_name)]
 GitUrl = Annotated[str, AfterValidator(git_url)]
 WebUrl = Annotated[str, AfterValidator(_https_url)]

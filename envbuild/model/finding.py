@@ -21,7 +21,7 @@ from envbuild.model.common import (
 )
 
 Severity = Literal["wrong", "stale", "unpinned", "trap", "note"]
-_TorchVersion = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
+TorchVersion = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
 _LONGEST = 500
 _Dotted = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)+$")]
 
@@ -146,7 +146,7 @@ class FlavourCheck(StrictModel):
     """The compat data has no build of this torch in this flavour."""
 
     kind: Literal["torch-flavour-missing"]
-    torch: _TorchVersion
+    torch: TorchVersion
     flavour: Flavour
 
 
@@ -154,14 +154,14 @@ class NotOnPypiCheck(StrictModel):
     """The compat data says that this torch release is not on PyPI."""
 
     kind: Literal["torch-not-on-pypi"]
-    torch: _TorchVersion
+    torch: TorchVersion
 
 
 class TorchPythonCheck(StrictModel):
     """The compat data has no wheel of this torch for this Python on x86-64."""
 
     kind: Literal["torch-python-missing"]
-    torch: _TorchVersion
+    torch: TorchVersion
     python: PythonVersion
 
 
@@ -169,7 +169,7 @@ class GpuCheck(StrictModel):
     """Whether a torch build holds code that a compute capability can run."""
 
     kind: Literal["torch-runs-on"]
-    torch: _TorchVersion
+    torch: TorchVersion
     flavour: Flavour
     capability: _Dotted
     expected: bool

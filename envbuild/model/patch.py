@@ -5,16 +5,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from envbuild.model.common import Commit, EnvName, GitUrl, Name, RelPath, StrictModel, Text
+from envbuild.model.common import Commit, EnvName, GitUrl, Name, RelPath, StrictModel, Text, fits
 
 Hits = Annotated[int, Field(ge=1, le=1000)]
 Times = Annotated[int, Field(ge=0, le=1000)]
-
-
-def _glob(value: str) -> str:
-    if any(letter in value for letter in "?[]{}"):
-        raise ValueError("only `*` and `**/` are special in a file pattern")
-    return value
+_STARS = "only `*` and `**/` are special in a file pattern"
 
 
 def _pattern(value: str) -> str:
@@ -33,7 +28,7 @@ class Edit(StrictModel):
     use: it counts as no hit.
     """
 
-    files: Annotated[tuple[Annotated[RelPath, AfterValidator(_glob)], ...], Field(min_length=1)]
+    files: Annotated[tuple[Annotated[RelPath, fits(r"[^?\[\]{}]*", _STARS)], ...], Field(min_length=1)]
     find: Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
     write: str
     times: Times | tuple[Times, Hits] = 1

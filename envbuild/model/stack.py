@@ -30,7 +30,7 @@ from envbuild.model.common import (
     all_differ,
     without_secrets,
 )
-from envbuild.model.finding import Finding, RequirementText, package_name
+from envbuild.model.finding import Finding, RequirementText, TorchVersion, package_name
 from envbuild.model.launch import Reference, Step
 
 CondaName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_][a-z0-9_.-]{0,126}$")]
@@ -149,7 +149,7 @@ class TorchSpec(StrictModel):
     `version`: of the release, as 1.11.0. `flavours`: builds for a CUDA version or `cpu`, the preferred one first.
     """
 
-    version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
+    version: TorchVersion
     flavours: Annotated[tuple[Flavour, ...], Field(min_length=1)]
 
 

@@ -16,6 +16,7 @@ from envbuild.model.common import (
     RefusedError,
     StrictModel,
     Text,
+    fits,
     not_none,
     settable,
     text_of,
@@ -25,7 +26,6 @@ from envbuild.text import as_times
 
 RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
 _PATH = re.compile(r"(?:/[A-Za-z0-9._+-]+)+")
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _OF_PARTITION = "a job of Slurm runs on the nodes of a partition: write `hosts: {slurm: PARTITION}`"
 NODE_FILE = "nodefile"  # `hosts: {pbs: nodefile}`: the nodes that the job gets
 _UNFILLED = re.compile(r"\$\{?[A-Za-z_]|<[\w-]+>")  # what a shell or a reader would fill in
@@ -37,14 +37,8 @@ _PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
 _PROXY = re.compile(r"(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
 
 
-def _word(value: str) -> str:
-    if not _WORD.fullmatch(value):
-        raise ValueError("must be a name of an image or a registry: letters, digits and ._/:@-")
-    return value
-
-
 def _pinned(value: str) -> str:
-    if not re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", _word(value)):
+    if not re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", value):
         raise ValueError("must end with the digest, as NAME@sha256:<64 hex>; a tag is what its registry gives today")
     name, _, digest = value.partition("@")
     return f"{without_tag(name)}@{digest}"
@@ -105,22 +99,10 @@ def _requested(value: str) -> str:
     return value if re.fullmatch(r"<[\w-]+>", value) else scheduler_word(not_none(value))
 
 
-def _partition(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_.,-]+|<[\w-]+>", value):
-        raise ValueError(_OF_PARTITION)
-    return value
-
-
 def program_path(value: str) -> str:
     """A path of a program without characters that a shell or a Dockerfile interprets."""
     if not _PATH.fullmatch(value) or ".." in value.split("/"):
         raise ValueError("must be an absolute path of letters, digits and ._+-")
-    return value
-
-
-def _device(value: str) -> str:
-    if not value.startswith("/dev/") or ".." in value.split("/") or ":" in value:
-        raise ValueError("must be a path below /dev")
     return value
 
 
@@ -179,15 +161,16 @@ def _host(value: str) -> str:
     return value
 
 
-Word = Annotated[Text, AfterValidator(_word)]
+_WORD = "must be a name of an image or a registry: letters, digits and ._/:@-"
+Word = Annotated[Text, fits("[A-Za-z0-9][A-Za-z0-9._/:@-]*", _WORD)]
 ProgramPath = Annotated[Text, AfterValidator(program_path)]
 Here = Annotated[Text, Field(pattern=r"^(/|~/)")]
 Mount = Annotated[Text, AfterValidator(_mount)]
-Device = Annotated[Text, AfterValidator(_device)]
+Device = Annotated[Text, fits("/dev/[^:]*", "must be a path below /dev", "..")]
 PathTemplate = Annotated[Text, _template(_path_problem)]
 PrefixTemplate = Annotated[Text, _template(_prefix_problem)]
 Requested = Annotated[Text, AfterValidator(_requested)]
-Partition = Annotated[Requested, AfterValidator(_partition)]
+Partition = Annotated[Requested, fits(r"[A-Za-z0-9_.,-]+|<[\w-]+>", _OF_PARTITION)]
 ModuleName = Annotated[Text, AfterValidator(_module)]
 FileText = Annotated[Text, AfterValidator(not_option)]
 Host = Annotated[Text, AfterValidator(_host)]
@@ -208,7 +191,7 @@ class ContainerSettings(StrictModel):
     """
 
     runtime: Literal["auto", RuntimeName] = "auto"
-    image: Annotated[Text, AfterValidator(_pinned)] | None = None
+    image: Annotated[Word, AfterValidator(_pinned)] | None = None
     registry: Word | None = None
     insecure: bool = False
     builder: Literal["buildah", "podman", "docker"] | None = None
