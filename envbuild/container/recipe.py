@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.container import build_stages, fetch_stages
@@ -24,7 +23,7 @@ from envbuild.container.instructions import Stage, comment
 from envbuild.container.runtime_stage import runtime
 from envbuild.errors import EnvbuildError
 from envbuild.export import steps
-from envbuild.model.lock import LockedPackage, Variant
+from envbuild.model.lock import Variant
 from envbuild.resolve.variant_checks import record_command
 from envbuild.text import plural
 
@@ -83,8 +82,8 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
     `image-stage-clash`, `version-unusable`, `dockerfile-value` (2).
     """
     steps.refuse_conda(given.variant)
-    maker = _Maker(given, look_inside(given), digests)
-    stages = tuple(maker.stages())
+    inside = look_inside(given)
+    stages = tuple(_stages(given, inside, digests))
     names = [stage.name for stage in stages]
     for stage in stages:
         # A builder looks for a stage of that name first.
@@ -99,106 +98,90 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
         stack=given.lock.stack,
         profile=given.lock.profile,
         prefix=given.prefix,
-        inside=maker.inside,
+        inside=inside,
         stages=stages,
-        files=maker.files(),
-        notes=(*maker.notes(stages), *given.place.notes),
-        warnings=tuple(maker.warnings(stages)),
+        files=_files(given, inside),
+        notes=(*_notes(inside.variant, stages), *given.place.notes),
+        warnings=tuple(_warnings(given, inside.variant, stages)),
     )
 
 
-@dataclass(frozen=True)
-class _Maker:
-    given: ImageInputs
-    inside: Inside
-    digests: Mapping[str, AskedDigest]
+def _files(given: ImageInputs, inside: Inside) -> dict[str, str]:
+    uv = next(tool for tool in load_toolchain().uv if tool.arch == inside.variant.machine)
+    files = {fetch_stages.UV: f"uv=={uv.version} --hash=sha256:{uv.sha256}\n"}
+    # On a base one line a package, so that a line can be taken out.
+    between = " " if inside.on_base else " \\\n    "
+    record = record_command(given.lock.stack, given.lock.profile)
+    for name, packages in build_stages.requirements(inside).items():
+        files[name] = "".join(f"{steps.requirement(package, record, between)}\n" for package in packages)
+    return files | fetch_stages.edit_files(inside.variant)
 
-    @property
-    def variant(self) -> Variant:
-        return self.inside.variant
 
-    @cached_property
-    def requirements(self) -> dict[str, tuple[LockedPackage, ...]]:
-        """The lists of packages, by file name."""
-        return build_stages.requirements(self.inside)
+def _notes(variant: Variant, stages: Sequence[Stage]) -> tuple[str, ...]:
+    """What the head says; a string a paragraph."""
+    images = {stage.name: stage.image for stage in stages}
+    sources = "sources" in images
+    compiles = "compiles the sources" if sources else "removes files that differ between two builds"
+    system = [name for name in ("compilers", "libraries") if name in images]
+    verb = "adds" if len(system) == 1 else "add"
+    added = f"{' and '.join(f'`{name}`' for name in system)} {verb} system packages, " if system else ""
+    lacks = ", without compilers" * (images["runtime"] != images["packages"])
+    return (
+        f"Build it for {variant.machine} with `docker build .` in this folder (BuildKit, podman or buildah). "
+        "The build needs no envbuild. `envbuild image verify IMAGE` compares the image with the lock.",
+        f"Stages: `tools` downloads the installers, {'`sources` the sources, ' * sources}{added}"
+        f"`packages` downloads and installs the packages, `build` {compiles}, and `runtime` is the image{lacks}. "
+        "As a test, `runtime` imports the modules of the stack once.",
+    )
 
-    def files(self) -> dict[str, str]:
-        machine = self.variant.platform.removeprefix("linux_")
-        uv = next(tool for tool in load_toolchain().uv if tool.arch == machine)
-        files = {fetch_stages.UV: f"uv=={uv.version} --hash=sha256:{uv.sha256}\n"}
-        # On a base one line a package, so that a line can be taken out.
-        between = " " if self.inside.on_base else " \\\n    "
-        record = record_command(self.given.lock.stack, self.given.lock.profile)
-        for name, packages in self.requirements.items():
-            files[name] = "".join(f"{steps.requirement(package, record, between)}\n" for package in packages)
-        return files | fetch_stages.edit_files(self.variant)
 
-    def notes(self, stages: Sequence[Stage]) -> Iterator[str]:
-        """What the head says; a string a paragraph."""
-        names = [stage.name for stage in stages]
-        sources = "sources" in names
-        compiles = "compiles the sources" if sources else "removes files that differ between two builds"
-        system = [name for name in ("compilers", "libraries") if name in names]
-        verb = "adds" if len(system) == 1 else "add"
-        added = f"{' and '.join(f'`{name}`' for name in system)} {verb} system packages, " if system else ""
-        images = {stage.name: stage.image for stage in stages}
-        lacks = ", without compilers" * (images["runtime"] != images["packages"])
+def _warnings(given: ImageInputs, variant: Variant, stages: Sequence[Stage]) -> Iterator[str]:
+    """What the user has to know."""
+    for image in dict.fromkeys(stage.image for stage in stages if not stage.digest and _is_of_registry(stage)):
         yield (
-            f"Build it for {self.variant.machine} with `docker build .` in this folder (BuildKit, podman or buildah). "
-            "The build needs no envbuild. `envbuild image verify IMAGE` compares the image with the lock."
+            f"the digest of {image} is not recorded, so its registry decides what the tag is today "
+            "(`envbuild lock create STACK --image all` records it)"
         )
+    if variant.arch_list == ():
         yield (
-            f"Stages: `tools` downloads the installers, {'`sources` the sources, ' * sources}{added}"
-            f"`packages` downloads and installs the packages, `build` {compiles}, and `runtime` is the image{lacks}. "
-            "As a test, `runtime` imports the modules of the stack once."
+            f"the target {given.target.name} names no GPU, so extensions are compiled for what the torch of "
+            "the base chooses"
         )
 
-    def warnings(self, stages: Sequence[Stage]) -> Iterator[str]:
-        """What the user has to know."""
-        for image in dict.fromkeys(stage.image for stage in stages if not stage.digest and _is_of_registry(stage)):
-            yield (
-                f"the digest of {image} is not recorded, so its registry decides what the tag is today "
-                "(`envbuild lock create STACK --image all` records it)"
-            )
-        if self.variant.arch_list == ():
-            yield (
-                f"the target {self.given.target.name} names no GPU, so extensions are compiled for what the torch of "
-                "the base chooses"
-            )
 
-    def stages(self) -> Iterator[Stage]:
-        place = self.given.place
-        archives = build_stages.ARCHIVES in self.requirements
-        yield Stage(fetch_stages.WHEELHOUSE, "scratch", None, tuple(fetch_stages.wheelhouse()))
-        yield self._stage("tools", place.fetch, fetch_stages.tools(self.inside, archives=archives))
-        if self.variant.sources:
-            yield self._stage("sources", place.fetch, fetch_stages.sources(self.inside, place), above="tools")
-        compilers = "compilers" if place.system is not None or place.lacks else None
-        libraries = "libraries" if place.system is not None or place.network is not None else None
-        if compilers:
-            yield self._stage(compilers, place.build, build_stages.for_building(place))
-        if libraries:
-            yield self._stage(libraries, place.runtime, build_stages.for_running(place))
-        yield self._stage("packages", place.build, build_stages.packages(self.inside), above=compilers)
-        yield self._stage("build", place.build, build_stages.build(self.inside), above="packages")
-        # What compiles when it starts runs where it was built.
-        compiles = any(steps.kernels(source) for source in self.variant.sources)
-        last = place.build if compiles else place.runtime
-        lines = runtime(self.given, self.inside, *self._pinned(last))
-        yield self._stage("runtime", last, lines, above=compilers if compiles else libraries)
+def _stages(given: ImageInputs, inside: Inside, digests: Mapping[str, AskedDigest]) -> Iterator[Stage]:
+    variant, place = inside.variant, given.place
 
-    def _stage(self, name: str, image: str, lines: Iterator[str], above: str | None = None) -> Stage:
-        return Stage(name, *self._pinned(image), tuple(lines), above)
-
-    def _pinned(self, image: str) -> tuple[str, str | None]:
+    def pinned(image: str) -> tuple[str, str | None]:
         """The image by its tag, and the digest that it names, that the lock has, or that its registry said."""
         plain, _, digest = image.partition("@sha256:")
-        locked = self.variant.image
+        locked = variant.image
         if not digest and locked is not None and locked.name == plain and locked.digest != "unrecorded":
             digest = locked.digest
-        if not digest and plain in self.digests:
-            digest = self.digests[plain].digest
+        if not digest and plain in digests:
+            digest = digests[plain].digest
         return plain, digest or None
+
+    def stage(name: str, image: str, lines: Iterator[str], above: str | None = None) -> Stage:
+        return Stage(name, *pinned(image), tuple(lines), above)
+
+    archives = build_stages.ARCHIVES in build_stages.requirements(inside)
+    yield Stage(fetch_stages.WHEELHOUSE, "scratch", None, tuple(fetch_stages.wheelhouse()))
+    yield stage("tools", place.fetch, fetch_stages.tools(inside, archives=archives))
+    if variant.sources:
+        yield stage("sources", place.fetch, fetch_stages.sources(inside, place), above="tools")
+    compilers = "compilers" if place.system is not None or place.lacks else None
+    libraries = "libraries" if place.system is not None or place.network is not None else None
+    if compilers:
+        yield stage(compilers, place.build, build_stages.for_building(place))
+    if libraries:
+        yield stage(libraries, place.runtime, build_stages.for_running(place))
+    yield stage("packages", place.build, build_stages.packages(inside), above=compilers)
+    yield stage("build", place.build, build_stages.build(inside), above="packages")
+    # What compiles when it starts runs where it was built.
+    compiles = any(steps.kernels(source) for source in variant.sources)
+    last = place.build if compiles else place.runtime
+    yield stage("runtime", last, runtime(given, inside, *pinned(last)), above=compilers if compiles else libraries)
 
 
 def _is_of_registry(stage: Stage) -> bool:
