@@ -189,15 +189,14 @@ def commands(evidence: Evidence, stack: str) -> dict[str, str]:
 
     The command that was given stands for its own verb.
     """
-    given, (program, _, *place) = (_with_stack(words, evidence.stack, stack) for words in run_words(evidence))
+    # The stack's name is the first argument, where there is one.
+    given, (program, _, *place) = (
+        [*words[:2], *(stack if word == evidence.stack else word for word in words[2:3]), *words[3:]]
+        for words in run_words(evidence)
+    )
     run = {name: shlex.join([program, verb, *place]) for name, verb in _VERBS.items()}
     own = {"provision": "provision", "bench": "figures", "strategy": "figures", "smoke": "figures"}.get(evidence.verb)
     return {**run, own: shlex.join(given)} if own else run
-
-
-def _with_stack(words: Sequence[str], name: str, stack: str) -> list[str]:
-    """The words of a command, with `stack` where its first argument is the stack `name`."""
-    return [*words[:2], *(stack if word == name else word for word in words[2:3]), *words[3:]]
 
 
 def rows(view: View, run: Mapping[str, str]) -> tuple[Row, ...]:
@@ -477,7 +476,7 @@ def verify_kit(path: Path, *, run: str | None = None, signers: Path | None = Non
             # What holds for both is said once.
             more += [replace(finding, says=f"{MEASURED}/: {finding.says}") for finding in others if finding not in more]
         findings += _unknown(manifest, reports)
-        findings += _together(folder, sizes, manifest, reports)
+        findings += _together(folder, manifest, reports)
         return report, [*findings, *more]
 
 
@@ -507,31 +506,46 @@ def _unknown(manifest: Manifest, reports: Mapping[str, Opened]) -> Iterator[Find
             yield problem("kit-file-unlisted", "kit", f"{file.path} belongs to no kit of this report")
 
 
-def _together(
-    folder: Path, sizes: dict[str, int], manifest: Manifest, reports: Mapping[str, Opened]
-) -> Iterator[Finding]:
+def _together(folder: Path, manifest: Manifest, reports: Mapping[str, Opened]) -> Iterator[Finding]:
     report = reports[REPORT]
-    name, evidence = lock_name(report.evidence), report.evidence
-    own = stack_name(evidence) in sizes
-    yield _readme(folder, manifest, reports)
+    name, own_name, evidence = lock_name(report.evidence), stack_name(report.evidence), report.evidence
+    data, own = (read_attachment(folder, file, LARGEST) for file in (name, own_name))
+    lock, wrong = None, ""
+    try:
+        lock = parse_lock((data or b"").decode(errors="replace"), name)
+    except EnvbuildError as error:
+        wrong = f"{name}: {error.what}: {error.why}"
+    measured = reports[MEASURED].evidence if MEASURED in reports else None
+    made = readme(manifest, evidence, lock, signed=report.signature is not None, own=own, measured=measured)
+    yield _readme(read_attachment(folder, README, LARGEST) == made, manifest)
     if manifest.form == "published":
         yield from {_form(item.evidence): None for item in reports.values()}
-    if name not in sizes:
+    if data is None:
         yield problem("kit-file-missing", "kit", f"{name}, the lock of the report, is not there")
         return
-    data = read_attachment(folder, name, LARGEST) or b""
     item = next((attachment for attachment in evidence.attachments if attachment.kind == "lock"), None)
     if item is None or data != read_attachment(report.folder, item.path, LARGEST):
         yield problem("kit-lock-differs", "kit", f"{name} is not the lock of the report")
         return
     yield checked("kit", f"{name} is the lock of the report")
-    if own:
-        try:
-            yield _stack(folder / stack_name(evidence), evidence, parse_lock(data.decode(errors="replace"), name))
-        except EnvbuildError as error:
-            yield problem("report-lock-invalid", "kit", f"{name}: {error.what}: {error.why}")
+    if own is not None:
+        yield (
+            problem("report-lock-invalid", "kit", wrong) if lock is None else _stack(folder / own_name, evidence, lock)
+        )
     elif evidence.stack not in list_stacks():
-        yield not_checked("stack", f"{stack_name(evidence)}, the authors' own stack, is not in the kit")
+        yield not_checked("stack", f"{own_name}, the authors' own stack, is not in the kit")
+
+
+def _readme(same: bool, manifest: Manifest) -> Finding:
+    """README, made again: no signature covers it."""
+    if same:
+        return checked("kit", f"{README} says what the report does")
+    if other := other_build(manifest.envbuild, manifest.commit):
+        return not_checked(
+            "kit", f"{README}: {other}. Trust no command or figure in it; the other checks do not need it"
+        )
+    says = f"{README} is not what report and lock give; if one of them differs, that is why"
+    return problem("kit-text-differs", "kit", says)
 
 
 def _form(evidence: Evidence) -> Finding:
@@ -550,22 +564,3 @@ def _stack(path: Path, evidence: Evidence, lock: Lock) -> Finding:
     except EnvbuildError as error:
         same, says = False, error.what.replace(f"{path.parent}/", "")
     return checked("stack", says) if same else problem("kit-stack-differs", "stack", says)
-
-
-def _readme(folder: Path, manifest: Manifest, reports: Mapping[str, Opened]) -> Finding:
-    """README, made again: no signature covers it."""
-    report, measured = reports[REPORT], reports.get(MEASURED)
-    name, lock = lock_name(report.evidence), None
-    with suppress(EnvbuildError):  # what is wrong with it is another finding
-        lock = parse_lock((read_attachment(folder, name, LARGEST) or b"").decode(errors="replace"), name)
-    own = read_attachment(folder, stack_name(report.evidence), LARGEST)
-    signed, contents = report.signature is not None, None if measured is None else measured.evidence
-    made = readme(manifest, report.evidence, lock, signed=signed, own=own, measured=contents)
-    if read_attachment(folder, README, LARGEST) == made:
-        return checked("kit", f"{README} says what the report does")
-    if other := other_build(manifest.envbuild, manifest.commit):
-        return not_checked(
-            "kit", f"{README}: {other}. Trust no command or figure in it; the other checks do not need it"
-        )
-    says = f"{README} is not what report and lock give; if one of them differs, that is why"
-    return problem("kit-text-differs", "kit", says)
