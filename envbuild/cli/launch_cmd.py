@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -470,7 +470,8 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any], trials: in
     claimed = f"claimed: {claim.value:g} {measured.unit}, {claim.where}" if claim else "no figure is claimed for it"
     ui.note(f"it measures {measured.metric} in {measured.unit} of the run below; {claimed}")
     data: dict[str, Any] = {"launch": made.to_json_dict(), "script": text}
-    data |= {"metric": measured.metric, "unit": measured.unit, "claim": asdict(claim) if claim else None}
+    data |= {"metric": measured.metric, "unit": measured.unit}
+    data["claim"] = claim.model_dump(include={"value", "where", "source", "gpu", "gpus", "hosts"}) if claim else None
     ui.result(data, lambda: comments_fitted(text, sys.stdout), verbatim=True)
     return 0
 

@@ -20,7 +20,7 @@ from envbuild.launch.request import UNKNOWN, Place, Samples, course_in_words, sa
 from envbuild.launch.shell import LATE, summary
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.facts import NodeFacts
-from envbuild.model.launch import Bench, Launch, Reference
+from envbuild.model.launch import Bench, Figure, Launch, Reference
 from envbuild.model.target import Target
 from envbuild.node.smoke.training_log import without_ignored
 from envbuild.provision import gpu_use
@@ -48,7 +48,7 @@ from envbuild.provision.run.journal import Watch
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
 from envbuild.regular_file import read_text
-from envbuild.report.claimed import Claim, Gpus, claim_for, compare, gpus_of, in_words, metric, named
+from envbuild.report.claimed import Gpus, claim_for, compare, gpus_of, in_words, metric, named
 from envbuild.resolve.compat import rows_like
 from envbuild.schedule.job import Job, clock_text
 from envbuild.schedule.script import AGAIN
@@ -255,7 +255,7 @@ _AFTER_RUN = 600.0  # seconds of a job beside its run
 
 def claim_expected(
     target: Target, reference: Reference, measure: Bench, ran: Launch, facts: NodeFacts | None
-) -> Claim | None:
+) -> Figure | None:
     """The claim that a run will be compared with: on the GPUs of its nodes, or on those that the target expects."""
     gpus, models = gpus_of(facts, ran.nodes * ran.gpus_per_node, rules()), _models(target, facts)
     claims = (claim_for(reference, measure, ran, replace(gpus, model=model)) for model in models)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from envbuild.model.evidence import Comparison, Metric
 from envbuild.model.facts import NodeFacts
-from envbuild.model.launch import Bench, BenchmarkCase, Reference
+from envbuild.model.launch import Bench, BenchmarkCase, Figure, Reference
 from envbuild.resolve.compat import Compat
 from envbuild.text import number, percent
 
@@ -44,18 +44,6 @@ class Gpus:
     model: str | None = None
     peak: float | None = None
     firm: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a document claims: a value, where and on what (`hosts`: on so many nodes); `source` cites it."""
-
-    value: float
-    where: str | None
-    source: str | None
-    gpu: str | None
-    gpus: int | None
-    hosts: int | None
 
 
 def metric(bench: Bench, values: Sequence[float]) -> Metric:
@@ -139,7 +127,7 @@ def share_of_claim(claim: float, measured: float) -> float:
     return float(percent(100 * measured / claim, 100 * SAME, 1))
 
 
-def _judged(claim: Claim, measured: float, gpus: Gpus, *, lower_is_better: bool) -> tuple[str, str]:
+def _judged(claim: Figure, measured: float, gpus: Gpus, *, lower_is_better: bool) -> tuple[str, str]:
     """The verdict and why: by the ratio on the same GPUs, else what makes the two not comparable."""
     if claim.gpu is not None and (claim.gpu, claim.gpus) == (gpus.model, gpus.count):
         ratio = ratio_of(claim.value, measured, lower_is_better=lower_is_better)
@@ -159,30 +147,27 @@ def _judged(claim: Claim, measured: float, gpus: Gpus, *, lower_is_better: bool)
     return "not-comparable", f"not comparable: {why}"
 
 
-def claim_for(reference: Reference, bench: Bench, ran: Ran, gpus: Gpus) -> Claim | None:
+def claim_for(reference: Reference, bench: Bench, ran: Ran, gpus: Gpus) -> Figure | None:
     """The claim for these GPUs if there is one, else the first."""
-    claims = list(_claims(reference, bench, ran, gpus.count))
+    if bench.figure is not None:
+        claims = [one for one in reference.figures if one.name == bench.figure and one.model in (None, ran.model)]
+    else:
+        claims = [claim for case in reference.cases if (claim := _of_case(case, ran, gpus.count))]
     same = [claim for claim in claims if claim.gpu is not None and claim.gpu == gpus.model]
     return next(iter((*same, *claims)), None)
 
 
-def _claims(reference: Reference, bench: Bench, ran: Ran, gpus: int) -> list[Claim]:
-    if bench.figure is not None:
-        figures = [figure for figure in reference.figures if figure.name == bench.figure]
-        fitting = [figure for figure in figures if figure.model in (None, ran.model)]
-        return [Claim(row.value, row.where, row.source, row.gpu, row.gpus, row.hosts) for row in fitting]
-    return [_of_case(case) for case in reference.cases if case.tflops is not None and _is_case(case, ran, gpus)]
-
-
-def _is_case(case: BenchmarkCase, ran: Ran, gpus: int) -> bool:
-    same = (case.dp, case.tmp, case.pp, case.global_batch, case.microbatches)
+def _of_case(case: BenchmarkCase, ran: Ran, gpus: int) -> Figure | None:
+    """The figure of a case with this model, these degrees and so many GPUs; None: it is another, or has none."""
+    same = (case.gpus, case.model, case.dp, case.tmp, case.pp, case.global_batch, case.microbatches)
     names = ("data", "tensor", "pipeline", "global-batch", "microbatches")
-    return (case.gpus, case.model) == (gpus, ran.model) and same == tuple(ran.degrees.get(name) for name in names)
-
-
-def _of_case(case: BenchmarkCase) -> Claim:
+    if case.tflops is None or same != (gpus, ran.model, *map(ran.degrees.get, names)):
+        return None
     where = f"{case.model} on {case.gpus} GPUs, DP {case.dp}, TMP {case.tmp}, PP {case.pp}"
-    return Claim(case.tflops or 0.0, where, case.source, case.gpu, case.gpus, case.hosts)
+    return Figure(
+        name="case", value=case.tflops, unit=_TFLOPS, where=where, source=case.source, gpu=case.gpu, gpus=case.gpus,
+        hosts=case.hosts,
+    )  # fmt: skip
 
 
 def is_far_above(comparison: Comparison, *, lower_is_better: bool) -> bool:

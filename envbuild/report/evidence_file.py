@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +144,6 @@ _BLOCK = re.compile(rf'<script type="({JSON}|{PACKED}|{TEXT})" id="(evidence|sig
 _ESCAPES = {b"<": b"\\u003c", b">": b"\\u003e", b"&": b"\\u0026"}
 
 
-@dataclass(frozen=True)
-class Carried:
-    """The evidence byte for byte, and its signature, if any."""
-
-    evidence: bytes
-    signature: bytes | None
-
-
 def embeddable(text: bytes) -> bytes:
     """JSON that means the same and cannot end the element that it stands in: these characters are in strings only.
 
@@ -196,8 +187,11 @@ def around(html: str) -> str:
     )
 
 
-def carried(html: str, path: Path) -> Carried:
-    """The contents of a page. Raises EnvbuildError `report-page-invalid` (exit 5) unless there is exactly one."""
+def carried(html: str, path: Path) -> tuple[bytes, bytes | None]:
+    """The evidence of a page byte for byte, and its signature, if any.
+
+    Raises EnvbuildError `report-page-invalid` (exit 5) unless there is exactly one.
+    """
     blocks_found = _BLOCK.findall(html)
     names = [name for _, name, _ in blocks_found]
     if names not in (["evidence"], ["evidence", "signature"]) or html.count("<script") != len(blocks_found):
@@ -207,7 +201,7 @@ def carried(html: str, path: Path) -> Carried:
         blocks = {name: _unpack(text) if form == PACKED else text.encode() + b"\n" for form, name, text in blocks_found}
     except (ValueError, OSError, EOFError) as error:
         raise page_invalid(path, f"its evidence cannot be unpacked: {error}") from error
-    return Carried(blocks["evidence"], blocks.get("signature"))
+    return blocks["evidence"], blocks.get("signature")
 
 
 def page_invalid(path: Path, why: str) -> EnvbuildError:

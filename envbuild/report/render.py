@@ -150,7 +150,7 @@ def render_html(evidence: Evidence, text: bytes | None = None, signature: bytes 
     parts = {"evidence": evidence_file.block(text or render_json(evidence).encode())}
     parts |= {"signature": evidence_file.block(signature, evidence_file.TEXT)} if signature is not None else {}
     carried = {name: (form, Markup(inside)) for name, (form, inside) in parts.items()}  # noqa: S704
-    return template("report.html.j2").render(view=shown(evidence), style=safe_style(), carried=carried)
+    return template("report.html.j2").render(view=shown(evidence), style=style(), carried=carried)
 
 
 def render_markdown(evidence: Evidence) -> str:
@@ -161,13 +161,6 @@ def render_markdown(evidence: Evidence) -> str:
 def template(name: str) -> jinja2.Template:
     """A template of this package, which escapes what it is given."""
     return _templates().get_template(name)
-
-
-def safe_style() -> str:
-    """The style sheet as markup."""
-    from markupsafe import Markup
-
-    return Markup(style())  # noqa: S704
 
 
 def style() -> str:

@@ -74,8 +74,8 @@ def open_report(path: Path) -> Opened:
     if data.lstrip()[:1] != b"<":
         return _folder(path.parent, path, data)
     html = _text(path, data)
-    carried = evidence_file.carried(html, path)
-    return Opened(path, path.parent, carried.evidence, read_evidence(carried.evidence, path), carried.signature, html)
+    evidence, signature = evidence_file.carried(html, path)
+    return Opened(path, path.parent, evidence, read_evidence(evidence, path), signature, html)
 
 
 def _folder(folder: Path, path: Path, text: bytes) -> Opened:

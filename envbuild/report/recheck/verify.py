@@ -108,14 +108,14 @@ def check_pages(report: Opened, maker: tuple[str, str]) -> Iterator[Finding]:
 
 def _html(report: Opened, html: str, maker: tuple[str, str]) -> Iterator[Finding]:
     try:
-        inside = evidence_file.carried(html, report.path)
+        evidence, signature = evidence_file.carried(html, report.path)
     except EnvbuildError as error:
         yield problem(error.code, "page", f"report.html: {error.why}")
         return
-    if inside.evidence != evidence_file.embeddable(report.text):
+    if evidence != evidence_file.embeddable(report.text):
         yield problem("report-page-of-another", "page", "report.html carries other evidence than evidence.json")
         return
-    if inside.signature != report.signature:
+    if signature != report.signature:
         yield problem("report-page-of-another", "page", "report.html carries another signature, or none")
         return
     again = render_html(report.evidence, report.text, report.signature)
