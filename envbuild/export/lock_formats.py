@@ -118,7 +118,7 @@ def _components(variant: Variant) -> Iterator[Component]:
                 name=locked.name, version=locked.version, file=file.file, sha256=file.sha256, index=locked.index
             )
         yield bom.package(locked.name, locked.version, row, same=True)
-    for package in variant.conda.packages if variant.conda else ():
+    for package in variant.archives:
         row = PackageFile(
             name=package.name, version=package.version, file=package.file, sha256=package.sha256,
             index=package.channel, kind="conda", subdir=package.subdir,

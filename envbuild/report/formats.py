@@ -20,6 +20,7 @@ from envbuild.report.view import failures, output
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component
+    from packageurl import PackageURL
 
 
 def render_junit(evidence: Evidence) -> str:
@@ -90,11 +91,10 @@ def document(stack: tuple[str, str], version: str, of: str, when: datetime, comp
     """The text for a stack (name, profile), made by envbuild `version`; `of` and `version` decide its serial number."""
     from cyclonedx.model import Property
     from cyclonedx.model.bom import Bom, BomMetaData
-    from cyclonedx.model.component import Component, ComponentType
     from cyclonedx.output.json import JsonV1Dot6
 
-    top = Component(name=stack[0], version=stack[1], type=ComponentType.APPLICATION, bom_ref="stack")
-    tool = Component(name="envbuild", version=version, type=ComponentType.APPLICATION, bom_ref="envbuild")
+    top = _component(stack[0], stack[1], "stack", kind="application")
+    tool = _component("envbuild", version, "envbuild", kind="application")
     bom = Bom(serial_number=uuid.uuid5(_SPACE, f"envbuild {version} {of}"), version=1)
     bom.metadata = BomMetaData(component=top, timestamp=when)
     bom.metadata.tools.components.add(tool)
@@ -135,8 +135,6 @@ def package(name: str, version: str, row: PackageFile | None, *, same: bool | No
 
     `pin`: the text of that property instead.
     """
-    from cyclonedx.model import HashAlgorithm, HashType, Property
-    from cyclonedx.model.component import Component, ComponentType
     from packageurl import PackageURL
 
     conda = row is not None and row.kind == "conda"
@@ -144,34 +142,34 @@ def package(name: str, version: str, row: PackageFile | None, *, same: bool | No
     safe = name if name.replace("/", " ").strip() else "unnamed"
     url = PackageURL("conda" if conda else "pypi", name=safe, version=version or None, qualifiers=more)
     # A hash is of the locked file: it is no word about what was found where the version is another.
-    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=row.sha256)] if row is not None and same else []
+    sha256 = row.sha256 if row is not None and same else None
     pin = pin or {True: "as locked", False: "not as locked", None: "in no lock"}[same]
-    return Component(
-        name=name, version=version, type=ComponentType.LIBRARY, purl=url, bom_ref=str(url), hashes=hashes,
-        properties=[Property(name="envbuild:pin", value=pin)],
-    )  # fmt: skip
+    return _component(name, version, str(url), url=url, sha256=sha256, pin=pin)
 
 
 def image(name: str, digest: str | None) -> Component:
     """The image that something stands on, whose own packages are not listed."""
-    from cyclonedx.model import HashAlgorithm, HashType
-    from cyclonedx.model.component import Component, ComponentType
-
-    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=digest)] if digest else []
-    return Component(name=name, version=None, type=ComponentType.CONTAINER, bom_ref=f"image {name}", hashes=hashes)
+    return _component(name, None, f"image {name}", kind="container", sha256=digest)
 
 
 def source(name: str, git: str, commit: str, tree: str) -> Component:
     """A source by its commit and tree."""
-    from cyclonedx.model import Property
+    return _component(name or "unnamed", commit, f"source {name} {commit}", git=git, commit=commit, tree=tree)
+
+
+def _component(
+    name: str, version: str | None, reference: str, *, kind: str = "library", url: PackageURL | None = None,
+    sha256: str | None = None, **properties: str,
+) -> Component:  # fmt: skip
+    """What a document has by its `reference`; of `properties`, which are ours, those that are not empty."""
+    from cyclonedx.model import HashAlgorithm, HashType, Property
     from cyclonedx.model.component import Component, ComponentType
 
-    rows = {"envbuild:git": git, "envbuild:commit": commit, "envbuild:tree": tree}
-    properties = [Property(name=key, value=value) for key, value in rows.items() if value]
-    reference = f"source {name} {commit}"
     return Component(
-        name=name or "unnamed", version=commit, type=ComponentType.LIBRARY, bom_ref=reference, properties=properties
-    )
+        name=name, version=version, type=ComponentType(kind), purl=url, bom_ref=reference,
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else [],
+        properties=[Property(name=f"envbuild:{key}", value=value) for key, value in properties.items() if value],
+    )  # fmt: skip
 
 
 FORMATS: dict[str, tuple[str, Callable[[Evidence], str]]] = {

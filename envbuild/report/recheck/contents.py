@@ -214,7 +214,7 @@ def _counted(rows: set[tuple[str, str]], of: str) -> str:
 
 def _hashes(built: BuiltVariant, variant: Variant) -> Iterator[Finding]:
     locked = {(p.name, p.version, f.file, f.sha256, p.index) for p in variant.packages for f in p.files}
-    locked |= {(a.name, a.version, a.file, a.sha256, a.channel) for a in _archives(variant)}
+    locked |= {(a.name, a.version, a.file, a.sha256, a.channel) for a in variant.archives}
     for row in built.packages:
         if (row.name, row.version, row.file, row.sha256, row.index) not in locked:
             yield problem("report-package-not-of-lock", "packages", f"{row.file} with {row.sha256[:12]} is not locked")
@@ -224,7 +224,7 @@ def _installed(node: NodeEvidence, variant: Variant) -> Iterator[Finding]:
     installed = {canonicalize_name(name): version.partition(" ")[0] for name, version in node.packages.items()}
     # Verbs that only look name what is in dist-info, and no archive of conda (`1.26.4 py39_0 (conda)`).
     of_conda = any(version.endswith(" (conda)") for version in node.packages.values())
-    wanted: list[LockedPackage | CondaPackage] = [*variant.packages, *(_archives(variant) if of_conda else ())]
+    wanted: list[LockedPackage | CondaPackage] = [*variant.packages, *(variant.archives if of_conda else ())]
     for name, locked in ((package.name, package.version) for package in wanted):
         version = installed.get(canonicalize_name(name))
         if version is None:
@@ -232,10 +232,6 @@ def _installed(node: NodeEvidence, variant: Variant) -> Iterator[Finding]:
         elif not same_version(version, locked):
             says = f"{node.node}: {name} is {version}, the lock says {locked}"
             yield problem("report-package-not-of-lock", "packages", says)
-
-
-def _archives(variant: Variant) -> tuple[CondaPackage, ...]:
-    return variant.conda.packages if variant.conda else ()
 
 
 def _sources(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
