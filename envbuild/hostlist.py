@@ -17,10 +17,7 @@ _LIST = re.compile(rf"\s*{_PATTERN}(?:\s*,\s*{_PATTERN})*\s*")
 
 
 def check_host(name: str) -> str:
-    """The name itself when it is a plain host name or address.
-
-    Raises EnvbuildError `host-invalid` (exit 2).
-    """
+    """The name itself when it is a plain host name or address. Raises EnvbuildError `host-invalid` (exit 2)."""
     if not HOST.match(name):
         raise EnvbuildError(
             "host-invalid",

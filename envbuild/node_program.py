@@ -26,17 +26,13 @@ def call_here(python: str, verb: str) -> list[str]:
 
 
 _MAKING = threading.Lock()
+_zipped = functools.cache(zipped)
 
 
 def node_pyz() -> bytes:
     """The node program of this envbuild; made once a process, and who asks meanwhile waits for it."""
     with _MAKING:
-        return _node_pyz()
-
-
-@functools.cache
-def _node_pyz() -> bytes:
-    return zipped()
+        return _zipped()
 
 
 @functools.cache

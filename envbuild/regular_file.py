@@ -56,10 +56,7 @@ def unreadable(path: Path, error: OSError) -> EnvbuildError:
 
 
 def sha256_of(path: Path) -> str:
-    """sha256 (hex) of a regular file.
-
-    Raises EnvbuildError `file-unreadable` (exit 2).
-    """
+    """sha256 (hex) of a regular file. Raises EnvbuildError `file-unreadable` (exit 2)."""
     try:
         return hashing.digest_of(path)
     except OSError as error:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from envbuild.catalog.indexes import load_indexes
-from envbuild.catalog.toolchain import Toolchain, ToolchainPython, load_toolchain
+from envbuild.catalog.toolchain import ToolchainPython, load_toolchain
 from envbuild.container.base_images import Place
 from envbuild.errors import EnvbuildError
 from envbuild.export import steps
 from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, NvccFacts, OsFacts, PythonFacts
-from envbuild.model.lock import Lock, Variant
+from envbuild.model.lock import Lock, Variant, canonical_json
 from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
 from envbuild.node.redact import secrets_of
@@ -77,7 +76,11 @@ def look_inside(given: ImageInputs) -> Inside:
     Raises EnvbuildError `image-no-file`, `interpreter-missing`, `variable-refused` (exit 7).
     """
     lock, variant, place, prefix = given.lock, given.variant, given.place, given.prefix
-    build = _standalone(variant, place, load_toolchain())
+    build = None  # the CPython that the environment stands on, where the image lacks the interpreter
+    if variant.interpreter.kind == "standalone":
+        build = load_toolchain().by_name(str(variant.interpreter.name))
+    elif place.python is None:
+        build = load_toolchain().find_python(variant.python, variant.machine)
     folder = f"{prefix}/tools/python-{build.sha256[:12]}" if build else None
     python = f"{folder}/python/bin/python3" if folder else str(place.python)
     facts = _facts(variant, place, prefix, python, given.compat)
@@ -89,9 +92,12 @@ def look_inside(given: ImageInputs) -> Inside:
     variables = variant.variables(given.target.environment)
     _refuse_secrets(variables)
     names = {package.index for package in variant.packages}
+    decides = {key: value for key, value in variant.contents().items() if key in _OF_PACKAGES}
     return Inside(
         variant=variant,
-        environment=environment_path(prefix, lock.stack, lock.profile, _digest_of_packages(variant)),
+        environment=environment_path(
+            prefix, lock.stack, lock.profile, hashlib.sha256(canonical_json(decides)).hexdigest()
+        ),
         python=python,
         python_build=build,
         python_folder=folder,
@@ -105,19 +111,6 @@ def look_inside(given: ImageInputs) -> Inside:
         build=steps.variables(variant, {"arch_list": arch_codes(variant), "cuda_home": cuda_home}),
         arch_list=arch_codes(variant),
     )
-
-
-def _standalone(variant: Variant, place: Place, toolchain: Toolchain) -> ToolchainPython | None:
-    """The build of CPython that the environment stands on, None where the image has the interpreter."""
-    if variant.interpreter.kind == "standalone":
-        return toolchain.by_name(str(variant.interpreter.name))
-    return toolchain.find_python(variant.python, variant.machine) if place.python is None else None
-
-
-def _digest_of_packages(variant: Variant) -> str:
-    decides = {key: value for key, value in variant.contents().items() if key in _OF_PACKAGES}
-    text = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _facts(variant: Variant, place: Place, prefix: str, interpreter: str, compat: Compat) -> NodeFacts:

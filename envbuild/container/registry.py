@@ -25,7 +25,7 @@ from envbuild.container.base_images import (
 )
 from envbuild.errors import EnvbuildError
 from envbuild.lock.agreement import LockFinding
-from envbuild.model.lock import Lock, LockedImage, Variant
+from envbuild.model.lock import Lock, LockedImage
 
 if TYPE_CHECKING:
     from requests import PreparedRequest
@@ -259,16 +259,15 @@ def images_of(lock: Lock, *, shipped: bool) -> list[str]:
 
 def pin_images(lock: Lock, digests: Mapping[str, AskedDigest]) -> Lock:
     """The lock with the digests of the images that its variants stand on; a variant's digest covers them."""
-    return lock.model_copy(update={"variants": tuple(_pinned(lock, variant, digests) for variant in lock.variants)})
-
-
-def _pinned(lock: Lock, variant: Variant, digests: Mapping[str, AskedDigest]) -> Variant:
-    known = digests.get(variant.image.name) if variant.image else None
-    if variant.image is None or known is None or variant.image.digest == known.digest:
-        return variant
-    image = LockedImage(name=variant.image.name, digest=known.digest)
-    draft = variant.model_copy(update={"image": image})
-    return draft.model_copy(update={"digest": draft.compute_digest(lock.stack, lock.profile)})
+    variants = []
+    for variant in lock.variants:
+        known = digests.get(variant.image.name) if variant.image else None
+        if variant.image is not None and known is not None and variant.image.digest != known.digest:
+            image = LockedImage(name=variant.image.name, digest=known.digest)
+            variants.append(variant.with_fields(lock.stack, lock.profile, image=image))
+        else:
+            variants.append(variant)
+    return lock.model_copy(update={"variants": tuple(variants)})
 
 
 def ask_and_record(lock: Lock, path: Path, references: list[str], *, upgrade: bool = False) -> tuple[Lock, list[str]]:

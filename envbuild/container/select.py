@@ -67,7 +67,10 @@ def recipe_for(choice: Choice) -> ImageRecipe:
             hint="pin it by `git:` and `commit:` in the stack file, without `outputs:`",
             exit_code=ExitCode.REFUSED,
         )
-    place = find_place(variant, containers, _about(known, usual), choice.given)
+    about = usual
+    if about is None and known is not None:  # why a profile was chosen only where it was
+        about = known.model_copy(update={"why": None, "system": None, "pods": None})
+    place = find_place(variant, containers, about, choice.given)
     given = ImageInputs(lock, variant, target, place, containers.prefix, load_compat())
     return make_recipe(given, digests)
 
@@ -77,11 +80,6 @@ def image_target(asked: str | None, known: StackImage | None) -> Target:
     loaded = load_target(asked or (known.target if known else "local"), template=True)
     refuse_template(loaded, contacted=False)
     return loaded.target
-
-
-def _about(known: StackImage | None, usual: StackImage | None) -> StackImage | None:
-    """What the catalog says of the stack; why a profile was chosen only where it was."""
-    return usual or (known.model_copy(update={"why": None, "system": None, "pods": None}) if known else None)
 
 
 def _variant(lock: Lock, asked: str | None) -> Variant:

@@ -283,7 +283,7 @@ def _variant(stack: str, name: str, profile: Profile, plan: Plan) -> Variant:
         sources=sources,
         **decided(profile, plan),
     )
-    return draft.model_copy(update={"digest": draft.compute_digest(stack, name)})
+    return draft.with_fields(stack, name)
 
 
 def decide(

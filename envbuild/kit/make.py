@@ -49,9 +49,9 @@ from envbuild.report.publish import copy_report, published, require_holding, sig
 from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked, open_report, problem, read_attachment
 from envbuild.report.recheck.verify import other_build, verify_report
 from envbuild.report.render import shown, template, write_new
-from envbuild.report.sections import Claim, no_document, not_started
+from envbuild.report.sections import Claim, not_started
 from envbuild.report.tables import figure, seconds
-from envbuild.report.verdict import all_checks, computed
+from envbuild.report.verdict import all_checks, computed, no_document
 from envbuild.report.view import View, python_version, run_words
 from envbuild.resolve.estimate import disk_words, estimate, fetch_words
 from envbuild.resolve.variant_checks import platform_of
@@ -263,17 +263,22 @@ def default_name(path: Path) -> str:
     return f"kit-{evidence.stack}-{evidence.run}"
 
 
+def _reports(runs: Sequence[Path]) -> Iterator[tuple[Path, Evidence]]:
+    """The runs that have a report, each with its evidence."""
+    for path in runs:
+        with suppress(EnvbuildError):
+            yield path, open_report(path).evidence
+
+
 def run_of(runs: Sequence[Path], stack: Stack) -> Path:
     """The newest run of exactly this stack, else of its name. Raises EnvbuildError `evidence-missing` (exit 2)."""
     named = None
-    for path in runs:
-        with suppress(EnvbuildError):
-            evidence = open_report(path).evidence
-            if evidence.stack == stack.name:
-                named = named or path
-                profiles = {manifest_digest(stack, evidence.profile)} if evidence.profile in stack.profiles else {}
-                if any(item.kind == "profile" and item.sha256 in profiles for item in evidence.attachments):
-                    return path
+    for path, evidence in _reports(runs):
+        if evidence.stack == stack.name:
+            named = named or path
+            profiles = {manifest_digest(stack, evidence.profile)} if evidence.profile in stack.profiles else {}
+            if any(item.kind == "profile" and item.sha256 in profiles for item in evidence.attachments):
+                return path
     if named is None:
         what, hint = f"no run of the stack {stack.name} has a report", "`envbuild provision` makes one"
         raise EnvbuildError("evidence-missing", what, hint=hint)
@@ -288,12 +293,10 @@ def computed_run(runs: Sequence[Path]) -> Path:
 def passed_run(runs: Sequence[Path]) -> Path | None:
     """The newest good run that computed, before the first of `runs`, newest first, and of the same stack."""
     newest = open_report(runs[0]).evidence
-    for path in runs[1:]:
-        with suppress(EnvbuildError):
-            earlier = open_report(path).evidence
-            same = (earlier.stack, earlier.profile, earlier.target) == (newest.stack, newest.profile, newest.target)
-            if same and not earlier.exit and _computed(earlier):
-                return path
+    for path, earlier in _reports(runs[1:]):
+        same = (earlier.stack, earlier.profile, earlier.target) == (newest.stack, newest.profile, newest.target)
+        if same and not earlier.exit and _computed(earlier):
+            return path
     return None
 
 
@@ -318,11 +321,8 @@ def measured_run(runs: Sequence[Path], run: Path) -> Path | None:
 
 def _contents_of(run: Path) -> set[tuple[str | None, ...]]:
     """Node, environment, root and its level of a good run; of another, or one without a report, nothing."""
-    with suppress(EnvbuildError):
-        evidence = open_report(run).evidence
-        if not evidence.exit:
-            return {(node.node, node.environment, node.root, node.root_level) for node in evidence.nodes if node.root}
-    return set()
+    nodes = [node for _, evidence in _reports([run]) if not evidence.exit for node in evidence.nodes if node.root]
+    return {(node.node, node.environment, node.root, node.root_level) for node in nodes}
 
 
 def _computed(evidence: Evidence) -> bool:

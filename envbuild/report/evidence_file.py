@@ -109,10 +109,14 @@ def read_evidence(data: bytes, path: Path) -> Evidence:
     if not isinstance(evidence, dict):
         raise _invalid(path, "it is not a JSON object")
     if (version := evidence.get("schema_version")) != EVIDENCE_VERSION:
+        reads, major = f"reads schema {EVIDENCE_VERSION}", integer(str(version).partition(".")[0]) or 0
+        why = f"this envbuild {reads}"
+        if major > int(EVIDENCE_VERSION.partition(".")[0]):
+            why = f"a newer envbuild wrote it: this one {reads}, and a new major version changes it"
         raise EnvbuildError(
             "evidence-invalid",
             f"{path} has evidence schema {str(version)[:40]!r}",
-            why=_why(version),
+            why=why,
             hint="use the envbuild version that wrote it (see its field `envbuild`)",
         )
     try:
@@ -125,14 +129,6 @@ def _invalid(path: Path, why: str) -> EnvbuildError:
     return EnvbuildError(
         "evidence-invalid", f"{path} is not an evidence file", why=why, hint="give the evidence.json of a run directory"
     )
-
-
-def _why(version: object) -> str:
-    major = integer(str(version).partition(".")[0]) or 0
-    reads = f"reads schema {EVIDENCE_VERSION}"
-    if major > int(EVIDENCE_VERSION.partition(".")[0]):
-        return f"a newer envbuild wrote it: this one {reads}, and a new major version changes it"
-    return f"this envbuild {reads}"
 
 
 SIGNATURE = "evidence.json.sig"

@@ -21,7 +21,7 @@ from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Evidence
 from envbuild.node import paths
 from envbuild.node.redact import redact_data
-from envbuild.report import equality, evidence_file, tables, view
+from envbuild.report import equality, evidence_file, sources, tables, view
 from envbuild.report.view import View
 from envbuild.text import number, plural, visible, visible_data
 
@@ -199,7 +199,7 @@ def _templates() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     filters = (number, plural, tables.seconds, tables.gibibytes, tables.below_floor, tables.figure, view.failures,
-               view.output, view.field, view.details, equality.names, breakable, codes)  # fmt: skip
+               view.output, sources.field, view.details, equality.names, breakable, codes)  # fmt: skip
     templates.filters.update({function.__name__: function for function in filters}, hosts=fold_hosts)
     templates.filters.update(md=markdown_text, sentence=markdown_sentence, code=markdown_code, block=markdown_block)
     templates.globals.update(mark=view.mark, node_marks=view.NODE_MARKS, left_out=LEFT_OUT)

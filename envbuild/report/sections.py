@@ -11,14 +11,13 @@ from statistics import median_low
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import BuiltVariant, Check, Comparison, Evidence, Metric, NodeEvidence
 from envbuild.report.claimed import NO_GPU, SAME
 from envbuild.report.pictures import rates
 from envbuild.report.sources import built_names
 from envbuild.report.tables import NodeClass, below_floor, figure, largest
-from envbuild.report.verdict import GOOD, all_checks, computed, doubts, far_above, node_checks, of_logs
+from envbuild.report.verdict import GOOD, all_checks, computed, doubts, far_above, no_document, node_checks, of_logs
 from envbuild.resolve.artifacts import same_version
 from envbuild.text import few, grouped, number, percent, plural
 
@@ -361,12 +360,6 @@ def _unlocked(evidence: Evidence, pins: tuple[Pin, ...]) -> tuple[list[str], int
     unlocked = [pin for pin in pins if pin.same is None and not pin.wanted]
     loose = [pin.name for pin in unlocked if canonicalize_name(pin.name) in built or not nodes.issuperset(pin.nodes)]
     return loose, len(unlocked) - len(loose)
-
-
-def no_document(evidence: Evidence) -> str:
-    """What is said of a shipped stack without a document; of another stack, the evidence does not know."""
-    maybe = evidence.stack not in list_stacks() or load_stack(evidence.stack).stack.document is not None
-    return "" if maybe or evidence.findings else "the stack has no document, so there is no figure to reproduce"
 
 
 def _uncompared(evidence: Evidence, claims: tuple[Claim, ...]) -> str:

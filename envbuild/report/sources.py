@@ -93,7 +93,7 @@ _ORDER = ("built", "earlier")
 def _by_name(nodes: Sequence[NodeEvidence], verb: str) -> dict[str, _Holders]:
     """(node, source) wherever a source is, by its name; a node that built it first."""
     holders = ((node.node, _dated(node, source, verb)) for node in nodes for source in node.sources)
-    by_name = grouped(holders, lambda holder: _text(holder[1].get("name")))
+    by_name = grouped(holders, lambda holder: field(holder[1], "name"))
     how = [*_ORDER, None]
     return {
         name: sorted(group, key=lambda holder: how.index(came if (came := _came(holder[1])) in how else None))
@@ -117,9 +117,9 @@ def _view(name: str, holders: _Holders) -> SourceView:
     with_diff = next((holder for _, holder in holders if any(patch.get("diff") for patch in _patches(holder))), source)
     return SourceView(
         name=name,
-        git=_text(source.get("git")),
-        commit=_text(source.get("commit")),
-        tree=_text(source.get("tree")),
+        git=field(source, "git"),
+        commit=field(source, "commit"),
+        tree=field(source, "tree"),
         install=_install(source),
         made=_made(holders),
         patches=tuple(_patch(patch) for patch in _patches(with_diff)),
@@ -130,8 +130,8 @@ def _view(name: str, holders: _Holders) -> SourceView:
 
 def _install(source: Mapping[str, Any]) -> str:
     """How it is installed, and the bundle where it came from one and not from its repository."""
-    bundle = _text(source.get("bundle"))
-    return (_text(source.get("install")) or "wheel") + (f", from the bundle {bundle[:12]}" if bundle else "")
+    bundle = field(source, "bundle")
+    return (field(source, "install") or "wheel") + (f", from the bundle {bundle[:12]}" if bundle else "")
 
 
 def _made(holders: _Holders) -> str:
@@ -197,26 +197,26 @@ def _rows(holders: _Holders) -> list[tuple[str, str]]:
         return []
     arch = mapping(build.get("arch"))
     wanted = ", ".join(texts(arch.get("wanted"))) or "none demanded"
-    proof = _text(arch.get("how"))
+    proof = field(arch, "how")
     if arch and not texts(build.get("extensions")) and not _device_code(build):
         wanted, proof = "", "not needed: it compiles nothing"
     notes = texts(arch.get("notes"))
     return [
         ("How", _made(holders)),
-        ("Route", {"pep517": "PEP 517", "kernels": "kernels, ahead of time"}.get(_text(build.get("route")), "")
-         or _text(build.get("route"))),
+        ("Route", {"pep517": "PEP 517", "kernels": "kernels, ahead of time"}.get(field(build, "route"), "")
+         or field(build, "route")),
         ("Wanted GPUs", wanted if arch else ""),
         ("Proof", "; ".join([f"read by {proof}" if proof and not proof.startswith("not") else proof, *notes])),
         ("Imports", _imports(build)),
-        ("Network", _text(build.get("network"))),
+        ("Network", field(build, "network")),
         ("Memory", "it ran out once; envbuild halved the jobs and continued" if build.get("retried") is True else ""),
         ("Build path", "not the canonical one, so another build may differ" if build.get("canonical") is False else ""),
         ("ccache", "used" if build.get("ccache") is True else ""),
         ("Second build", _rebuild(build)),
         ("Store", "; ".join(texts(mapping(build.get("store")).get("notes")))),
-        ("Wheel", _text(build.get("wheel")).rsplit("/", 1)[-1]),
-        ("Build key", _text(build.get("key"))),
-        ("sha256", _text(build.get("sha256"))),
+        ("Wheel", field(build, "wheel").rsplit("/", 1)[-1]),
+        ("Build key", field(build, "key")),
+        ("sha256", field(build, "sha256")),
     ]  # fmt: skip
 
 
@@ -249,11 +249,11 @@ def _patch(patch: Mapping[str, Any]) -> PatchView:
     lines = str(text).splitlines()
     files = _mappings(patch.get("files"))
     return PatchView(
-        name=_text(patch.get("name")) or "patch",
-        digest=_text(patch.get("digest")),
+        name=field(patch, "name") or "patch",
+        digest=field(patch, "digest"),
         hits=plural(hits, "hit") if (hits := _count(patch.get("hits"))) is not None else "",
         notes=tuple(texts(patch.get("notes"))),
-        files=tuple((_text(file.get("path")), _text(file.get("hits"))) for file in files),
+        files=tuple((field(file, "path"), field(file, "hits")) for file in files),
         diff=str(text),
         lines=tuple((_kind(line), line) for line in lines[:DIFF_LINES]),
         more=max(0, len(lines) - DIFF_LINES),
@@ -282,7 +282,9 @@ def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _text(value: object) -> str:
+def field(data: Mapping[str, Any], key: str) -> str:
+    """One value of foreign data as text, empty if it is missing."""
+    value = data.get(key)
     return "" if value is None else str(value)
 
 

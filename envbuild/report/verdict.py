@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.errors import ExitCode
 from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
@@ -185,6 +186,12 @@ def doubts(evidence: Evidence) -> list[str]:
     if changed:
         says.append("The smoke test did not run again.")
     return says
+
+
+def no_document(evidence: Evidence) -> str:
+    """What is said of a shipped stack without a document; of another stack, the evidence does not know."""
+    maybe = evidence.stack not in list_stacks() or load_stack(evidence.stack).stack.document is not None
+    return "" if maybe or evidence.findings else "the stack has no document, so there is no figure to reproduce"
 
 
 def open_modules(evidence: Evidence) -> list[str]:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from envbuild.catalog.loader import list_stacks
@@ -151,12 +152,18 @@ class View:
     @cached_property
     def nodes_by_need(self) -> tuple[NodeEvidence, ...]:
         """Failed nodes first, then nodes with a failed check, then the rest."""
-        return tuple(sorted(self.evidence.nodes, key=_need))
+
+        def need(node: NodeEvidence) -> tuple[bool, bool, bool]:
+            failed = any(check.status == "failed" for check in node.checks)
+            return node.status in GOOD, node.status == "not-begun", not failed
+
+        return tuple(sorted(self.evidence.nodes, key=need))
 
     @cached_property
     def outcomes(self) -> tuple[Alike, ...]:
         """The same nodes, grouped by outcome and root."""
-        return _alike(self.nodes_by_need, _outcome)
+        names = ("status", "exit", "variant_digest", "root", "root_level", "files", "bytes")
+        return _alike(self.nodes_by_need, attrgetter(*names))
 
     @cached_property
     def errors(self) -> tuple[Alike, ...]:
@@ -187,15 +194,6 @@ class View:
 
 def _alike(nodes: Sequence[NodeEvidence], key: Callable[[NodeEvidence], Hashable]) -> tuple[Alike, ...]:
     return tuple(Alike(tuple(node.node for node in group), group[0]) for group in grouped(nodes, key).values())
-
-
-def _need(node: NodeEvidence) -> tuple[bool, bool, bool]:
-    failed = any(check.status == "failed" for check in node.checks)
-    return node.status in GOOD, node.status == "not-begun", not failed
-
-
-def _outcome(node: NodeEvidence) -> Hashable:
-    return node.status, node.exit, node.variant_digest, node.root, node.root_level, node.files, node.bytes
 
 
 def _error(node: NodeEvidence) -> Hashable:
@@ -405,9 +403,3 @@ def details(check: Check) -> str:
     """The remaining details of a check as indented JSON, empty when there are none."""
     kept = {key: item for key, item in check.details.items() if key not in _ELSEWHERE}
     return json.dumps(kept, indent=2, ensure_ascii=False) if kept else ""
-
-
-def field(data: dict[str, Any], key: str) -> str:
-    """One value of foreign data as text, empty if it is missing."""
-    value = data.get(key)
-    return "" if value is None else str(value)
