@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import AbsPath, StrictModel, Text
@@ -27,6 +26,7 @@ from envbuild.model.launch import (
     Reference,
     Words,
 )
+from envbuild.node.smoke.step import fill as filled
 from envbuild.node.smoke.training_log import cut_short, losses, not_finite, runs
 from envbuild.node.smoke.training_log import read as read_log
 from envbuild.report.claimed import Gpus, share_of_peak
@@ -103,44 +103,18 @@ class Place(StrictModel):
 Value = str | int | float | bool | None
 Values = Mapping[str, Value]
 
-_NAME = re.compile(r"\{([a-z0-9_]+)\}")
-
 
 def fill(words: Iterable[str | Words], values: Values) -> tuple[str, ...]:
     """The words with every `{name}` replaced; a group whose `when` has no value, or a false one, is left out.
 
     Raises KeyError for a name that has no value: a mistake of the stack's file.
     """
+    known = {name: value for name, value in values.items() if value is not None}
     out: list[str] = []
     for word in words:
-        if isinstance(word, Words):
-            if values[word.when]:
-                out += [_filled(text, values) for text in word.words]
-        else:
-            out.append(_filled(word, values))
+        texts = (word,) if isinstance(word, str) else word.words if values[word.when] else ()
+        out += [str(filled(text, known)) for text in texts]
     return tuple(out)
-
-
-def _filled_config(config: JsonValue, values: Values) -> JsonValue:
-    """A configuration with its values filled in; a text that is one `{name}` becomes the value itself, not a text."""
-    if isinstance(config, dict):
-        return {key: _filled_config(value, values) for key, value in config.items()}
-    if isinstance(config, list):
-        return [_filled_config(value, values) for value in config]
-    if not isinstance(config, str):
-        return config
-    whole = _NAME.fullmatch(config)
-    return values[whole.group(1)] if whole else _filled(config, values)
-
-
-def _filled(text: str, values: Values) -> str:
-    def value(match: re.Match[str]) -> str:
-        setting = values[match.group(1)]
-        if setting is None:
-            raise KeyError(match.group(1))
-        return str(setting)
-
-    return _NAME.sub(value, text)
 
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -323,7 +297,7 @@ class Order:
 
     def config_file(self, name: str, values: Values) -> LaunchFile:
         """A configuration of the stack as the JSON file that `{config}` of the values names."""
-        text = json.dumps(_filled_config(self.data.configs[name], values), indent=2) + "\n"
+        text = json.dumps(filled(self.data.configs[name], values), indent=2) + "\n"
         return LaunchFile(path=str(values["config"]), text=text)
 
     @property

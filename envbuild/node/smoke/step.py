@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import socket
-from typing import Any
+from typing import Any, Mapping
 
 from envbuild.node import paths
 from envbuild.node.protocol import Json
@@ -22,7 +22,7 @@ from envbuild.node.smoke.runner import Outcome, causes_first, how_it_ended, last
 
 _KEPT = 1024 * 1024  # bytes of each rank's output: a script prints its arguments before its losses
 _SHOWN = 4000  # characters of it in the evidence of a failure
-_NAME = re.compile(r"\{([a-z_]+)\}")
+_NAME = re.compile(r"\{([a-z0-9_]+)\}")
 # The environment belongs to no scheduler's task: what one has set would make the ranks look for others.
 _FOREIGN = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "PALS_")
 
@@ -59,18 +59,28 @@ def values_for(ranks: int, work: str) -> Json:
     return {"ranks": ranks, "tensor": tensor, "data": data, "batch": 4 * data, "work": work}
 
 
-def fill(content: Any, values: Json) -> Any:
-    """The content with every `{name}` replaced; a text that is one name becomes the value itself. Raises KeyError."""
+def fill(content: Any, values: Mapping[str, Any]) -> Any:
+    """The content with every `{name}` replaced; a text that is one name becomes the value itself.
+
+    Raises KeyError for a name that has no value, or that has none for a place in a text.
+    """
     if isinstance(content, dict):
         return {key: fill(value, values) for key, value in content.items()}
     if isinstance(content, list):
         return [fill(value, values) for value in content]
     if not isinstance(content, str):
         return content
-    whole = _NAME.match(content)
-    if whole and whole.group(0) == content:
+    whole = _NAME.fullmatch(content)
+    if whole:
         return values[whole.group(1)]
-    return _NAME.sub(lambda match: str(values[match.group(1)]), content)
+
+    def text(match: re.Match[str]) -> str:
+        value = values[match.group(1)]
+        if value is None:
+            raise KeyError(match.group(1))
+        return str(value)
+
+    return _NAME.sub(text, content)
 
 
 def _mpiexec(spec: Spec) -> str | None:

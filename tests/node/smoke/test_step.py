@@ -172,5 +172,6 @@ def test_batches_fit_every_number_of_ranks_and_a_name_that_is_unknown_is_an_erro
         values = {"ranks": ranks, "tensor": tensor, "data": data, "batch": batch, "work": "/w"}
         assert values_for(ranks, "/w") == values
     assert fill({"a": ["{ranks}", "{work}/x", 1]}, {"ranks": 2, "work": "/w"}) == {"a": [2, "/w/x", 1]}
-    with pytest.raises(KeyError):
-        fill("{other}", {})
+    for text in ("{other}", "a {none}"):
+        with pytest.raises(KeyError):
+            fill(text, {"none": None})
