@@ -9,7 +9,7 @@ builds for itself, which only takes longer.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -30,16 +30,14 @@ _ONE_KIND = (
 
 
 def share(plan: Plan, given: Sharing) -> Plan:
-    """The plan with its builders. Raises EnvbuildError as `in_job` does."""
+    """The plan with its builders: of the environment on a shared prefix, else of each wheel for the nodes that it fits.
+
+    Raises EnvbuildError as `in_job` does.
+    """
     target = given.target
     if target.connection.kind == "job":
         return in_job(plan, given.variants, local=target.placement == "node-local")
-    return over_ssh(plan, given) if target.connection.kind == "ssh" else plan
-
-
-def over_ssh(plan: Plan, given: Sharing) -> Plan:
-    """One node builds the environment on a shared prefix; else each wheel is built once for the nodes that fit."""
-    if plan.nothing_to_do:
+    if target.connection.kind != "ssh" or plan.nothing_to_do:
         return plan
     return share_builds(spread(plan, given), given)
 
@@ -62,37 +60,26 @@ class Sharing(NamedTuple):
 
 
 def spread(plan: Plan, by: Sharing) -> Plan:
-    """The plan with one builder for each environment on a prefix that all nodes share, and the changed steps."""
+    """The plan for a prefix that all nodes share: for each environment one builds, if none has, and the others test."""
     if by.target.placement != "shared":
         return plan
-    classes = _classes(plan, by.tried)
-    takes = {name: group for group in classes for name in group.nodes}
-    gives = {group.builder: group for group in classes if group.nodes and not group.finished}
-
-    def shared(node: NodePlan) -> NodePlan:
-        if node.node in takes:
-            return _testing(node, takes[node.node], by)
-        if node.node not in gives:
-            return node
-        why = f"built once for {len(gives[node.node].nodes) + 1} nodes that share the prefix"
-        return _changed(node, lambda step: {"why": f"{step.why}; {why}"})
-
-    return plan.model_copy(update={"nodes": tuple(map(shared, plan.nodes)), "builds": tuple(classes)})
-
-
-def _classes(plan: Plan, tried: Collection[str]) -> list[BuildClass]:
-    """For each environment one node builds, if none has, and the others test."""
-    working = [node for node in plan.nodes if node.steps and node.node not in tried]
+    working = [node for node in plan.nodes if node.steps and node.node not in by.tried]
     finished = {node.environment: node.node for node in plan.nodes if node.nothing_to_do}
     builders = {**{node.environment: node.node for node in reversed(working)}, **finished}
-    return [
-        BuildClass(
-            builder=builders[environment],
-            nodes=tuple(node.node for node in group if node.node != builders[environment]),
-            finished=environment in finished,
-        )
-        for environment, group in grouped(working, lambda node: node.environment).items()
-    ]
+    nodes, classes = {node.node: node for node in plan.nodes}, []
+    for environment, group in grouped(working, lambda node: node.environment).items():
+        builder = builders[environment]
+        others = [node for node in group if node.node != builder]
+        made = BuildClass(builder=builder, nodes=tuple(node.node for node in others), finished=environment in finished)
+        classes.append(made)
+        nodes |= {node.node: _testing(node, made, by) for node in others}
+        if others and not made.finished:
+
+            def reason(step: Step, count: int = len(others) + 1) -> dict[str, Any]:
+                return {"why": f"{step.why}; built once for {count} nodes that share the prefix"}
+
+            nodes[builder] = _changed(nodes[builder], reason)
+    return plan.model_copy(update={"nodes": tuple(nodes.values()), "builds": tuple(classes)})
 
 
 def _changed(node: NodePlan, change: Callable[[Step], dict[str, Any]]) -> NodePlan:
@@ -103,18 +90,16 @@ def _changed(node: NodePlan, change: Callable[[Step], dict[str, Any]]) -> NodePl
 
 def _testing(node: NodePlan, group: BuildClass, by: Sharing) -> NodePlan:
     """The smoke test alone, and what runs it; nothing where only a link is switched."""
-    if not any(step.kind == "smoke" for step in node.steps):
-        return node.model_copy(update={"steps": ()})
-    facts = by.facts[node.node]
-    missing = [tool for tool in by.least.get(node.node, ()) if tool.folder not in facts.toolchain]
-    why = f"the prefix is shared: {group.builder} {'has built' if group.finished else 'builds'}"
-    steps: list[Step] = []
-    for step in node.steps:
-        if step.kind == "toolchain" and missing:
+    changes: dict[str, dict[str, Any]] = {}
+    if any(step.kind == "smoke" for step in node.steps):
+        facts = by.facts[node.node]
+        missing = [tool for tool in by.least.get(node.node, ()) if tool.folder not in facts.toolchain]
+        why = f"the prefix is shared: {group.builder} {'has built' if group.finished else 'builds'}"
+        changes["smoke"] = {"why": why}
+        if missing:
             what = toolchain_words(missing, facts.prefix.path)
-            steps.append(step.model_copy(update={"what": what, "disk_bytes": 0, "inodes": 2 * len(missing)}))
-        elif step.kind == "smoke":
-            steps.append(step.model_copy(update={"why": why}))
+            changes["toolchain"] = {"what": what, "disk_bytes": 0, "inodes": 2 * len(missing)}
+    steps = (step.model_copy(update=changes[step.kind]) for step in node.steps if step.kind in changes)
     return node.model_copy(update={"steps": tuple(steps)})
 
 
@@ -199,33 +184,31 @@ def install_args(node: NodePlan) -> Mapping[str, Any] | None:
 def share_builds(plan: Plan, by: Sharing) -> Plan:
     """The plan with the classes of nodes for which one builds, and steps that say so."""
     facts, variants, jobs = by.facts, by.variants, by.jobs or by.target.build_jobs
-
-    def compiles(node: NodePlan) -> bool:
-        wheels = compiled_wheels(variants[node.node]) if node.node in variants else ()
-        return bool(wheels) and node.node not in by.tried and install_args(node) is not None
+    able = [node for node in plan.nodes if node.node not in by.tried]
 
     def gives(node: NodePlan) -> bool:
         """Nothing has to be done there, and its stamp says which wheels it was made with."""
         stamp = stamp_of_environment(facts[node.node], node.environment)
         return node.nothing_to_do and stamp is not None and bool(keys_of((stamp.stamp or {}).get("sources")))
 
-    asking = [node for node in plan.nodes if compiles(node)]
+    asking = [node for node in able if install_args(node) is not None and compiled_wheels(variants[node.node])]
     # With `rebuild` one builds in any case, twice.
-    finished = [] if by.rebuild else [node for node in plan.nodes if node.node not in by.tried and gives(node)]
-    donors = {node.variant_digest: node for node in reversed(finished)}
-    classes = tuple(
-        made
-        for group in _groups(asking, facts)
-        if (made := _class(group, donors.get(group[0].variant_digest), facts, variants)) is not None
-    )
-    by_node = {name: group for group in classes for name in (*group.nodes, group.builder)}
-    nodes = tuple(
-        _with_class(node, by_node[node.node], variants[node.node], jobs or facts[node.node].cpus, jobs)
-        if node.steps and node.node in by_node
-        else node
-        for node in plan.nodes
-    )
-    return plan.model_copy(update={"nodes": nodes, "builds": plan.builds + classes})
+    donors = {node.variant_digest: node for node in reversed(able) if not by.rebuild and gives(node)}
+    classes: list[BuildClass] = []
+    nodes = {node.node: node for node in plan.nodes}
+    for group in _groups(asking, facts):
+        donor, variant = donors.get(group[0].variant_digest), variants[group[0].node]
+        # Without a donor, the node with most cores builds; if no node has a compiler, the builder names it.
+        compiling = [node for node in group if tools_of(node, facts[node.node])] or group
+        builder = donor or max(compiling, key=lambda node: facts[node.node].cpus or 0)
+        others = tuple(node.node for node in group if node is not builder)
+        if others:
+            made = BuildClass(
+                builder=builder.node, nodes=others, sources=compiled_wheels(variant), finished=donor is not None
+            )
+            classes.append(made)
+            nodes |= {node.node: _with_class(node, made, variant, facts[node.node].cpus, jobs) for node in group}
+    return plan.model_copy(update={"nodes": tuple(nodes.values()), "builds": (*plan.builds, *classes)})
 
 
 def stamp_of_environment(facts: NodeFacts, environment: str) -> StampFacts | None:
@@ -243,25 +226,19 @@ def keys_of(sources: Any) -> dict[str, str]:
     return keys
 
 
-def _groups(nodes: Iterable[NodePlan], facts: Mapping[str, NodeFacts]) -> list[list[NodePlan]]:
-    """Nodes that would make equal wheels; one without a compiler joins the largest group that it can take from."""
-    able: dict[tuple[tuple[str, ...], tuple[object, ...]], list[NodePlan]] = {}
-    bare: dict[tuple[str, ...], list[NodePlan]] = {}
-    for node in nodes:
-        node_facts = facts[node.node]
-        tools = tools_of(node, node_facts)
-        base: tuple[str, ...] = (node.variant_digest, node_facts.os.arch, node_facts.libc.kind, node_facts.libc.version)
-        if tools:
-            able.setdefault((base, tools), []).append(node)
-        else:
-            bare.setdefault(base, []).append(node)
-    for base, group in bare.items():
-        fitting = [key for key in able if key[0] == base]
-        if fitting:
-            able[max(fitting, key=lambda key: len(able[key]))] += group
-        else:
-            able[base, ()] = group
-    return list(able.values())
+def _groups(nodes: Iterable[NodePlan], facts: Mapping[str, NodeFacts]) -> Iterator[list[NodePlan]]:
+    """Nodes that would make equal wheels; those without a compiler join the largest group that they can take from."""
+
+    def of_base(node: NodePlan) -> tuple[str, ...]:
+        about = facts[node.node]
+        return node.variant_digest, about.os.arch, about.libc.kind, about.libc.version
+
+    for group in grouped(nodes, of_base).values():
+        able = grouped(group, lambda node: tools_of(node, facts[node.node]))
+        bare = able.pop((), [])
+        if able:
+            max(able.values(), key=len).extend(bare)
+        yield from able.values() if able else [bare]
 
 
 def tools_of(node: NodePlan, facts: NodeFacts) -> tuple[object, ...]:
@@ -274,38 +251,21 @@ def tools_of(node: NodePlan, facts: NodeFacts) -> tuple[object, ...]:
     return (facts.os.id, facts.os.version, tuple(sorted(first)), (args.get("build") or {}).get("nvcc"))
 
 
-def _class(
-    group: list[NodePlan], donor: NodePlan | None, facts: Mapping[str, NodeFacts], variants: Mapping[str, Variant]
-) -> BuildClass | None:
-    """None where one node is left to itself. Without a donor, the node with most cores builds."""
-    names = [node.node for node in group]
-    # If no node has a compiler, the builder names it.
-    able = [node.node for node in group if tools_of(node, facts[node.node])] or names
-    builder = max(able, key=lambda name: facts[name].cpus or 0) if donor is None else donor.node
-    nodes = tuple(name for name in names if name != builder)
-    sources = compiled_wheels(variants[names[0]])
-    return BuildClass(builder=builder, nodes=nodes, sources=sources, finished=donor is not None) if nodes else None
-
-
-def _with_class(node: NodePlan, group: BuildClass, variant: Variant, width: int | None, jobs: int | None) -> NodePlan:
-    """The node's steps with what its class does; `width`: jobs that its compile time was estimated with."""
+def _with_class(node: NodePlan, group: BuildClass, variant: Variant, cpus: int | None, jobs: int | None) -> NodePlan:
+    """The node's steps with what its class does; `cpus` of it, which its compile time was estimated with."""
     names, compiled = ", ".join(group.sources), compile_text(variant, jobs)
-    gone = compile_seconds(variant, width)
+    in_tree = [source.name for source in variant.sources if source.build and source.build.kind == "inplace"]
+    rest = f"; compile {', '.join(in_tree)} in its tree" if in_tree else ""
+    gone = compile_seconds(variant, jobs or cpus)
     if group.finished:
-        shared = f"take over {names} as built on {group.builder}{_in_place(variant)}"
+        shared = f"take over {names} as built on {group.builder}{rest}"
     elif node.node == group.builder:
         shared, gone = f"{compiled}; built on {node.node}, taken over by {names_of(group.nodes)}", 0.0
     else:
-        shared = f"take over {names}, built on {group.builder} first{_in_place(variant)}"
-
+        shared = f"take over {names}, built on {group.builder} first{rest}"
     return _changed(
         node, lambda step: {"what": step.what.replace(compiled, shared), "seconds": max(0.0, step.seconds - gone)}
     )
-
-
-def _in_place(variant: Variant) -> str:
-    names = [source.name for source in variant.sources if source.build and source.build.kind == "inplace"]
-    return f"; compile {', '.join(names)} in its tree" if names else ""
 
 
 def names_of(names: Sequence[str]) -> str:

@@ -197,6 +197,7 @@ def test_on_one_prefix_one_node_builds_and_the_others_test() -> None:
     assert (made.builder, made.nodes, made.finished) == ("a", ("b", "c"), False)
     tests = ["toolchain", "smoke"]
     assert kinds(plan) == {"a": WHOLE, "b": tests, "c": tests}
+    assert plan.nodes[0].steps[1].why.endswith("; built once for 3 nodes that share the prefix")
     assert plan.nodes[1].steps[1].why == "the prefix is shared: a builds"
     plan = over(in_use("a"), machine("b"))
     assert kinds(plan) == {"a": [], "b": tests}

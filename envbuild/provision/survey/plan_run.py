@@ -16,7 +16,7 @@ from envbuild.model.target import Target
 from envbuild.node import identity
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
-from envbuild.plan.sharing import Sharing, over_ssh, share
+from envbuild.plan.sharing import Sharing, share
 from envbuild.plan.tools import NodeTools
 from envbuild.provision.contact.toolchain import disk_bytes, node_tools
 from envbuild.provision.run.context import Prepared, Survey, Work
@@ -80,8 +80,8 @@ def plan_recorded(
         prepared, survey, tools, survey.facts,
         run="recorded-facts", controller=identity.here(), repair=tuple(tools) if repair else (), bundle=bundle,
     )  # fmt: skip
-    if target.connection.kind == "ssh":
-        plan = over_ssh(plan, _sharing(target, survey, tools))
+    if target.connection.kind != "job":
+        plan = share(plan, _sharing(target, survey, tools))
     plan = prepared.explained(plan)
     folders = {tree.name: tree.at for variant in prepared.lock.variants for tree in variant.trees if tree.at}
     if target.connection.kind != "local":
