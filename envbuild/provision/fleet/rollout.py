@@ -15,7 +15,7 @@ from envbuild.model.plan import Batches, Plan
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.environments import Environments, ask_in_use, stage
 from envbuild.provision.fleet.multi_node_smoke import meet_in_use, meet_nodes
-from envbuild.provision.fleet.sharing import execute_shared
+from envbuild.provision.fleet.sharing import SharedRun
 from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import NOT_BEGUN
 from envbuild.provision.run.journal import EventKind
@@ -44,7 +44,7 @@ class OverSsh(Environments):
 def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
     plan, files = stage(work, plan)
     with work.phase("provision", "provisioning"):
-        return execute_shared(plan, files, work, stage)
+        return SharedRun(plan, files, work).run()
 
 
 def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Plan] = plan_of) -> tuple[Plan, Outcome]:

@@ -15,7 +15,7 @@ import posixpath
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,22 +29,14 @@ from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.contact.wheel_stores import fetch_wheels, store_of
-from envbuild.provision.environments import requests_of
+from envbuild.provision.environments import requests_of, stage
 from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.survey.plan_run import plan_of
+from envbuild.text import grouped
 
-Stage = Callable[[Work, Plan], tuple[Plan, dict[str, NodeHost]]]
 _TRIES = 2
 _OF_THE_NODE = frozenset({ExitCode.UNREACHABLE, ExitCode.REFUSED, ExitCode.TRY_AGAIN, ExitCode.INTERRUPTED})
-
-
-@dataclass
-class _Group:
-    """A class while its nodes are provisioned: who still waits."""
-
-    made: BuildClass
-    waiting: list[str]
 
 
 @dataclass(frozen=True)
@@ -58,34 +50,32 @@ class _Built:
     size: int = 0
 
 
-def execute_shared(plan: Plan, files: Mapping[str, NodeHost], work: Work, stage: Stage) -> tuple[Plan, Outcome]:
-    """Run every step of every node that has one; the plan as it was carried out, and the answers.
+class SharedRun:
+    """The state between the plays: who still waits for whom; plan, requests and files of each node as they are now."""
 
-    `stage` prepares the files for a plan that was made anew because a builder failed. Raises EnvbuildError as
-    `run_hosts` does.
-    """
-    return _Run(plan, files, work, stage).run()
-
-
-class _Run:
-    """The state between the plays: who still waits; plan, requests and files of each node as they are now."""
-
-    def __init__(self, plan: Plan, files: Mapping[str, NodeHost], work: Work, stage: Stage) -> None:
-        self.plan, self.work, self.stage = plan, work, stage
+    def __init__(self, plan: Plan, files: Mapping[str, NodeHost], work: Work) -> None:
+        """Nothing has run yet."""
+        self.plan, self.work = plan, work
         self.nodes = {node.node: node for node in plan.nodes if node.steps}
         self.files, self.requests = dict(files), requests_of(plan)
-        self.groups: list[_Group] = []
+        self.waiting: dict[str, BuildClass] = {}
+        self.builders: list[str] = []  # of environments on a shared prefix
         self.tries: Counter[str] = Counter()
         self.outcome = Outcome()
         self.bundles: list[Path] = []
 
     def run(self) -> tuple[Plan, Outcome]:
-        """Play until no node waits."""
+        """Run every step of every node that has one; the plan as it was carried out, and the answers.
+
+        Raises EnvbuildError as `run_hosts` does.
+        """
         ready = self._without_builders(self.plan, list(self.nodes))
         try:
             while ready := [*ready, *self._released()]:
-                now, ready = self._at_once(ready)
-                self._play(now)
+                # Two builders on one prefix would be in each other's way.
+                later = [name for name in self.builders if name in ready][1:]
+                self._play([name for name in ready if name not in later])
+                ready = [name for name in ready if name in later]
         finally:
             for path in self.bundles:
                 path.unlink(missing_ok=True)
@@ -95,76 +85,76 @@ class _Run:
 
     def _without_builders(self, plan: Plan, names: list[str]) -> list[str]:
         """Have nodes wait for the builders of a plan; those that wait for nobody."""
-        for made in plan.builds:
-            self.groups.append(_Group(made, [name for name in made.nodes if name in names]))
-        waiting = {name for group in self.groups for name in group.waiting}
-        return [name for name in names if name not in waiting]
+        self.waiting |= {name: made for made in plan.builds for name in made.nodes if name in names}
+        self.builders += [made.builder for made in plan.builds if not made.sources]
+        return [name for name in names if name not in self.waiting]
 
     def _play(self, names: list[str]) -> None:
         """Run the steps of these nodes."""
-        for group in self.groups:
-            if group.waiting and group.made.sources and group.made.builder in names:
-                sources = ", ".join(group.made.sources)
-                self.work.journal.stage(f"{group.made.builder} builds {sources} for {len(group.waiting)} more")
+        for made, waiting in self._classes():
+            if made.sources and made.builder in names:
+                self.work.journal.stage(f"{made.builder} builds {', '.join(made.sources)} for {len(waiting)} more")
         part = run_hosts({name: self.requests[name] for name in names}, self.files, self.work)
         for node, verbs in part.responses.items():
             self.outcome.responses.setdefault(node, {}).update(verbs)
         self.outcome.errors.update(part.errors)
 
+    def _classes(self) -> list[tuple[BuildClass, list[str]]]:
+        """Every class of which a node still waits, and these nodes."""
+        return list(grouped(self.waiting, self.waiting.__getitem__).items())
+
     def _released(self) -> list[str]:
         """Those who need not wait any more: their builder has ended, well or not."""
         ready: list[str] = []
-        while ended := [group for group in self.groups if group.waiting and self._ended(group)]:
-            good = [group for group in ended if self._has(group)]
+        while ended := [group for group in self._classes() if self._ended(group[0])]:
+            self.waiting = {name: made for name, made in self.waiting.items() if not self._ended(made)}
+            good = [group for group in ended if self._has(group[0])]
             ready += self._hand_over(good)
-            ready += [name for group in ended if group not in good for name in self._next(group)]
+            ready += [name for group in ended if group not in good for name in self._next(*group)]
         return ready
 
-    def _ended(self, group: _Group) -> bool:
-        builder = group.made.builder
-        return group.made.finished or builder in self.outcome.responses or builder in self.outcome.errors
+    def _ended(self, made: BuildClass) -> bool:
+        return made.finished or made.builder in self.outcome.responses or made.builder in self.outcome.errors
 
-    def _has(self, group: _Group) -> bool:
-        """The builder of a group has what the others wait for, from this run or from an earlier one."""
-        builder = group.made.builder
+    def _has(self, made: BuildClass) -> bool:
+        """The builder of a class has what the others wait for, from this run or from an earlier one."""
+        builder = made.builder
         if builder in self.work.tried:
             return False
         if builder not in self.nodes:
-            return group.made.finished
+            return made.finished
         answers = self.outcome.responses.get(builder, {})
-        verb = "install" if group.made.sources else "activate"
+        verb = "install" if made.sources else "activate"
         return builder not in self.outcome.errors and bool((answers.get(verb) or {}).get("ok"))
 
-    def _hand_over(self, groups: list[_Group]) -> list[str]:
+    def _hand_over(self, classes: list[tuple[BuildClass, list[str]]]) -> list[str]:
         """Give what was built to those who wait for it; they are the nodes returned, ready to run."""
-        ready: list[str] = []
-        giving = [group for group in groups if group.made.sources]
+        ready = [name for made, waiting in classes if not made.sources for name in waiting]
+        giving = [(made, waiting) for made, waiting in classes if made.sources]
         if giving:
             self.work.journal.stage("handing over what was built")
         began = time.monotonic()
-        answers = proc.parallel([partial(self._built, group) for group in giving])
-        for group, answer in zip(giving, answers, strict=True):
+        answers = proc.parallel([partial(self._built, made, waiting) for made, waiting in giving])
+        for (made, waiting), answer in zip(giving, answers, strict=True):
             if isinstance(answer, _Built):
-                self._give(group, answer, seconds=round(time.monotonic() - began, 3))
-                continue
-            why = f"{answer.what} ({answer.why})" if answer is not None else "nothing was there to hand over"
-            names, waiting = ", ".join(group.made.sources), ", ".join(group.waiting)
-            self.work.notes.append(f"{names} of {group.made.builder} could not be handed to {waiting}: {why}")
-            if group.made.finished:
-                ready += self._next(group)
-        for group in groups:
-            ready += group.waiting
-            group.waiting = []
+                self._give(made, waiting, answer, seconds=round(time.monotonic() - began, 3))
+            else:
+                why = f"{answer.what} ({answer.why})" if answer is not None else "nothing was there to hand over"
+                names = f"{', '.join(made.sources)} of {made.builder}"
+                self.work.notes.append(f"{names} could not be handed to {', '.join(waiting)}: {why}")
+                if made.finished:
+                    waiting = self._next(made, waiting)
+            ready += waiting
         return ready
 
-    def _built(self, group: _Group) -> _Built | EnvbuildError | None:
+    def _built(self, made: BuildClass, waiting: list[str]) -> _Built | EnvbuildError | None:
         """The wheels of a class, None where it has none; their bundle is fetched where a node lacks them."""
-        work, by = self.work, group.made.builder
+        work, by = self.work, made.builder
         try:
-            keys = self._keys(group)
+            keys = self._keys(made)
             if not keys:
                 return None
-            lacking = self._lacking(group, keys)
+            lacking = self._lacking(waiting, keys)
             if not lacking:
                 return _Built(keys)
             here = work.run.staging / f"built-{secrets.token_hex(4)}.tar"
@@ -176,22 +166,22 @@ class _Run:
         except Exception as error:  # noqa: BLE001 - in a thread; those who wait build for themselves
             return work.run.unexpected("they were not fetched", error)
 
-    def _keys(self, group: _Group) -> dict[str, str]:
+    def _keys(self, made: BuildClass) -> dict[str, str]:
         """The build keys of what the builder has in its store."""
-        by = group.made.builder
-        if group.made.finished:
+        by = made.builder
+        if made.finished:
             environment = next(node.environment for node in self.plan.nodes if node.node == by)
             stamped = stamp_of_environment(self.work.survey.facts[by], environment)
             sources = ((stamped.stamp or {}) if stamped is not None else {}).get("sources")
         else:
             sources = (self.outcome.responses[by]["install"].get("result") or {}).get("sources")
-        return {name: key for name, key in keys_of(sources).items() if name in group.made.sources}
+        return {name: key for name, key in keys_of(sources).items() if name in made.sources}
 
-    def _lacking(self, group: _Group, keys: Mapping[str, str]) -> frozenset[str]:
+    def _lacking(self, waiting: list[str], keys: Mapping[str, str]) -> frozenset[str]:
         """Who has not all wheels already: from an earlier run, or because the store is one for all."""
-        work, target, lacking = self.work, self.work.prepared.target, set(group.waiting)
+        work, target, lacking = self.work, self.work.prepared.target, set(waiting)
         requests = {}
-        for node in group.waiting:
+        for node in waiting:
             facts = work.survey.facts[node]
             args = {"action": "list", "store": store_of(target, facts)}
             requests[node] = node_request("wheels", facts.prefix.path, args, work.run.id)
@@ -202,15 +192,15 @@ class _Run:
                 lacking.discard(node)
         return frozenset(lacking)
 
-    def _give(self, group: _Group, built: _Built, *, seconds: float) -> None:
+    def _give(self, made: BuildClass, waiting: list[str], built: _Built, *, seconds: float) -> None:
         """Change requests and deliveries of those who wait: they take the wheels instead of building them."""
         self.work.journal.append(
-            EventKind.HANDED_OVER, node=group.made.builder, to=list(group.waiting), keys=built.keys,
+            EventKind.HANDED_OVER, node=made.builder, to=waiting, keys=built.keys,
             bytes=built.size, seconds=seconds,
         )  # fmt: skip
-        for node in group.waiting:
+        for node in waiting:
             install = self.requests[node]["install"] = copy.deepcopy(self.requests[node]["install"])
-            handed: dict[str, Any] = {"by": group.made.builder, "keys": built.keys}
+            handed: dict[str, Any] = {"by": made.builder, "keys": built.keys}
             if node in built.lacking:
                 handed["bundle"] = {"file": self._delivered(node, built), "digest": built.digest}
             install["args"]["build"].update(handed=handed, check_rebuild=False)
@@ -223,21 +213,14 @@ class _Run:
         self.files[node] = replace(files, bundles={**files.bundles, name: built.path}, store=store)
         return posixpath.join(store, name)
 
-    def _at_once(self, ready: list[str]) -> tuple[list[str], list[str]]:
-        """Who plays now, and who after that: two builders on one prefix would be in each other's way."""
-        shared = dict.fromkeys(group.made.builder for group in self.groups if not group.made.sources)
-        later = [name for name in shared if name in ready][1:]
-        return [name for name in ready if name not in later], [name for name in ready if name in later]
-
-    def _next(self, group: _Group) -> list[str]:
+    def _next(self, made: BuildClass, waiting: list[str]) -> list[str]:
         """Who builds now in place of a builder that failed; where it was tried often enough, those who wait end."""
-        failed, waiting = group.made.builder, group.waiting
-        group.waiting = []
+        failed = made.builder
         self.work.tried.add(failed)
-        if not group.made.finished:
-            error = self._error_of(failed)
+        if not made.finished:
+            error = self.outcome.error_of(failed) or smoke_failed(self.outcome.responses.get(failed, {}))
             of_the_node = error.exit_code in _OF_THE_NODE or error.code == "step-failed"
-            self.tries.update(waiting if group.made.sources or not of_the_node else ())
+            self.tries.update(waiting if made.sources or not of_the_node else ())
             ended = [name for name in waiting if self.tries[name] >= _TRIES]
             self.outcome.errors.update({name: not_built(name, failed, error) for name in ended})
             waiting = [name for name in waiting if name not in ended]
@@ -247,23 +230,20 @@ class _Run:
         """Plan for nodes whose builder failed, without it; returns the new builders."""
         whole = plan_of(self.work)
         made = whole.model_copy(update={"nodes": tuple(node for node in whole.nodes if node.node in waiting)})
-        made, files = self.stage(self.work, made)
+        made, files = stage(self.work, made)
         self.nodes.update({node.node: node for node in made.nodes if node.node in waiting})
         self.requests.update(requests_of(made))
         self.files.update({name: content for name, content in files.items() if name in waiting})
         return self._without_builders(made, waiting)
 
-    def _error_of(self, node: str) -> EnvbuildError:
-        """Why a node that was to give an environment has none."""
-        error = self.outcome.error_of(node)
-        if error is not None:
-            return error
-        smoke = (self.outcome.responses.get(node, {}).get("smoke") or {}).get("result") or {}
-        failed = [str(check.get("name")) for check in smoke.get("checks", ()) if check.get("status") == "failed"]
-        code = ExitCode.BELOW_FLOOR if smoke.get("exit") == ExitCode.BELOW_FLOOR else ExitCode.CHECK_FAILED
-        return EnvbuildError(
-            "smoke-failed", f"its smoke test failed: {', '.join(failed) or 'no answer'}", exit_code=code
-        )
+
+def smoke_failed(responses: Mapping[str, Mapping[str, Any]]) -> EnvbuildError:
+    """The error of a node that was to give an environment to others, and answered no error, but a test that failed."""
+    smoke = (responses.get("smoke") or {}).get("result") or {}
+    failed = [str(check.get("name")) for check in smoke.get("checks", ()) if check.get("status") == "failed"]
+    code = ExitCode.BELOW_FLOOR if smoke.get("exit") == ExitCode.BELOW_FLOOR else ExitCode.CHECK_FAILED
+    what = f"its smoke test failed: {', '.join(failed) or 'no answer'}"
+    return EnvbuildError("smoke-failed", what, hint="the report has its checks", exit_code=code)
 
 
 def _built_alone(outcome: Outcome) -> list[str]:
@@ -278,13 +258,13 @@ def _built_alone(outcome: Outcome) -> list[str]:
     return notes
 
 
-def not_built(node: str, builder: str, error: EnvbuildError | None) -> EnvbuildError:
+def not_built(node: str, builder: str, error: EnvbuildError) -> EnvbuildError:
     """The error of a node that waited for a builder of its kind, which failed."""
     return EnvbuildError(
         "not-built",
         f"{node}: {builder} builds for all nodes of its kind, and failed",
-        why=str(error) if error is not None else "it gave no answer",
-        hint=error.hint if error is not None else "run the same command again",
-        exit_code=error.exit_code if error is not None else ExitCode.BUILD_FAILED,
+        why=str(error),
+        hint=error.hint,
+        exit_code=error.exit_code,
         details={"node": node, "builder": builder},
     )

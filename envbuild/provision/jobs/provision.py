@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
@@ -17,7 +17,7 @@ from envbuild.plan.tools import NodeTools
 from envbuild.provision.contact.first_contact import ContactResult, node_request
 from envbuild.provision.environments import Environments, asked_evidence, stage
 from envbuild.provision.fleet.multi_node_smoke import gpus_of_stamp, job_request, note_floors
-from envbuild.provision.fleet.sharing import not_built
+from envbuild.provision.fleet.sharing import not_built, smoke_failed
 from envbuild.provision.jobs.answers import ask_in_job
 from envbuild.provision.jobs.asked import SMOKE_LIMIT, asked_to_build, asked_to_test
 from envbuild.provision.jobs.node_local import is_local
@@ -141,9 +141,8 @@ def _not_built(node: str, built_on: str | None, responses: Mapping[str, Mapping[
     """Why a node has not tested where the one that built for it failed."""
     if built_on in (None, node) or all_well(responses[built_on]):
         return None
-    what, hint = f"the smoke test of {built_on} failed", "the report has its checks"
-    tested = EnvbuildError("smoke-failed", what, hint=hint, exit_code=ExitCode.CHECK_FAILED)
-    return not_built(node, built_on, first_error(responses[built_on].values()) or tested)
+    error = first_error(responses[built_on].values()) or smoke_failed(responses[built_on])
+    return not_built(node, built_on, error)
 
 
 class InJobs(Environments):

@@ -38,6 +38,7 @@ class Stage:
     def __init__(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Plan], facts: Mapping[str, Any]
     ) -> None:
+        self.monkeypatch = monkeypatch
         self.plays: list[dict[str, Any]] = []
         self.asked: list[tuple[str, str]] = []
         self.bad: set[str] = set()
@@ -60,7 +61,8 @@ class Stage:
 
     def run(self, **files: Any) -> Outcome:
         given = {node.node: NodeHost(node.node, "python", "pyz", **files) for node in self.plan.nodes if node.steps}
-        _, outcome = sharing.execute_shared(self.plan, given, self.work, lambda _, plan: (plan, given))
+        self.monkeypatch.setattr(sharing, "stage", lambda _, plan: (plan, given))
+        _, outcome = sharing.SharedRun(self.plan, given, self.work).run()
         self.journal.close()
         return outcome
 
@@ -257,13 +259,14 @@ class SpreadStage:
         self.work.tools = dict.fromkeys(names, NodeTools((), "python", "pyz", "uv", "/usr/bin/python3.11"))
         monkeypatch.setattr(sharing, "run_hosts", self.play)
         monkeypatch.setattr(sharing, "plan_of", self.plan_of)
+        monkeypatch.setattr(sharing, "stage", self._stage)
 
     def plan_of(self, work: Work) -> Plan:
         return plan_spread(self.whole, Sharing(self.target, self.facts, {}, tried=work.tried))
 
     def run(self) -> Outcome:
         plan, files = self._stage(self.work, self.plan_of(self.work))
-        _, outcome = sharing.execute_shared(plan, files, self.work, self._stage)
+        _, outcome = sharing.SharedRun(plan, files, self.work).run()
         self.journal.close()
         return outcome
 
