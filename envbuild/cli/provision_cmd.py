@@ -67,7 +67,7 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     _refuse_batches_of_jobs(prepared, flags)
     if script:
         from envbuild.catalog.loader import load_target, refuse_template
-        from envbuild.provision.jobs.node_local import refuse_script
+        from envbuild.provision.jobs.provision import refuse_script
 
         refuse_script(prepared.target)
         if prepared.target.connection.kind == "job":  # a template's placeholders would stand in it

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 
 from envbuild.model.target import Target
-from envbuild.provision.jobs.node_local import is_local, refuse_script
+from envbuild.provision.jobs.provision import refuse_script
+from envbuild.provision.jobs.site import is_local
 from envbuild.provision.jobs.survey import login_facts
 from envbuild.schedule.script import ensure_script
 from tests.support.fails import fails

@@ -7,7 +7,7 @@ import binascii
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError
@@ -53,33 +53,32 @@ def ask_in_job(work: Run, site: JobSite, asked: Asked, limit: int) -> dict[str, 
     if failed is not None and not any(answered):
         raise first_death(nodes, failed)
     if not left:
-        raise not_shared(folder, number)
+        raise EnvbuildError(  # it wrote into another folder of the same name
+            "prefix-not-shared",
+            f"job {number} succeeded, but its results are not in {folder}",
+            why="the nodes and the host that submits jobs do not share this folder",
+            hint="choose a `prefix` on a file system that all hosts mount",
+        )
     return responses
 
 
 def _followed(work: Run, site: JobSite, job: Job) -> tuple[str, JobState]:
     """`run_to_end`; what its nodes do is asked for and told while it runs, and not while it waits in the queue."""
     runs = threading.Event()
+    steps: dict[str, str] = {}
 
     def ask() -> str:
         return (progress_of(site.runner, job.output) if runs.is_set() else "") + "\n"
 
-    with followed({job.output: ask}, _teller(work), ASK_SECONDS):
-        return run_to_end(work, site, job, on_state=lambda state: (runs.clear if state.waiting else runs.set)())
-
-
-def _teller(work: Run) -> Callable[[str, Mapping[str, Any]], None]:
-    """Tells what a node of a job does; nobody else says that it begins a step."""
-    steps: dict[str, str] = {}
-
     def tell(_: str, state: Mapping[str, Any]) -> None:
         node, step = state.get("host", ""), state.get("step", "")
-        if steps.get(node) != step:
+        if steps.get(node) != step:  # nobody else says that a node of a job begins a step
             steps[node] = step
             work.journal.tell(EventKind.STEP_STARTED, node=node, step=step)
         work.journal.now(node, state)
 
-    return tell
+    with followed({job.output: ask}, tell, ASK_SECONDS):
+        return run_to_end(work, site, job, on_state=lambda state: (runs.clear if state.waiting else runs.set)())
 
 
 def _answers(node: str, names: Iterable[str], files: Files, failed: EnvbuildError | None) -> dict[str, ContactResult]:
@@ -112,16 +111,6 @@ def answer_of(node: str, data: bytes, findings: Mapping[str, str]) -> ContactRes
     if not isinstance(code, int):
         code = Exit.OK if good else Exit.CHECK_FAILED
     return ContactResult(node, dict(findings), response, int(code))
-
-
-def not_shared(folder: str, number: str) -> EnvbuildError:
-    """A job that ended well and left nothing: it wrote into another folder of the same name."""
-    return EnvbuildError(
-        "prefix-not-shared",
-        f"job {number} succeeded, but its results are not in {folder}",
-        why="the nodes and the host that submits jobs do not share this folder",
-        hint="choose a `prefix` on a file system that all hosts mount",
-    )
 
 
 # Bytes: of one file, and of all that one exchange brings (in base64 a third more, see `schedule/runner.py`).

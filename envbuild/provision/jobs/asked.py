@@ -17,13 +17,12 @@ from envbuild.plan.tools import NodeTools
 from envbuild.provision.contact.first_contact import look_script, node_request
 from envbuild.provision.fleet.multi_node_smoke import VERB as MEET
 from envbuild.provision.fleet.multi_node_smoke import gpus_of, job_request, wants_to_meet
-from envbuild.provision.jobs.node_local import is_local, published
-from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
+from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite, is_local
 from envbuild.provision.run.context import Prepared, Survey
 from envbuild.provision.run.run_dir import MAX_AGE
 from envbuild.provision.survey.ask import probe_args
 from envbuild.schedule.job import Job, JobStep
-from envbuild.schedule.script import ensure_file
+from envbuild.schedule.script import ensure_file, ensure_script
 from envbuild.text import few
 
 # The name of the files of `node/logs.py` in the folder of a job.
@@ -121,8 +120,14 @@ def asked_to_build(
     }
     if is_local(target):
         if "install" in planned:
+            # How all nodes get the same, now and later.
+            publish = {
+                "folder": posixpath.join(top, "ensure"),
+                "script": ensure_script(top, prepared.stack.name, tools.python, tools.pyz),
+                "install": planned["install"]["args"],
+                "requests": [posixpath.join(folder, "requests", "ensure.json")],
+            }
             activate = planned["activate"]
-            publish = published(builder, top, prepared.stack.name, tools, folder)
             planned["activate"] = {**activate, "args": {**activate["args"], "publish": publish}}
         # `activate` writes the request of `ensure`, which finds nothing to do on the node that built.
         tested = {"ensure": None, **tested}

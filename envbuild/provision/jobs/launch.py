@@ -21,8 +21,7 @@ from envbuild.model.stack import Stack
 from envbuild.model.target import Target
 from envbuild.provision import gpu_use
 from envbuild.provision.gpu_use import OfJob
-from envbuild.provision.jobs.node_local import is_local
-from envbuild.provision.jobs.site import JobSite, finish, run_to_end
+from envbuild.provision.jobs.site import JobSite, finish, is_local, run_to_end
 from envbuild.provision.jobs.survey import login_facts
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.run_dir import RunDir

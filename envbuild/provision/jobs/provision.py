@@ -10,6 +10,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
+from envbuild.model.target import Target
 from envbuild.node.redact import secrets_of
 from envbuild.plan.planner import limit_of
 from envbuild.plan.sharing import builder_of, other_steps
@@ -20,8 +21,7 @@ from envbuild.provision.fleet.multi_node_smoke import gpus_of_stamp, job_request
 from envbuild.provision.fleet.sharing import not_built, smoke_failed
 from envbuild.provision.jobs.answers import ask_in_job
 from envbuild.provision.jobs.asked import SMOKE_LIMIT, asked_to_build, asked_to_test
-from envbuild.provision.jobs.node_local import is_local
-from envbuild.provision.jobs.site import UNASKED, JobSite, cpus_unknown
+from envbuild.provision.jobs.site import UNASKED, JobSite, cpus_unknown, is_local
 from envbuild.provision.jobs.survey import facts_file, login_facts, survey_jobs, write_facts
 from envbuild.provision.jobs.survey import stage as stage_on_login
 from envbuild.provision.run.context import Outcome, Question, Work
@@ -40,23 +40,6 @@ _OTHER = """\
 # The launch of the same target, printed in the same shell, uses the environment of the same user.
 _OWN = "`{{user}}` is {0.user} and `{{home}}` {0.home}: if jobs of yours have others, set an absolute `prefix:`."
 Answers = Mapping[str, Mapping[str, ContactResult]]
-
-
-def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
-    """Carry out a shared plan; the plan comes back for the nodes that the job got, and the survey has their facts.
-
-    Raises EnvbuildError of submitting and waiting; what single nodes did is in the outcome.
-    """
-    builder = builder_of(plan)
-    work.tools[builder.node] = tools = _with_common_python(builder, work)
-    asked = asked_to_build(builder, work.prepared, work.survey, tools, work.run.id, site.nodes)
-    answers = ask_in_job(work, site, asked, limit_of(plan, site.target))
-    made, outcome = _outcome(plan, builder, answers, work)
-    note_floors(work, outcome)
-    # Of nodes that went wrong: what was known of them may be what led here.
-    known = {} if outcome.errors else {node: work.survey.facts[node] for node in answers}
-    write_facts(facts_file(work.prepared.target, site.login), known)
-    return made, outcome
 
 
 def _with_common_python(builder: NodePlan, work: Work) -> NodeTools:
@@ -84,6 +67,24 @@ def job_script(plan: Plan, site: JobSite, text: str, facts: Iterable[NodeFacts])
     notes += _OTHER + ONE_NODE * (target.scheduler.nodes != 1)
     whole = text.replace("\n", f"\n{notes}", 1)
     return site.scheduler.render_body(job, whole, secrets_of(target.environment)), unknown
+
+
+def refuse_script(target: Target) -> None:
+    """Raises EnvbuildError `script-impossible` (exit 7): bash alone brings one environment to one prefix."""
+    if target.engine == "container":
+        raise EnvbuildError(
+            "script-impossible",
+            "envbuild cannot print a script for images",
+            why="the node program takes an image in and tests inside it",
+            hint="`envbuild provision` does that; `envbuild image build` only builds the image",
+        )
+    if is_local(target):
+        raise EnvbuildError(
+            "script-impossible",
+            "envbuild cannot print a script for node-local environments",
+            why="every job begins with the node program, which installs what its node lacks",
+            hint="begin your jobs with `/bin/sh SHARED/ensure/STACK.sh`; with `placement: shared` there is a script",
+        )
 
 
 def _outcome(plan: Plan, builder: NodePlan, answers: Answers, work: Work) -> tuple[Plan, Outcome]:
@@ -157,13 +158,24 @@ class InJobs(Environments):
             work.survey.pool = site.pool
 
     def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
-        """Put tools and bundles under the prefix, from the login host, then one job; plan and outcome of its nodes."""
+        """Put tools and bundles under the prefix, from the login host, then one job; plan and outcome of its nodes.
+
+        Raises EnvbuildError of submitting and waiting; what single nodes did is in the outcome.
+        """
         site, builder = JobSite.of(work.prepared.target), builder_of(plan)
         plan, files = stage(work, plan, only=builder.node)
         with work.phase("stage", f"staging on {site.login}"):
             stage_on_login(files.get(builder.node), work, site)
         with work.phase("provision", "provisioning through a job"):
-            return execute_jobs(plan, work, site)
+            work.tools[builder.node] = tools = _with_common_python(builder, work)
+            asked = asked_to_build(builder, work.prepared, work.survey, tools, work.run.id, site.nodes)
+            answers = ask_in_job(work, site, asked, limit_of(plan, site.target))
+            made, outcome = _outcome(plan, builder, answers, work)
+            note_floors(work, outcome)
+            # Of nodes that went wrong: what was known of them may be what led here.
+            known = {} if outcome.errors else {node: work.survey.facts[node] for node in answers}
+            write_facts(facts_file(work.prepared.target, site.login), known)
+            return made, outcome
 
     def verify(self, work: Work, plan: Plan, outcome: Outcome) -> None:
         """Where there was a job, it has verified."""

@@ -35,6 +35,15 @@ UNASKED = """\
 """
 
 
+def is_local(target: Target) -> bool:
+    """Whether nodes are reached through jobs and each has a disk of its own for environments: at one path on all.
+
+    One node builds what is compiled, and each installs from a bundle. What login host and nodes share (`shared` of the
+    target) holds jobs, staged tools, bundles and built wheels, and says what nodes get: `node/env/published.py`.
+    """
+    return target.connection.kind == "job" and target.placement == "node-local"
+
+
 @dataclass(frozen=True)
 class JobSite:
     """One target's cluster. `asked`: whether `pool` is what the scheduler said.

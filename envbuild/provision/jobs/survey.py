@@ -29,9 +29,8 @@ from envbuild.provision.contact.payload import write_payload
 from envbuild.provision.contact.toolchain import first_tool
 from envbuild.provision.jobs.answers import ask_in_job
 from envbuild.provision.jobs.asked import asked_for_facts
-from envbuild.provision.jobs.node_local import is_local, keep_only_wanted
-from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
-from envbuild.provision.run.context import Run, Survey, Work
+from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite, is_local
+from envbuild.provision.run.context import Prepared, Run, Survey, Work
 from envbuild.provision.run.run_dir import MAX_AGE, RunDir, keep, read_recent
 from envbuild.provision.survey.ask import (
     decide_rest,
@@ -134,8 +133,26 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False, anew: 
         return survey_jobs(work, site, bring_python=bring_python, anew=True)
     decide_rest(prepared, survey)
     if is_local(prepared.target):
-        keep_only_wanted(survey, prepared, rest)
+        _keep_only_wanted(survey, prepared, rest)
     return survey
+
+
+def _keep_only_wanted(survey: Survey, prepared: Prepared, nodes: list[str]) -> None:
+    """Forget an environment that is not the one that was chosen, or has other variables: all is done again then.
+
+    A change of the link or of variables alone has to reach all nodes too, and only a new request of `ensure` does.
+    """
+    for node in nodes:
+        variant, facts = survey.variants.get(node), survey.facts[node]
+        if variant is None:
+            continue
+        variables = variant.variables(prepared.target.environment)
+        good = tuple(
+            item
+            for item in facts.environments
+            if item.here == variant.here and (item.stamp or {}).get("variables") == variables
+        )
+        survey.facts[node] = facts.model_copy(update={"environments": good})
 
 
 def look_at_login(work: Work, site: JobSite) -> tuple[str, dict[str, Any]]:
