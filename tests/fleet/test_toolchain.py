@@ -15,7 +15,7 @@ import pytest
 from envbuild.node_program import node_pyz
 from envbuild.plan.tools import Tool
 from envbuild.provision.ansible.adapter import Inventory, TaskEvent, run_playbook
-from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult
+from envbuild.provision.ansible.steps import NodeHost, StepsResult, Watch
 from envbuild.provision.contact.payload import file_tool, write_payload
 from envbuild.regular_file import sha256_of
 from tests.fleet.fleet_world import PREFIX, FleetWorld
@@ -29,9 +29,7 @@ ODD = "/opt/it's here/envbuild"
 def _play(folder: Path, node: Node, *hosts: NodeHost, **connection: str) -> tuple[StepsResult, list[TaskEvent]]:
     """How the playbook ended on these hosts, which are reached as `node` is, and what it did there."""
     inventory, events = Inventory(hosts, node.connection().model_copy(update=connection)), list[TaskEvent]()
-    result = run_playbook(
-        "provision.yml", inventory, run_dir=folder, on_event=events.append, forks=4, limits=Limits(600)
-    )
+    result = run_playbook("provision.yml", inventory, run_dir=folder, on_event=events.append, forks=4, watch=Watch(600))
     return result, [event for event in events if event.status not in ("started", "skipped")]
 
 

@@ -23,13 +23,11 @@ from envbuild.node.redact import redactor
 from envbuild.provision.ansible.steps import (
     MARKER,
     VERBS,
-    Limits,
     NodeHost,
     StepsResult,
     TaskEvent,
     TaskStatus,
     Watch,
-    ended_early,
     signals,
 )
 from envbuild.transport.processes import end_marked, end_masters_of_the_dead, end_orphans
@@ -156,7 +154,7 @@ def run_playbook(
     run_dir: Path,
     on_event: Callable[[TaskEvent], None],
     forks: int,
-    limits: Limits,
+    watch: Watch,
 ) -> StepsResult:
     """Run `playbooks/<name>` on an inventory and report every task.
 
@@ -178,7 +176,6 @@ def run_playbook(
     end_orphans(MARKER)
     end_masters_of_the_dead()
     (private / "ansible.cfg").write_text(configuration(private), encoding="utf-8")
-    watch = Watch(limits)
     fd = os.open(private / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as file, signals(watch):
         collector = _Collector(file, inventory, on_event)
@@ -190,7 +187,7 @@ def run_playbook(
             if watch.reason:
                 end_connections()
     if watch.reason:
-        raise ended_early(name, watch.reason, limits.deadline, collector.nodes)
+        raise watch.ended_early(name, collector.nodes)
     if rc != 0 and not collector.nodes:
         raise _broken(name, private, collector)
     return StepsResult(rc, dict(collector.nodes), collector.tasks_run)

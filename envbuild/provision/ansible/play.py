@@ -19,7 +19,7 @@ from envbuild.model.target import Connection
 from envbuild.node.paths import says_full
 from envbuild.node.redact import redact_data
 from envbuild.plan.tools import NodeTools, Tool
-from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult, TaskEvent, run_here, tmp_folder
+from envbuild.provision.ansible.steps import NodeHost, StepsResult, TaskEvent, Watch, run_here, tmp_folder
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.contact.payload import read_answer, write_payload
 from envbuild.provision.run.context import Outcome, Work
@@ -103,13 +103,13 @@ def run_hosts(
 def _carried_out(playbook: str, hosts: tuple[NodeHost, ...], watcher: _Watcher, work: Work) -> StepsResult:
     """The steps on this machine directly, on others with Ansible; `--ansible`: here too."""
     connection, settings = work.prepared.target.connection, work.settings
-    limits = Limits(settings.deadline, settings.cancel, partial(work.journal.stage, INTERRUPTED))
+    watch = Watch(settings.deadline, settings.cancel, partial(work.journal.stage, INTERRUPTED))
     if connection.kind == "local" and not settings.playbook:
-        return run_here(playbook, *hosts, on_event=watcher, limits=limits)
+        return run_here(playbook, *hosts, on_event=watcher, watch=watch)
     from envbuild.provision.ansible.adapter import Inventory, run_playbook
 
     inventory, forks = Inventory(hosts, connection), min(FORKS, len(hosts))
-    return run_playbook(playbook, inventory, run_dir=work.run.path, on_event=watcher, forks=forks, limits=limits)
+    return run_playbook(playbook, inventory, run_dir=work.run.path, on_event=watcher, forks=forks, watch=watch)
 
 
 def _with_requests(node: str, host: NodeHost, verbs: Mapping[str, dict[str, Any]], run: RunDir) -> NodeHost:

@@ -99,24 +99,22 @@ class StepsResult:
     tasks_run: int = 0
 
 
-@dataclass(frozen=True)
-class Limits:
-    """When steps must stop: `deadline` in seconds from now; `cancel` is asked about ten times a second.
-
-    `on_interrupt` is called before they are ended, which takes a while; they are ended whatever it raises.
-    """
-
-    deadline: float
-    cancel: Callable[[], bool] = lambda: False
-    on_interrupt: Callable[[], None] = lambda: None
-
-
 class Watch:
-    """Says when the run must stop, and why; ends its processes the moment it says so."""
+    """Says when steps must stop, and why; ends their processes the moment it says so."""
 
-    def __init__(self, limits: Limits) -> None:
-        """`marker`: the value of `MARKER` in the environment of its processes."""
-        self._limits, self._until = limits, time.monotonic() + limits.deadline
+    def __init__(
+        self,
+        deadline: float,
+        cancel: Callable[[], bool] = lambda: False,
+        on_interrupt: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`deadline`: in seconds from now; `cancel` is asked about ten times a second.
+
+        `on_interrupt` is called before processes are ended, which takes a while; they are ended whatever it raises.
+        `marker`: the value of `MARKER` in their environment.
+        """
+        self.deadline, self._cancel, self._on_interrupt = deadline, cancel, on_interrupt
+        self._until = time.monotonic() + deadline
         self.marker = marker_value()
         self.signalled = threading.Event()
         self.reason: Literal["", "deadline", "interrupted"] = ""
@@ -124,7 +122,7 @@ class Watch:
     def __call__(self) -> bool:
         """Asked again and again; True cancels."""
         if not self.reason:
-            if self.signalled.is_set() or self._limits.cancel():
+            if self.signalled.is_set() or self._cancel():
                 self.reason = "interrupted"
             elif time.monotonic() > self._until:
                 self.reason = "deadline"
@@ -132,11 +130,33 @@ class Watch:
                 try:
                     if self.reason == "interrupted":
                         with suppress(OSError):  # who read what it says may be gone
-                            self._limits.on_interrupt()
+                            self._on_interrupt()
                 finally:
                     # Not every process is in one group: workers of Ansible leave theirs.
                     end_marked(MARKER, self.marker)
         return bool(self.reason)
+
+    def ended_early(self, name: str, events: Mapping[str, TaskEvent]) -> EnvbuildError:
+        """What a run raises that has stopped; `events`: the last of each node.
+
+        Its details have by node the step, as the plan and the journal name it, and how far it got: `install: started`.
+        """
+        nodes = {node: f"{event.role}: {event.status}" for node, event in events.items() if event.role}
+        if self.reason == "deadline":
+            return EnvbuildError(
+                "playbook-deadline",
+                f"{name} did not end within {self.deadline:g} s and was stopped",
+                why="; ".join(f"{node}: {last}" for node, last in nodes.items()),
+                hint="read the log of the node that hangs; `--step-timeout` waits longer",
+                details={"nodes": nodes},
+            )
+        return EnvbuildError(
+            "interrupted",
+            "the run was interrupted",
+            why="its processes have ended; no half-built environment is in use, and built wheels are kept",
+            hint="the same command continues where this one stopped",
+            details={"nodes": nodes},
+        )
 
 
 @contextmanager
@@ -160,29 +180,6 @@ def signals(watch: Watch) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, TaskEvent]) -> EnvbuildError:
-    """What a run raises that a deadline or an interrupt has ended; `events`: the last of each node.
-
-    Its details have by node the step, as the plan and the journal name it, and how far it got: `install: started`.
-    """
-    nodes = {node: f"{event.role}: {event.status}" for node, event in events.items() if event.role}
-    if reason == "deadline":
-        return EnvbuildError(
-            "playbook-deadline",
-            f"{name} did not end within {deadline:g} s and was stopped",
-            why="; ".join(f"{node}: {last}" for node, last in nodes.items()),
-            hint="read the log of the node that hangs; `--step-timeout` waits longer",
-            details={"nodes": nodes},
-        )
-    return EnvbuildError(
-        "interrupted",
-        "the run was interrupted",
-        why="its processes have ended; no half-built environment is in use, and built wheels are kept",
-        hint="the same command continues where this one stopped",
-        details={"nodes": nodes},
-    )
-
-
 # The roles of each playbook in order.
 STEPS = {
     "provision.yml": ("toolchain", "deliver", "install", "smoke", "activate"),
@@ -194,10 +191,9 @@ _PUT = ("deliver", "carry")
 _POLL_SECONDS = 0.1
 
 
-def run_here(playbook: str, host: NodeHost, *, on_event: Callable[[TaskEvent], None], limits: Limits) -> StepsResult:
+def run_here(playbook: str, host: NodeHost, *, on_event: Callable[[TaskEvent], None], watch: Watch) -> StepsResult:
     """Run the steps that `host` is asked for, up to the first that fails; arguments and errors as of `run_playbook`."""
     end_orphans(MARKER)
-    watch = Watch(limits)
     last, count = TaskEvent(host.name, "ok"), 0
     with signals(watch):
         try:
@@ -218,7 +214,7 @@ def run_here(playbook: str, host: NodeHost, *, on_event: Callable[[TaskEvent], N
         finally:
             end_marked(MARKER, watch.marker)
     if watch.reason:
-        raise ended_early(playbook, watch.reason, limits.deadline, {host.name: last})
+        raise watch.ended_early(playbook, {host.name: last})
     return StepsResult(int(last.status == "failed"), {host.name: last}, count)
 
 

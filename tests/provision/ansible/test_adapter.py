@@ -21,7 +21,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 from envbuild.provision.ansible import steps
 from envbuild.provision.ansible.adapter import Inventory, find_program, run_playbook
-from envbuild.provision.ansible.steps import MARKER, Limits, NodeHost, StepsResult, TaskEvent
+from envbuild.provision.ansible.steps import MARKER, NodeHost, StepsResult, TaskEvent, Watch
 from envbuild.transport.processes import (
     end_marked,
     end_masters,
@@ -73,13 +73,13 @@ def _run(
     way: str = "ansible",
     cancel: Callable[[], bool] = lambda: False,
 ) -> StepsResult:
-    name, told, limits = "provision.yml", events.append, Limits(deadline, cancel)
+    name, told, watch = "provision.yml", events.append, Watch(deadline, cancel)
     if way == "direct":
         (host,) = inventory.hosts
         # On this machine the package itself is called; its place is taken by the script as well.
         with mock.patch.object(steps, "call_here", lambda python, verb: [python, host.pyz, verb]):
-            return steps.run_here(name, host, on_event=told, limits=limits)
-    return run_playbook(name, inventory, run_dir=tmp_path, on_event=told, forks=4, limits=limits)
+            return steps.run_here(name, host, on_event=told, watch=watch)
+    return run_playbook(name, inventory, run_dir=tmp_path, on_event=told, forks=4, watch=watch)
 
 
 both_ways = pytest.mark.parametrize("way", ["ansible", "direct"])

@@ -13,7 +13,7 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Target
 from envbuild.provision.ansible.play import _parts, run_hosts
-from envbuild.provision.ansible.steps import Limits, NodeHost, TaskEvent, run_here, tmp_folder
+from envbuild.provision.ansible.steps import NodeHost, TaskEvent, Watch, run_here, tmp_folder
 from envbuild.provision.run.context import Choice, Outcome, Prepared, Settings, Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import read_journal
@@ -126,7 +126,7 @@ def test_an_image_is_copied_for_its_owner_alone(tmp_path: Path) -> None:
     (tmp_path / "image.tar").write_bytes(b"image")
     host = NodeHost("localhost", "/nowhere", "/nowhere", store=str(tmp_path / "store"), image=tmp_path / "image.tar")
     events: list[TaskEvent] = []
-    result = run_here("image.yml", host, on_event=events.append, limits=Limits(60))
+    result = run_here("image.yml", host, on_event=events.append, watch=Watch(60))
     place = tmp_path / "store/image.tar"
     assert (result.rc, [event.status for event in events]) == (0, ["started", "changed"])
     assert (place.read_bytes(), stat.S_IMODE(place.stat().st_mode)) == (b"image", 0o600)
@@ -142,10 +142,10 @@ def test_an_interrupt_ends_the_steps_also_where_nobody_reads_what_is_said(tmp_pa
         raise BrokenPipeError
 
     with fails("interrupted") as caught:
-        limits = Limits(600, lambda: text_of(pid).endswith("\n"), unread)
-        run_here("provision.yml", host, on_event=lambda _: None, limits=limits)
+        watch = Watch(600, lambda: text_of(pid).endswith("\n"), unread)
+        run_here("provision.yml", host, on_event=lambda _: None, watch=watch)
     assert caught.value.details["nodes"] == {"localhost": "install: started"}
     assert not alive(int(text_of(pid)))
     with fails("interrupted") as caught:
-        run_here("provision.yml", host, on_event=lambda _: None, limits=Limits(600, lambda: True))
+        run_here("provision.yml", host, on_event=lambda _: None, watch=Watch(600, lambda: True))
     assert caught.value.details["nodes"] == {}, "before its first step"
