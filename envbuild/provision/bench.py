@@ -64,17 +64,6 @@ class Trial:
     run: Callable[[str], Log]
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """The trials, one at least, and what is known of a node that runs them.
-
-    Which nodes a job runs on is known once it has run: the log of each has their facts.
-    """
-
-    trials: Sequence[Trial]
-    facts: NodeFacts | None = None
-
-
 def narrowed(prepared: Prepared, nodes: int) -> Prepared:
     """The first nodes of a target that names them. Raises EnvbuildError `launch-does-not-fit` (exit 7)."""
     if prepared.target.connection.kind == "job":
@@ -89,15 +78,17 @@ def narrowed(prepared: Prepared, nodes: int) -> Prepared:
     return prepared._replace(target=prepared.target.model_copy(update={"hosts": tuple(hosts[:nodes])}))
 
 
-def way(
+def trials_of(
     work: Work,
     measure: Bench,
     asked: JobAsked,
     place: Place | None,
     nodes: Sequence[NodeEvidence],
-    trials: Iterable[int],
-) -> Way:
-    """How the target runs what is `asked`. `nodes` have the environment; `place`: None for a job, which says it.
+    numbers: Iterable[int],
+) -> list[Trial]:
+    """The trials by which the target runs what is `asked`.
+
+    `nodes` have the environment; `place`: None for a job, which says it.
 
     Raises EnvbuildError as the recipe and `make_jobs` do, and `nodes-differ` (exit 7).
     """
@@ -109,7 +100,7 @@ def way(
             job, made = make(where, posixpath.basename(where.output))
             return Trial(made, partial(_in_job, work, measure, site, job, where.output, asked.deadline or 0.0))
 
-        return Way([as_job(of_trial(work, place, number)) for number in trials])
+        return [as_job(of_trial(work, place, number)) for number in numbers]
     hosts = tuple(node.node for node in nodes) if connection.kind == "ssh" else ()
     if hosts:
         place = _there(work, place, asked, nodes)
@@ -121,8 +112,7 @@ def way(
         run = OwnRun(made, activate, where.output, asked.deadline or 0.0, hosts[: len(made.commands)])
         return Trial(made, partial(carry_out, work, measure, run))
 
-    made = [as_run(of_trial(work, place, number)) for number in trials]
-    return Way(made, facts_of(work, nodes[0].node))
+    return [as_run(of_trial(work, place, number)) for number in numbers]
 
 
 def _there(work: Work, place: Place, asked: JobAsked, nodes: Sequence[NodeEvidence]) -> Place:
@@ -207,7 +197,7 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
     """Run the command `trials` times, or read `logs` of such runs; exit 1 where a run fails, 6 below its claim.
 
     Raises EnvbuildError `no-recipe` (exit 2) for a stack that does not say how it is measured, and as `narrowed`
-    and `way` do.
+    and `trials_of` do.
     """
     reference, measure = measured_by(prepared.stack)
     if asked.place is not None:
@@ -221,26 +211,28 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
             refuse_without_gpus(work, asked.place.gpus_per_node)
         nodes = [here] if asked.logs else environments_in_use(work)
         if all(node.exit == ExitCode.OK for node in nodes):
-            trials = range(1, asked.trials + 1)
-            made = (
-                _elsewhere(prepared, asked) if asked.logs else way(work, measure, asked.run, asked.place, nodes, trials)
-            )
-            first = made.trials[0].launch
+            if asked.logs:
+                trials = _elsewhere(prepared, asked)
+            else:
+                trials = trials_of(work, measure, asked.run, asked.place, nodes, range(1, asked.trials + 1))
+            # Which nodes a job runs on is known once it has run: its log has their facts.
+            facts = None if asked.logs or asked.place is None else facts_of(work, nodes[0].node)
+            first = trials[0].launch
             if not asked.logs:
-                against = doubts(prepared.target, reference, measure, first, made.facts, asked.run.deadline)
+                against = doubts(prepared.target, reference, measure, first, facts, asked.run.deadline)
                 for line in (*summary(first), *(f"warning: {doubt}" for doubt in against)):
                     work.journal.stage(line)
                 work.notes += against
             gpus = plural(first.nodes * first.gpus_per_node, "GPU")
             doing = "reading the log of" if asked.logs else "running"
             with work.phase("bench", f"{doing} {first.model} on {gpus}"):
-                check = _check(reference, measure, made, work.run.path)
+                check = _check(reference, measure, trials, facts, work.run.path)
             if asked.logs:  # what they say of runs elsewhere is no check of anything here
                 status = "skipped" if check.status == "passed" else check.status
                 says = f"nothing ran here, a log was read; {check.says}"
                 more = {"status": status, "says": says, "seconds": None, "level": "not-checked"}
                 check = check.model_copy(update=more)
-            nodes[0] = nodes[0].model_copy(update={"facts": made.facts})
+            nodes[0] = nodes[0].model_copy(update={"facts": facts})
             # A run that failed has failed on every node of it; its figure is told once.
             taking = nodes if check.status == "failed" else nodes[:1]
             nodes = [*(_with(node, check) for node in taking), *nodes[len(taking) :]]
@@ -342,13 +334,13 @@ def refuse_too_long(
     return f"{late}: give it {cure}" if seconds / _USUAL > limit else ""
 
 
-def _elsewhere(prepared: Prepared, asked: Asked) -> Way:
+def _elsewhere(prepared: Prepared, asked: Asked) -> list[Trial]:
     """The logs of other runs, and the launch that they are compared by."""
     assert asked.place is not None  # noqa: S101 - logs are of no job
     # Nothing starts, so nodes need no real address.
     place = asked.place.model_copy(update={"master": asked.place.master or "first"})
     made = launch(prepared.stack, prepared.profile, asked.run.values, place)
-    return Way([Trial(made, partial(_read, path)) for path in asked.logs])
+    return [Trial(made, partial(_read, path)) for path in asked.logs]
 
 
 def _read(log: Path, _: str) -> Log:
@@ -363,17 +355,19 @@ def _with(node: NodeEvidence, check: Check) -> NodeEvidence:
     return node.model_copy(update={"checks": (*node.checks, check), "status": "failed", "exit": int(code)})
 
 
-def _check(reference: Reference, measure: Bench, made: Way, folder: Path) -> Check:
-    """What the trials tell, one after another until one fails, and the launch of the last that ran.
+def _check(
+    reference: Reference, measure: Bench, trials: Sequence[Trial], facts: NodeFacts | None, folder: Path
+) -> Check:
+    """What the trials, one at least, tell one after another until one fails, and the launch of the last that ran.
 
-    `folder`: of the run; a log elsewhere is one that was named.
+    `facts`: of a node that runs them, where they are known before. `folder`: of the run; a log elsewhere was named.
     """
     began = time.monotonic()
     values: list[float] = []
     losses: list[float] = []
     taken: list[Taken] = []
-    left_out, failures, last, facts, gpus, ran = 0, [], "", made.facts, UNKNOWN, made.trials[0].launch
-    for count, trial in enumerate(made.trials, 1):
+    left_out, failures, last, gpus, ran = 0, [], "", UNKNOWN, trials[0].launch
+    for count, trial in enumerate(trials, 1):
         ran, log = trial.launch, trial.run(f"{CHECK} {count}")
         text = read_text(log.path).rpartition(f"{AGAIN}\n")[-1]
         facts = log.facts or facts

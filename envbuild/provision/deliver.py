@@ -97,7 +97,8 @@ def deliver(work: Work, plan: Plan) -> tuple[dict[str, Path], dict[str, dict[str
     """A bundle for every node that is brought one, made once a variant; and what the install request says of it."""
     files: dict[str, Path] = {}
     requests: dict[str, dict[str, Any]] = {}
-    local = work.prepared.target.connection.kind == "local"
+    prepared = work.prepared
+    local = prepared.target.connection.kind == "local"
     for node in plan.nodes:
         if not any(step.kind == "deliver" for step in node.steps):
             continue
@@ -107,8 +108,13 @@ def deliver(work: Work, plan: Plan) -> tuple[dict[str, Path], dict[str, dict[str
             refuse_lacking(path, work.bundle, variant, facts)
         else:
             path = work.run.staging / f"bundle-{variant.digest[:12]}.tar"
-            # An earlier wave of this run has made it.
-            digest = str(read_index(path)["digest"]) if path.exists() else _make(work, variant, facts, path)
+            if path.exists():  # an earlier wave of this run has made it
+                index = read_index(path)
+            else:
+                contents = Contents(prepared.lock.stack, prepared.lock.profile, (variant.machine,), (variant.id,))
+                pieces = _collector(prepared, work.journal.stage).collect(variant, glibc_of(facts))
+                index = write_bundle(path, contents, pieces)
+            digest = str(index["digest"])
         files[node.node] = path
         requests[node.node] = delivered(facts.stage_prefix, variant, str(path) if local else None, digest)
     return files, requests
@@ -126,12 +132,6 @@ def _given(work: Work) -> Path:
         with packed.open("xb") as out:
             archive.to_tar(out, work.bundle, {row["path"]: path / row["path"] for row in work.bundle["files"]})
     return packed
-
-
-def _make(work: Work, variant: Variant, facts: NodeFacts, path: Path) -> str:
-    contents = Contents(work.prepared.lock.stack, work.prepared.lock.profile, (variant.machine,), (variant.id,))
-    collector = _collector(work.prepared, work.journal.stage)
-    return str(write_bundle(path, contents, collector.collect(variant, glibc_of(facts)))["digest"])
 
 
 def _collector(prepared: Prepared, say: Callable[[str], None]) -> Collector:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,31 +230,21 @@ def _answers(
             requests[node] = node_request(verb, prepared.target.prefix, args, work.run.id)
     if not requests:
         return {}
-    with (
-        work.phase(verb, f"{verb} on {plural(len(requests), 'node')}"),
-        _telling(verb, requests, work) as asked,
-    ):
-        answers = contact(asked, prepared.target.connection, question.deadline, run=work.run)
-        for node, reply in answers.items() if verb == "smoke" else ():
+    tells = verb == "smoke"  # what it checks; no log, which pushed out those of builds
+    with work.phase(verb, f"{verb} on {plural(len(requests), 'node')}"):
+        for node, request in requests.items() if tells else ():
+            prefix = posixpath.dirname(
+                posixpath.dirname(request["args"]["environment"])
+            )  # as the node has filled it in
+            requests[node] = telling({**request, "prefix": prefix}, work.run.id)
+            work.journal.tell(EventKind.STEP_STARTED, node=node, step=verb)
+        asked = {node: {verb: request} for node, request in requests.items()}
+        with following(asked, work) if tells else nullcontext():
+            answers = contact(requests, prepared.target.connection, question.deadline, run=work.run)
+        for node, reply in answers.items() if tells else ():
             well = reply.failure is None and reply.result().get("ok", True)
             work.journal.tell(EventKind.STEP_FINISHED, node=node, step=verb, status="ok" if well else "failed")
     return answers
-
-
-@contextmanager
-def _telling(verb: str, requests: dict[str, dict[str, Any]], work: Work) -> Iterator[dict[str, dict[str, Any]]]:
-    """The requests, whose nodes tell under a smoke test what they check; no log, which pushed out those of builds."""
-    if verb != "smoke":
-        yield requests
-        return
-    asked = {}
-    for node, request in requests.items():
-        prefix = posixpath.dirname(posixpath.dirname(request["args"]["environment"]))  # as the node has filled it in
-        asked[node] = telling({**request, "prefix": prefix}, work.run.id)
-    for node in asked:
-        work.journal.tell(EventKind.STEP_STARTED, node=node, step=verb)
-    with following({node: {verb: request} for node, request in asked.items()}, work):
-        yield asked
 
 
 def asked_evidence(

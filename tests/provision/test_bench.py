@@ -16,7 +16,7 @@ from envbuild.model.evidence import Check
 from envbuild.model.facts import GpuFacts
 from envbuild.model.target import Expectation, Scheduler
 from envbuild.provision import bench
-from envbuild.provision.bench import Trial, Way
+from envbuild.provision.bench import Trial
 from envbuild.provision.gpu_use import Taken
 from envbuild.provision.jobs import site as jobs_site
 from envbuild.provision.jobs.survey import facts_file, write_facts
@@ -41,7 +41,7 @@ def checked(log: Log) -> Check:
     reference = stack("megatron-alpa").reference
     assert reference is not None and reference.bench is not None
     launch = started("megatron-alpa", place(gpus=4), "ported")
-    return bench._check(reference, reference.bench, Way([Trial(launch, lambda _: log)]), log.path.parent)
+    return bench._check(reference, reference.bench, [Trial(launch, lambda _: log)], None, log.path.parent)
 
 
 @pytest.mark.parametrize(("limit", "status"), [(100, "failed"), (10_000, "passed")])
@@ -291,7 +291,7 @@ def test_the_course_of_the_loss_is_in_the_evidence_and_drawn_in_the_report(tmp_p
     reference = stack("opt-175b").reference
     assert reference is not None and reference.bench is not None
     trial = Trial(started("opt-175b", place(gpus=8)), lambda _: Log(tmp_path / "log"))
-    check = bench._check(reference, reference.bench, Way([trial]), tmp_path)
+    check = bench._check(reference, reference.bench, [trial], None, tmp_path)
     assert (check.status, check.details["losses"]) == ("passed", [8.0, 7.0, 6.0, 5.0, 4.0, 3.0])
     assert "the loss went from 8 to 3 in 6 steps" in check.says
     *_, drawn = pictures(evidence(node(checks=[check.to_json_dict()])))

@@ -193,10 +193,10 @@ def _last_lines(prefixes: Mapping[str, str], run: RunDir, connection: Connection
     limit = connection.model_copy(update={"connect_timeout": min(connection.connect_timeout, _OVERDUE_SECONDS)})
     lines = {}
     for node, answer in contact(requests, limit, _OVERDUE_SECONDS, run=run).items():
-        try:
+        if (failure := answer.failure) is not None:
+            lines[node] = f"its log cannot be read: {failure.what}"
+        else:
             lines[node] = "the last lines of its log: " + "; ".join(answer.result()["lines"])
-        except EnvbuildError as error:
-            lines[node] = f"its log cannot be read: {error.what}"
     return lines
 
 

@@ -8,16 +8,15 @@ that plain `dd` finds them and the padding is harmless.
 from __future__ import annotations
 
 import base64
-import csv
 import gzip
 import io
 import json
 import os
 import re
 import shlex
-import sysconfig
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -51,13 +50,10 @@ def uv_tool() -> Tool:
 
 def _recorded_digest(path: Path) -> str | None:
     """sha256 (hex) that the installed uv records for one of its files; None when it does not name the file."""
-    folder = Path(sysconfig.get_paths()["purelib"])
-    for record in folder.glob("uv-*.dist-info/RECORD"):
-        with record.open(newline="", encoding="utf-8") as lines:
-            for name, digest, *_ in csv.reader(lines):
-                if name.endswith(f"/{path.name}") and (folder / name).resolve() == path.resolve():
-                    kind, _, value = digest.partition("=")
-                    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex() if kind == "sha256" else None
+    for file in metadata.files("uv") or ():
+        if file.name == path.name and file.hash is not None and Path(file.locate()).resolve() == path.resolve():
+            digest = base64.urlsafe_b64decode(file.hash.value + "=" * (-len(file.hash.value) % 4))
+            return digest.hex() if file.hash.mode == "sha256" else None
     return None
 
 

@@ -17,7 +17,6 @@ from packaging.version import Version
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
-from envbuild.model.plan import Plan
 from envbuild.model.target import Connection, Target
 from envbuild.node.smoke.rendezvous import PORTS
 from envbuild.plan.node_steps import smoke_items, uses_cuda
@@ -122,29 +121,26 @@ def reached_at(node: str, own: Sequence[str], connection: Connection) -> list[st
     return [address for address in addresses if not address.startswith(_NOWHERE)][:_MOST_ADDRESSES]
 
 
-def meet_nodes(work: Work, plan: Plan, outcome: Outcome) -> None:
-    """The joint tests of a run over SSH in which something was done; answers and errors go into the outcome."""
-    members = [
-        member
-        for node in plan.nodes
-        if outcome.well(node.node) and (member := _member(work, node.node, node.environment)) is not None
-    ]
-    meet_members(work, members, outcome, changed={node.node for node in plan.nodes if node.steps})
-
-
 def meet_members(work: Work, members: Sequence[Member], outcome: Outcome, changed: Set[str] | None = None) -> None:
     """The joint tests over SSH of those who may take part; where `changed` is given, of groups with a node in it."""
-    chosen = groups(members, work.prepared.target)
+    target = work.prepared.target
+    chosen = groups(members, target)
     if changed is not None:
         chosen = [group for group in chosen if changed & {member.node for member in group}]
     for number, group in enumerate(chosen):
         with work.phase("together", f"joint smoke test of {len(group)} nodes"):
-            for node, answer in ask_together(group, work, number).items():
+            if len(group) > WORKERS:
+                first = f"the joint smoke test took the first {WORKERS} of {len(group)} nodes"
+                work.notes.append(f"{first}: more are not asked at once over SSH")
+            asked = requests(group[:WORKERS], target, work.run.id, number)
+            deadline = float(next(iter(asked.values()))["args"]["deadline"]) + WAIT + _SLACK
+            for node, answer in contact(asked, target.connection, deadline, run=work.run).items():
                 outcome.take(node, VERB, answer)
     note_floors(work, outcome)
 
 
-def _member(work: Work, node: str, environment: str) -> Member | None:
+def member_of(work: Work, node: str, environment: str) -> Member | None:
+    """A node that may take part by its facts, None where the run knows no variant of it."""
     facts, variant = work.survey.facts.get(node), work.survey.variants.get(node)
     if facts is None:
         return None
@@ -161,18 +157,6 @@ def gpus_of(variant: Variant, facts: NodeFacts, target: Target) -> int:
     """How many GPUs the ranks of a node see; 0 where its torch or its driver use none."""
     seen = facts.shown(variant.variables(target.environment))
     return visible_gpus(seen) if uses_cuda(variant, seen) else 0
-
-
-def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[str, ContactResult]:
-    """Ask all nodes of a group at the same time; each answer, or why there is none."""
-    target = work.prepared.target
-    if len(group) > WORKERS:
-        work.notes.append(
-            f"the joint smoke test took the first {WORKERS} of {len(group)} nodes: more are not asked at once over SSH"
-        )
-    asked = requests(group[:WORKERS], target, work.run.id, number)
-    deadline = float(next(iter(asked.values()))["args"]["deadline"]) + WAIT + _SLACK
-    return contact(asked, target.connection, deadline, run=work.run)
 
 
 def note_floors(work: Work, outcome: Outcome) -> None:

@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import NodeEvidence
-from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Batches, Plan
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.environments import Environments, ask_in_use, stage
-from envbuild.provision.fleet.multi_node_smoke import meet_in_use, meet_nodes
+from envbuild.provision.fleet.multi_node_smoke import meet_in_use, meet_members, member_of
 from envbuild.provision.fleet.sharing import SharedRun
 from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import NOT_BEGUN
 from envbuild.provision.run.journal import EventKind
+from envbuild.provision.survey.ask import told_facts
 from envbuild.provision.survey.plan_run import plan_of
 from envbuild.text import plural
 
@@ -34,7 +34,9 @@ class OverSsh(Environments):
 
     def meet(self, work: Work, plan: Plan, outcome: Outcome) -> None:
         """Nodes with one environment, where one has been changed."""
-        meet_nodes(work, plan, outcome)
+        well = (member_of(work, node.node, node.environment) for node in plan.nodes if outcome.well(node.node))
+        changed = {node.node for node in plan.nodes if node.steps}
+        meet_members(work, [member for member in well if member is not None], outcome, changed)
 
     def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
         """As one by one, after `smoke` several together."""
@@ -90,11 +92,9 @@ def _look_again(work: Work, nodes: set[str]) -> None:
         node: node_request("probe", work.survey.facts[node].prefix.path, {"node": node, "brief": True}, work.run.id)
         for node in sorted(nodes)
     }
-    for node, answer in contact(requests, work.prepared.target.connection, run=work.run).items():
-        try:
-            now = NodeFacts.from_plain(answer.result())
-        except EnvbuildError:
-            continue  # it gives nothing to others then; what it is itself is verified at the end
+    # One that gives no facts gives nothing to others; what it is itself is verified at the end.
+    looked, _ = told_facts(contact(requests, work.prepared.target.connection, run=work.run))
+    for node, now in looked.items():
         work.survey.facts[node] = work.survey.facts[node].model_copy(update={"environments": now.environments})
 
 

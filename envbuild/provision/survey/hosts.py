@@ -140,8 +140,6 @@ def _by_node_file(named: str, folder: Path) -> list[str]:
 
 def _by_command(command: Sequence[str], folder: Path) -> list[str]:
     """The hosts that a program prints: host lists, one or several a line, separated by spaces."""
-    import shlex
-
     # A program of the target's own folder is found from there: `./my-hosts`.
     first = str(folder / command[0]) if "/" in command[0] else command[0]
     done = proc.run(
