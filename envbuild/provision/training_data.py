@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from envbuild.launch.request import Place
 from envbuild.launch.shell import command_text
 from envbuild.model.launch import DataFile
 from envbuild.model.stack import Stack
+from envbuild.node import proc
 from envbuild.node.redact import redact_text
 from envbuild.node.smoke import training_data
 from envbuild.regular_file import sha256_of
@@ -113,29 +113,19 @@ def _run(text: str, words: tuple[str, ...], folder: Path, seconds: float) -> Non
     """Run a tool; one whose workers died may say nothing of it but an empty file."""
     end_orphans(_MARKER)
     marker = marker_value()
-    output, failed = "", f"timed out after {seconds:g} s"
+    argv, env = ["bash", "-c", f"exec 2>&1\n{text}"], {**os.environ, _MARKER: marker}
     try:
-        done = subprocess.run(
-            ["bash", "-c", text],
-            env={**os.environ, _MARKER: marker},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            timeout=seconds,
-            check=False,
-        )
-        output, failed = done.stdout.decode("utf-8", "replace"), f"exit code {done.returncode}"
-        empty = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.stat().st_size]
-        if done.returncode == 0 and not empty:
-            return
-        failed += f", {empty[0]} is empty" if empty else ""
-    except subprocess.TimeoutExpired as error:
-        output = (error.stdout or b"").decode("utf-8", "replace")
+        done = proc.run(argv, timeout=seconds, env=env, limit=_LARGEST)
     finally:
         # Its workers may outlive it.
         end_marked(_MARKER, marker)
-    last = "\n".join(redact_text(output).splitlines()[-_LAST:])
+    empty = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.stat().st_size]
+    if done.ok and not empty:
+        return
+    failed = f"exit code {done.rc}" + (f", {empty[0]} is empty" if empty else "")
+    if done.timed_out:
+        failed = f"timed out after {seconds:g} s"
+    last = "\n".join(redact_text(done.out).splitlines()[-_LAST:])
     raise EnvbuildError(
         "data-failed",
         f"{' '.join(words)} failed: {failed}",

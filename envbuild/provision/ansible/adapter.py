@@ -64,12 +64,16 @@ class Inventory:
         import yaml
 
         class InventoryDumper(yaml.SafeDumper):
-            """Plain YAML plus Ansible's tag."""
+            """Plain YAML in which every text that is a value (keys are ours) is one that Ansible never fills in."""
 
-        InventoryDumper.add_representer(
-            _UnsafeText, lambda dumper, text: dumper.represent_scalar("!unsafe", str(text), style='"')
-        )
-        text = yaml.dump(_unsafe(self.as_dict()), Dumper=InventoryDumper, sort_keys=False, allow_unicode=True)
+            def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+                node = super().represent_mapping(tag, mapping, flow_style)
+                for _, value in node.value:
+                    if value.tag == "tag:yaml.org,2002:str":
+                        value.tag, value.style = "!unsafe", '"'
+                return node
+
+        text = yaml.dump(self.as_dict(), Dumper=InventoryDumper, sort_keys=False, allow_unicode=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8") as out:
             out.write("---\n" + text)
@@ -118,21 +122,6 @@ def connection_variables(connection: Connection, host: str) -> dict[str, Any]:
         out["ansible_port"] = port
     out["ansible_ssh_common_args"] = shlex.join(arguments(connection, host))
     return out
-
-
-class _UnsafeText(str):
-    """A text that Ansible must never treat as a template."""
-
-    __slots__ = ()
-
-
-def _unsafe(value: Any) -> Any:
-    """Mark every text value (keys are ours)."""
-    if isinstance(value, str):
-        return _UnsafeText(value)
-    if isinstance(value, dict):
-        return {key: _unsafe(item) for key, item in value.items()}
-    return value
 
 
 _POLL_SECONDS = 0.1

@@ -133,7 +133,8 @@ class InJobs(InImages):
         there = login["containers"]["runtimes"].get("enroot" if runtime == "pyxis" else runtime) or {}
         makes = runtime in FILES and bool(there.get("works"))
         if makes or got.archive is not None:
-            files = files_for(login_work(work, site), facts, login["python"], got, posixpath.join(prefix, "images"))
+            store = posixpath.join(prefix, "images")
+            files = files_for(login_work(work, site), facts, login["python"], got.archive, store)
             take = {**args, "action": "take", "program": there.get("path"), "maker": there.get("path")}
             request = {"container": node_request("container", prefix, take, work.run.id)} if makes else {}
             answers = on_login(work, site, files, request, "image.yml")

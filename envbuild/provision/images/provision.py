@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts
@@ -76,12 +77,12 @@ def no_room(node: str, facts: NodeFacts, size: int) -> EnvbuildError | None:
     )
 
 
-def files_for(work: Work, facts: NodeFacts, python: Mapping[str, str], got: Obtained | None, store: str) -> NodeHost:
-    """What is carried to a node: missing tools, and the file of the image into `store`."""
+def files_for(work: Work, facts: NodeFacts, python: Mapping[str, str], image: Path | None, store: str) -> NodeHost:
+    """What is carried to a node: missing tools, and the file of the `image` into `store`."""
     tools = runner_tools(
         facts, python["path"], python["version"], folder=work.run.staging, toolchain_file=work.settings.toolchain_file
     )
-    return replace(node_host(work, facts, tools), image=got.archive if got else None, store=store)
+    return replace(node_host(work, facts, tools), image=image, store=store)
 
 
 ASK_DEADLINE = 2 * 3600.0
@@ -224,15 +225,15 @@ class InImages(Route):
                 continue
             facts, answer, one = work.survey.facts[node], self.answers[node], self.nodes[node]
             store = posixpath.join(facts.prefix.path, "images")
-            carried = got.archive is not None and _carried(work, one, got.id)
-            if got.archive is not None and carried and (error := no_room(node, facts, got.archive.stat().st_size)):
+            carried = got.archive if _carried(work, one, got.id) else None
+            if carried is not None and (error := no_room(node, facts, carried.stat().st_size)):
                 full[node] = error
                 continue
-            archive = posixpath.join(store, got.archive.name) if got.archive is not None and carried else None
+            archive = None if carried is None else posixpath.join(store, carried.name)
             args = self.args_of(work, node, got, archive)
             self.used[node] = args
             requests[node] = {"container": node_request("container", facts.prefix.path, args, work.run.id)}
-            files[node] = files_for(work, facts, answer["python"], got if carried else None, store)
+            files[node] = files_for(work, facts, answer["python"], carried, store)
         outcome = run_hosts(requests, files, work, playbook="image.yml")
         outcome.errors.update(full)
         return outcome
@@ -244,8 +245,10 @@ class InImages(Route):
         if answer is None and node not in outcome.errors and not plan.steps:
             parts: dict[str, Mapping[str, Any]] = {"verify": {"ok": True, "result": _of_record(record)}, **responses}
         else:
-            parts = _parts(answer, responses)
-            record = self.used.get(node, {})
+            parts, record = dict(responses), self.used.get(node, {})
+            if answer is not None and answer.get("ok"):  # of one verb, as the answers of those that ran inside
+                inside = answer["result"]
+                parts = {verb: {"ok": True, "result": inside[verb]} for verb in ("verify", "smoke") if verb in inside}
         evidence = collect.node_evidence(plan, work.survey.facts[node], parts, outcome.errors.get(node))
         if not record or evidence.status not in ("ok", "unchanged"):
             return evidence
@@ -264,16 +267,6 @@ def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
     record = node.record
     there = node.has and record.get("id") == image_id and record.get("runtime") == node.chosen.runtime
     return work.settings.repair or not there
-
-
-def _parts(
-    answer: Mapping[str, Any] | None, responses: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Mapping[str, Any]]:
-    """The answer of one verb as the answers of those that ran inside."""
-    if answer is None or not answer.get("ok"):
-        return dict(responses)
-    result = answer["result"]
-    return {verb: {"ok": True, "result": result[verb]} for verb in ("verify", "smoke") if verb in result}
 
 
 def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
