@@ -20,6 +20,7 @@ from envbuild.lock.readers.git import GitReader
 from envbuild.lock.variants import applies
 from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Profile, Source
+from envbuild.node.smoke.programs.closure import parsed
 from envbuild.regular_file import parse_toml
 
 _LEGACY = ("setuptools", "wheel")
@@ -87,10 +88,7 @@ def _needs(source: Source, reader: GitReader) -> Needs:
 
 def _of_setup(text: str) -> tuple[list[str], list[str]]:
     """`setup_requires` as far as it is written out, and the modules that are imported at the top level."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return [], []
+    tree = parsed(text) or ast.Module([], [])
     wanted = [word for node in ast.walk(tree) if isinstance(node, ast.keyword) for word in _words(node)]
     return wanted, list(dict.fromkeys(_imported(tree)))
 

@@ -13,18 +13,23 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from envbuild.lock.readers.git import GitReader
+from envbuild.node.smoke.programs.closure import parsed
 from envbuild.resolve.rules.packages import AT_IMPORT
 from envbuild.text import few
 
 # Names that numpy removed in 1.24 and, for good, in 2.0.
-_ALIASES = {"int", "float", "object", "str", "complex", "long", "unicode"}
-_NUMPY_2 = {"float_", "complex_", "unicode_", "string_", "Inf", "Infinity", "NaN", "product", "cumproduct", "alltrue"}
-_NUMPY_2 |= {"sometrue", "asfarray", "infty", "PINF", "NINF", "cast", "find_common_type"}
+_ALIASES = ("int", "float", "object", "str", "complex", "long", "unicode")
+_NUMPY_2 = ("float_", "complex_", "unicode_", "string_", "Inf", "Infinity", "NaN", "product", "cumproduct", "alltrue",
+            "sometrue", "asfarray", "infty", "PINF", "NINF", "cast", "find_common_type")  # fmt: skip
+_NUMPY = {"bool": "np-bool", **dict.fromkeys(_ALIASES, "np-int"), **dict.fromkeys(_NUMPY_2, "np-float_")}
+_ATTRIBUTES = {
+    "torch._six": "torch-six", "pkgutil.ImpImporter": "imp", "pkg_resources.packaging": "pkg-resources-packaging",
+}  # fmt: skip
 _MODULES = {"torch._six": "torch-six", "imp": "imp", "distutils": "distutils", "pkg_resources": "pkg-resources"}
 # Files without any of these words are not parsed.
 WORDS = (
     r"torch\._six|torch import _six|import imp\b|from imp |ImpImporter|distutils|pkg_resources|use_2to3|"
-    rf"FileDescriptor\(|\.({'|'.join(sorted({'bool'} | _ALIASES | _NUMPY_2))})([^A-Za-z0-9_]|$)"
+    rf"FileDescriptor\(|\.({'|'.join(sorted(_NUMPY))})([^A-Za-z0-9_]|$)"
 )
 
 _MOST_PLACES = 8
@@ -50,7 +55,7 @@ def uses(texts: Mapping[str, str], reached: Container[str] | None = None) -> dic
     """
     by_trait: dict[str, dict[tuple[int, str, int], str]] = {}
     for path in texts:
-        tree = _parsed(texts[path])
+        tree = parsed(texts[path])
         early = {id(node) for node in _run_by_import(tree)} if tree and (reached is None or path in reached) else set()
         for trait, node in _traits(tree, path) if tree else ():
             marked = id(node) in early and path != "setup.py"
@@ -58,13 +63,6 @@ def uses(texts: Mapping[str, str], reached: Container[str] | None = None) -> dic
             by_trait.setdefault(trait, {})[order] = f"{path}:{node.lineno}{AT_IMPORT if marked else ''}"
     rows = {trait: [places[order] for order in sorted(places)] for trait, places in sorted(by_trait.items())}
     return {trait: few(places, _MOST_PLACES) for trait, places in rows.items()}
-
-
-def _parsed(text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
 
 
 def _run_by_import(tree: ast.AST) -> Iterator[ast.AST]:
@@ -94,7 +92,7 @@ def open_imports(reader: GitReader, url: str, commit: str, entries: Iterable[str
     own = {part.partition(".")[0] for path in reader.tree(url, commit) for part in path.split("/")}
     ways: dict[str, str] = {}
     for path in above:
-        names = (name.partition(".")[0] for name in _imports(_parsed(texts[path]), path))
+        names = (name.partition(".")[0] for name in _imports(parsed(texts[path]), path))
         way = [path]
         while above[way[0]]:
             way.insert(0, above[way[0]])
@@ -120,7 +118,7 @@ def imported_from_top(texts: Mapping[str, str], entries: Iterable[str] = ()) -> 
         path, by = todo.popleft()
         if path not in reached:
             reached[path] = by
-            names = _imports(_parsed(texts[path]), path)
+            names = _imports(parsed(texts[path]), path)
             todo += [(modules[part], path) for name in names for part in _parents(name) if part in modules]
     return reached
 
@@ -155,7 +153,10 @@ def _traits(tree: ast.Module, path: str) -> Iterator[tuple[str, ast.expr | ast.s
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Call) and id(node) not in guarded:
             yield from ((trait, node) for trait in _imported(node))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            yield from ((trait, node) for trait in _attribute(node.value.id, node.attr, numpy))
+            owner, name = node.value.id, node.attr
+            trait = _NUMPY.get(name) if owner in numpy else _ATTRIBUTES.get(f"{owner}.{name}")
+            if trait:
+                yield trait, node
         elif isinstance(node, ast.keyword) and node.arg == "use_2to3" and path == "setup.py":
             yield "use-2to3", node.value
         elif isinstance(node, ast.Call) and path.endswith("_pb2.py") and _called(node) == "FileDescriptor":
@@ -178,22 +179,6 @@ def _imported(node: ast.Import | ast.ImportFrom | ast.Call) -> Iterator[str]:
         for module, trait in _MODULES.items():
             if name == module or name.startswith(f"{module}."):
                 yield trait
-
-
-def _attribute(owner: str, name: str, numpy: set[str]) -> Iterator[str]:
-    if owner in numpy:
-        if name == "bool":
-            yield "np-bool"
-        elif name in _ALIASES:
-            yield "np-int"
-        elif name in _NUMPY_2:
-            yield "np-float_"
-    elif (owner, name) == ("torch", "_six"):
-        yield "torch-six"
-    elif (owner, name) == ("pkgutil", "ImpImporter"):
-        yield "imp"
-    elif (owner, name) == ("pkg_resources", "packaging"):
-        yield "pkg-resources-packaging"
 
 
 def _called(node: ast.Call) -> str:
