@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, timedelta
 from itertools import product
@@ -17,7 +17,7 @@ from envbuild.init.tree import Tree
 from envbuild.lock.create import default_supply
 from envbuild.lock.packages import Request, resolve
 from envbuild.lock.readers.pylock import Offer
-from envbuild.lock.readers.wheel_record import checksums, members, speaks_of
+from envbuild.lock.readers.wheel_record import members, speaks_of
 from envbuild.model.lock import Lock
 
 _GUESSED = ("name", "table")
@@ -55,8 +55,8 @@ def own_build(names: Sequence[str], module: str, folder: str, tree: Tree, draft:
         except EnvbuildError:
             continue
         for offer in offers:
-            files = checksums(offer.wheels[0].url) if offer.wheels else {}
-            code = {path: crc for path, crc in files.items() if path.endswith(".py")}
+            files = (members(offer.wheels[0].url) if offer.wheels else None) or {}
+            code = {path: file.CRC for path, file in files.items() if path.endswith(".py")}
             compiled = any(path.startswith(f"{module.replace('.', '/')}.") and path.endswith(".so") for path in files)
             if (
                 compiled
@@ -126,7 +126,7 @@ def _judged(closing: Closed, offers: Mapping[str, Offer], refused: Mapping[str, 
     return closing
 
 
-def _holds(files: Mapping[str, int], module: str) -> bool:
+def _holds(files: Iterable[str], module: str) -> bool:
     tops = {path.partition("/")[0].partition(".")[0] for path in files if ".dist-info" not in path}
     inside = {
         path.split("/")[2].partition(".")[0] for path in files if ".data/purelib/" in path or ".data/platlib/" in path

@@ -35,18 +35,13 @@ _TAILS = (1 << 16, 1 << 22, 1 << 26)
 
 def of_wheel(url: str) -> Unpacked | None:
     """The disk space of a wheel at an http(s) or file URL; None if it cannot be read, which a lock may leave out."""
-    sizes = members(url)
-    return None if sizes is None else Unpacked.of(sizes)
+    files = members(url)
+    return None if files is None else Unpacked.of({path: file.file_size for path, file in files.items()})
 
 
-def members(url: str) -> dict[str, int] | None:
-    """The files of a wheel at an http(s) or file URL with their sizes, from its listing; None as `of_wheel`."""
-    return _read(url, _listed)
-
-
-def checksums(url: str) -> dict[str, int]:
-    """The files of a wheel with their CRC-32, from its listing; nothing where it cannot be read."""
-    return _read(url, lambda archive: {member.filename: member.CRC for member in archive.infolist()}) or {}
+def members(url: str) -> dict[str, zipfile.ZipInfo] | None:
+    """The files of a wheel at an http(s) or file URL, from its listing; None as `of_wheel`."""
+    return _read(url, lambda archive: {file.filename: file for file in archive.infolist() if not file.is_dir()})
 
 
 def speaks_of(url: str, module: str, name: str) -> bool:
@@ -91,10 +86,6 @@ def _remote(url: str, read: Callable[[zipfile.ZipFile], Answer]) -> Answer | Non
 @cache
 def _certificates() -> str:
     return pip_config.read(os.environ).cert
-
-
-def _listed(archive: zipfile.ZipFile) -> dict[str, int]:
-    return {member.filename: member.file_size for member in archive.infolist() if not member.is_dir()}
 
 
 _ALGORITHMS = ("sha256", "sha384", "sha512")
