@@ -37,6 +37,7 @@ from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 from envbuild.model.stack import Base
 from envbuild.node import variables
+from envbuild.resolve.rules.packages import lacking
 
 PYPI = "pypi"
 _PROBE = (
@@ -440,16 +441,14 @@ def read_base(path: Path) -> BasePython:
 
 def check_provides(base: Base, provided: dict[str, str]) -> None:
     """Raise EnvbuildError `base-lacks` (exit 7) if the base lacks a package that the stack relies on."""
-    for text in base.provides:
-        wanted = requirement(text)
-        version = provided.get(canonicalize_name(wanted.name))
-        if version is None or not wanted.specifier.contains(version, prereleases=True):
-            raise EnvbuildError(
-                "base-lacks",
-                f"the base does not provide {text}",
-                why=f"it has {wanted.name} {version}" if version else f"it has no {wanted.name}",
-                hint="choose another base, or another interpreter with --base-python",
-            )
+    for text, version in lacking(base.provides, provided).items():
+        name = requirement(text).name
+        raise EnvbuildError(
+            "base-lacks",
+            f"the base does not provide {text}",
+            why=f"it has {name} {version}" if version else f"it has no {name}",
+            hint="choose another base, or another interpreter with --base-python",
+        )
 
 
 def on_top(request: Request, base: BasePython) -> tuple[str, ...]:

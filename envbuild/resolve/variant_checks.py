@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.model.facts import NodeFacts, PythonFacts, StampFacts
@@ -29,7 +28,7 @@ from envbuild.resolve.request import (
     in_image,
     refused,
 )
-from envbuild.resolve.rules.packages import from_source, gravest, meets, scanned, traits_of
+from envbuild.resolve.rules.packages import from_source, gravest, lacking, scanned, traits_of
 from envbuild.text import few, size
 
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
@@ -289,13 +288,8 @@ def _missing(variant: Variant, python: PythonFacts) -> list[str]:
     if python.packages is None:
         return ["its packages were not listed"]
     packages = {canonicalize_name(name): version for name, version in python.packages.items()}
-    missing = []
-    for text in variant.base.provides:
-        requirement = Requirement(text)
-        version = packages.get(canonicalize_name(requirement.name))
-        if version is None or not meets(version, requirement):
-            missing.append(f"{text} (it has {version})" if version else text)
-    return missing
+    missing = lacking(variant.base.provides, packages)
+    return [f"{text} (it has {version})" if version else text for text, version in missing.items()]
 
 
 def _hidden(variant: Variant, python: PythonFacts) -> list[str]:

@@ -82,6 +82,12 @@ def meets(version: str, requirement: Requirement) -> bool:
         return False
 
 
+def lacking(provides: Iterable[str], versions: Mapping[str, str]) -> dict[str, str | None]:
+    """The requirements that packages (normalised name to version) do not meet, with the version that is there."""
+    present = {text: versions.get(canonicalize_name(Requirement(text).name)) for text in provides}
+    return {text: have for text, have in present.items() if have is None or not meets(have, Requirement(text))}
+
+
 def _version(name: str, request: Request) -> str | None:
     if name == "python":
         return request.python
