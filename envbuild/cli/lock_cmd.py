@@ -117,9 +117,9 @@ def _made(
     from envbuild.conda.virtual import of_facts
     from envbuild.lock.check import restated
     from envbuild.lock.create import CondaAsked, create_lock, default_supply, standalone_interpreters
-    from envbuild.lock.packages import sdists
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.profile import findings, refuse, refuse_locked
+    from envbuild.resolve.rules.packages import sdists
 
     compat = load_compat()
     refuse(loaded.stack.profiles[name], compat)

@@ -16,7 +16,7 @@ from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.doctor.controller import Diagnosis, Level
 from envbuild.model.facts import DiskFacts, NodeFacts
 from envbuild.model.target import Target, proxies
-from envbuild.resolve.health import usable
+from envbuild.resolve.health import health
 from envbuild.resolve.node_classes import gpu_fault
 from envbuild.schedule.slurm import Partition, node_names, parse_partition
 from envbuild.text import few, visible
@@ -178,7 +178,7 @@ def gpu_line(facts: NodeFacts, *, exclusive: bool, elsewhere: bool = False) -> D
     fault, helps = gpu_fault(facts, exclusive=exclusive)
     none = "it runs no jobs; their nodes may have GPUs" if elsewhere else "only CPU work runs on this host"
     so = f"driver {facts.driver.version}" if facts.driver.version else none
-    if fault and not usable(facts):
+    if fault and not health(facts).usable:
         so = f"no CUDA program runs here; {so}"
     return _line("gpus", "warning" if fault else "ok", f"{here}; {fault}" if fault else here, so, helps)
 

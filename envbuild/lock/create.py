@@ -38,7 +38,6 @@ from envbuild.lock.packages import (
     on_top,
     read_base,
     resolve,
-    sdists,
     yanked_sentences,
 )
 from envbuild.lock.readers.build_requires import Needs, additions, read_needs, unmet, with_needs
@@ -62,6 +61,7 @@ from envbuild.model.stack import SUBDIRS, LockedConda, Profile, Stack
 from envbuild.node import pip_config
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.profile import mending
+from envbuild.resolve.rules.packages import sdists
 from envbuild.text import few
 
 _BUILT_WITH_TORCH = ("torchaudio", "torchvision")

@@ -37,7 +37,7 @@ from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 from envbuild.model.stack import Base
 from envbuild.node import variables
-from envbuild.resolve.rules.packages import lacking
+from envbuild.resolve.rules.packages import lacking, sdists
 
 PYPI = "pypi"
 _PROBE = (
@@ -312,11 +312,6 @@ def _project(work: Path, request: Request) -> Path:
     path = work / "pyproject.toml"
     path.write_text(tomlkit.dumps({"project": project, "tool": {"uv": tool}}), encoding="utf-8")
     return path
-
-
-def sdists(packages: Iterable[LockedPackage]) -> tuple[str, ...]:
-    """The packages that are locked as source distributions."""
-    return tuple(p.name for p in packages if not any(file.file.endswith(".whl") for file in p.files))
 
 
 def lock_offers(

@@ -339,4 +339,4 @@ def smoke_items(variant: Variant, target: Target) -> list[dict[str, Any]]:
 
 def uses_cuda(variant: Variant, facts: NodeFacts) -> bool:
     """Whether the smoke test uses GPUs: the node sees one, and the environment's torch is a CUDA build."""
-    return variant.uses_cuda and health.usable(facts)
+    return variant.uses_cuda and health.health(facts).usable

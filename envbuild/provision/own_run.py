@@ -183,7 +183,7 @@ def refuse_without_gpus(work: Work, count: int) -> None:
         return
     for node in expand_hosts(prepared.target.hosts):
         facts = facts_of(work, node)
-        there = visible_gpus(facts) if facts is not None and health.usable(facts) else 0
+        there = visible_gpus(facts) if facts is not None and health.health(facts).usable else 0
         if facts is not None and there < count:
             helps = health.what_shows_gpus(facts, count) if physical_gpus(facts) > there else ""
             raise EnvbuildError(

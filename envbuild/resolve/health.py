@@ -220,11 +220,6 @@ def health(facts: NodeFacts) -> Health:
     return Health(known, broken, visible_gpus(facts) > 0 and broken is None)
 
 
-def usable(facts: NodeFacts) -> bool:
-    """Whether a process on the node can use a GPU, as far as the facts say."""
-    return health(facts).usable
-
-
 # What equal machines share
 
 

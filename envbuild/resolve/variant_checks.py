@@ -31,6 +31,7 @@ from envbuild.resolve.request import (
 from envbuild.resolve.rules.packages import from_source, gravest, lacking, scanned, traits_of
 from envbuild.text import few, size
 
+# Names of machine architectures that wheel tags spell in another way.
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 LOCKED = Note("the lock", "its digest holds")
 _OTHER_BASE = "another interpreter (`base_python`), or a variant that needs no base"
@@ -51,11 +52,6 @@ class Interpreter(NamedTuple):
 
     python: PythonFacts | None
     decisions: Decisions
-
-
-def machine(facts: NodeFacts) -> str:
-    """The machine architecture as wheel tags spell it."""
-    return _MACHINES.get(facts.os.arch, facts.os.arch)
 
 
 def platform_of(variant: Variant, facts: NodeFacts) -> Platform:
@@ -91,6 +87,7 @@ def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, ta
     built = any(source.build for source in variant.sources)
     known, at = traits_of({**packages, **({"torch": torch} if torch else {})}, unscanned, compat, built=built)
     training = variant.training or Training()
+    variables = {**variant.environment, **target.environment}
     floors = {**target.node_floors, **{name: least for item in variant.smoke for name, least in item.floors.items()}}
     floor = max(((floors[name], name) for name in _TENSOR_FLOORS if name in floors), default=None)
     return Request(
@@ -110,7 +107,7 @@ def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, ta
         expected_gpu=target.expects.gpu,
         exclusive=target.scheduler.exclusive,
         modules=target.scheduler.modules.load if target.scheduler.modules else (),
-        variables=dict(_plain(variant, target)),
+        variables={name: value for name, value in variables.items() if isinstance(value, str)},
         abis=_abis(variant.packages, variant.sources),
         image=image_tag(variant, compat),
         packages=packages,
@@ -124,12 +121,6 @@ def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, ta
         peak_tflops=training.peak_tflops,
         floor_tflops=floor[0] if floor else None,
     )
-
-
-def _plain(variant: Variant, target: Target) -> list[tuple[str, str]]:
-    """The variables of a run that are set as they are written."""
-    merged = {**variant.environment, **target.environment}
-    return [(name, value) for name, value in merged.items() if isinstance(value, str)]
 
 
 def _abis(packages: tuple[LockedPackage, ...], sources: tuple[LockedSource, ...]) -> Mapping[str, int]:
@@ -155,7 +146,7 @@ def stack_arch_list(variant: Variant) -> str | None:
 
 def platform_rules(variant: Variant, facts: NodeFacts) -> Decisions:
     """`platform` and `no-fitting-file`: the node's architecture and C library take the variant's files."""
-    arch, wanted = machine(facts), variant.machine
+    arch, wanted = _MACHINES.get(facts.os.arch, facts.os.arch), variant.machine
     says = Ruling("platform", (arch or "unknown architecture", wanted), LOCKED)
     if arch and arch != wanted:
         return says("refuse", f"the variant is for {wanted} and the node is {arch}", f"a variant for {arch}")
@@ -287,7 +278,7 @@ def _missing(variant: Variant, python: PythonFacts) -> list[str]:
         return []
     if python.packages is None:
         return ["its packages were not listed"]
-    packages = {canonicalize_name(name): version for name, version in python.packages.items()}
+    packages: dict[str, str] = {canonicalize_name(name): version for name, version in python.packages.items()}
     missing = lacking(variant.base.provides, packages)
     return [f"{text} (it has {version})" if version else text for text, version in missing.items()]
 

@@ -231,7 +231,7 @@ def test_d60_a_gpu_that_takes_no_process_is_refused_and_what_is_well_says_nothin
     }  # fmt: skip
     assert health.faults(NodeFacts.model_validate(plain)) == ()
     plain["gpus"][0]["health"]["compute_mode"] = "Prohibited"
-    assert not health.usable(NodeFacts.model_validate(plain))
+    assert not health.health(NodeFacts.model_validate(plain)).usable
 
 
 def test_d92_a_target_that_expects_gpus_gets_no_cpu_build_and_the_nearest_reason() -> None:

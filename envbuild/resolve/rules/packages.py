@@ -263,8 +263,12 @@ def traits_of(
 
 def from_source(packages: Iterable[LockedPackage]) -> frozenset[str]:
     """The trait `<name>-from-source` of every package that is locked as a source distribution."""
-    sdists = (p for p in packages if not any(file.file.endswith(".whl") for file in p.files))
-    return frozenset(f"{canonicalize_name(package.name)}{_FROM_SOURCE}" for package in sdists)
+    return frozenset(f"{canonicalize_name(name)}{_FROM_SOURCE}" for name in sdists(packages))
+
+
+def sdists(packages: Iterable[LockedPackage]) -> tuple[str, ...]:
+    """The packages that are locked as source distributions."""
+    return tuple(p.name for p in packages if not any(file.file.endswith(".whl") for file in p.files))
 
 
 def system_needs(variant: Variant, compat: Compat) -> set[str]:
