@@ -24,7 +24,6 @@ from envbuild.text import did_you_mean, nearest
 MAX_EXTENDS = 8
 PLACEHOLDER_HOST = "<your-hosts>"
 _PLACEHOLDER = re.compile(r"<your-[a-z-]+>")
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class LoadedStack(NamedTuple):
@@ -81,7 +80,7 @@ def load_stack(ref: str) -> LoadedStack:
 
     Raises EnvbuildError, exit 2: `stack-unknown`, `environment-yml`, `manifest-*`.
     """
-    path = _find(ref, "stack", Path())
+    path = _find(ref, "stack")
     return LoadedStack(ref, _parsed(read_manifest(path), path), path, shipped=not is_path(ref))
 
 
@@ -107,7 +106,7 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
     is relative to the target's file. `template`: also accept a target that is there only to be extended.
     Raises EnvbuildError, exit 2: `target-unknown`, `target-extends`, `target-template`, `manifest-*`.
     """
-    path = _find(ref, "target", Path())
+    path = _find(ref, "target")
     documents = _chain(path)
     data: dict[str, Any] = {}
     for document in reversed(documents):
@@ -211,39 +210,29 @@ def _names(folder: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (resources.catalog() / folder).glob("*.yaml")))
 
 
-def _find(ref: str, noun: str, base: Path) -> Path:
+def _find(ref: str, noun: str, base: Path = Path()) -> Path:
     """The file that a reference means; relative paths are relative to `base`."""
+    names = _names(f"{noun}s")
     if is_path(ref):
         path = base / _expanded(ref)
-        if not _is_there(path):
-            begin = "`envbuild init FILE` writes one" if noun == "target" else "`envbuild init --from DIR` drafts one"
-            known = f"{begin}; a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}"
-            named = f"did you mean `{path.stem}`?" if path.stem in _names(f"{noun}s") else ""
-            raise EnvbuildError(
-                f"{noun}-unknown",
-                f"there is no {noun} file {show_value(ref)}",
-                why=f"{path} does not exist",
-                hint=named or file_meant(ref, path, "yaml", "yml") or known,
-            )
-        return path
-    names = _names(f"{noun}s")
-    if not _NAME.fullmatch(ref) or ref not in names:
+        if _is_there(path):
+            return path
+        begin = "`envbuild init FILE` writes one" if noun == "target" else "`envbuild init --from DIR` drafts one"
+        known = f"{begin}; a shipped {noun} is named without a path: {', '.join(names)}"
+        named = f"did you mean `{path.stem}`?" if path.stem in names else ""
+        what, why = f"there is no {noun} file {show_value(ref)}", f"{path} does not exist"
+        hint = named or file_meant(ref, path, "yaml", "yml") or known
+    elif ref in names:
+        return resources.catalog() / f"{noun}s" / f"{ref}.yaml"
+    else:
         beside = f"./{ref}.yaml"
         hint = f"did you mean {beside}?" if _is_there(Path(beside)) else did_you_mean(ref, names)
+        what = f"there is no {noun} named {show_value(ref)}"
+        why = f"neither shipped nor a path (a path has a '/' or ends in .yaml): {show_value(ref)}"
         if ref and _is_there(base / ref):
-            raise EnvbuildError(
-                f"{noun}-unknown",
-                f"{show_value(ref)} is no {noun} file",
-                why=f"it is there, and a {noun} file ends in .yaml",
-                hint=hint,
-            )
-        raise EnvbuildError(
-            f"{noun}-unknown",
-            f"there is no {noun} named {show_value(ref)}",
-            why=f"neither shipped nor a path (a path has a '/' or ends in .yaml): {show_value(ref)}",
-            hint=hint,
-        )
-    return resources.catalog() / f"{noun}s" / f"{ref}.yaml"
+            what = f"{show_value(ref)} is no {noun} file"
+            why = f"it is there, and a {noun} file ends in .yaml"
+    raise EnvbuildError(f"{noun}-unknown", what, why=why, hint=hint)
 
 
 def file_meant(ref: str, path: Path, *ends: str) -> str:
