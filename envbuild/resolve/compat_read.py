@@ -223,18 +223,12 @@ def _limits(row: Mapping[str, Any]) -> Limits:
     )
 
 
-_FIGURES = (
-    "memory_gb",
-    "bf16_dense_tflops",
-    "fp16_dense_tflops",
-    "sparse_tflops",
-    "memory_bandwidth_gbs",
-    "nvlink_gbs",
-)
+# The units that end the names of a GPU's figures.
+_UNITS = ("_gb", "_tflops", "_gbs")
 
 
 def _gpu(model: str, row: Mapping[str, Any], note: Note) -> Gpu:
-    figures = {name: float(row[name]) for name in _FIGURES if name in row}
+    figures = {name: float(value) for name, value in row.items() if name.endswith(_UNITS)}
     unverified = ", ".join(row.get("unverified", ())) or None
     return Gpu(
         model=model,
