@@ -106,7 +106,7 @@ def _ask_git(stack: Stack, check: Any, git: GitReader) -> _Answer:
         count = len(git.submodules(url, commit))
         return count == check.expected, f"{count} submodules at {commit[:8]}"
     if isinstance(check, f.TreeTextCheck):
-        count = len(git.files_with(url, commit, check.text, check.under))
+        count = len(git.grep(url, commit, check.text, check.under or "", "-F"))
         return count == check.expected, f"in {count} files at {commit[:8]}"
     text = git.read(url, commit, check.path)
     if text is None:

@@ -30,7 +30,20 @@ def read_lock(path: Path) -> Lock:
     `lock-missing`, `file-unreadable`, `lock-invalid` (exit 2), and
     `lock-digest-mismatch` (exit 5) when a variant's digest does not match its contents.
     """
-    return parse_lock(lock_text(path), str(path))
+    try:
+        text = read_file(path, MAX_BYTES).decode("utf-8")
+    except FileNotFoundError as error:
+        raise EnvbuildError(
+            "lock-missing",
+            f"there is no lock file {path}",
+            hint=f"create it: `envbuild lock create STACK --output {path}`",
+        ) from error
+    except OSError as error:
+        raise EnvbuildError("file-unreadable", f"{path} cannot be read", why=error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start}: {error.reason}"
+        raise EnvbuildError("lock-invalid", f"{path} is not UTF-8", why=why) from error
+    return parse_lock(text, str(path))
 
 
 @lru_cache(maxsize=32)
@@ -60,23 +73,6 @@ def parse_lock(text: str, name: str) -> Lock:
         raise EnvbuildError("lock-invalid", f"{name} is not a valid lock", why=problems, hint=again) from error
     except (TypeError, ValueError) as error:  # dates, nan and inf, which TOML has and a lock has not
         raise EnvbuildError("lock-invalid", f"{name} is not a valid lock", why=str(error)) from error
-
-
-def lock_text(path: Path) -> str:
-    """The text of a lock file. Raises EnvbuildError `lock-missing`, `file-unreadable`, `lock-invalid` (exit 2)."""
-    try:
-        return read_file(path, MAX_BYTES).decode("utf-8")
-    except FileNotFoundError as error:
-        raise EnvbuildError(
-            "lock-missing",
-            f"there is no lock file {path}",
-            hint=f"create it: `envbuild lock create STACK --output {path}`",
-        ) from error
-    except OSError as error:
-        raise EnvbuildError("file-unreadable", f"{path} cannot be read", why=error.strerror or str(error)) from error
-    except UnicodeDecodeError as error:
-        why = f"byte {error.start}: {error.reason}"
-        raise EnvbuildError("lock-invalid", f"{path} is not UTF-8", why=why) from error
 
 
 def _with_model_names(data: dict[str, Any]) -> dict[str, Any]:

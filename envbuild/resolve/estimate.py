@@ -164,11 +164,6 @@ class Supplied(NamedTuple):
     places: tuple[str, ...] = ()
 
 
-def wanted_files(lock: Lock) -> list[str]:
-    """Names of the files that a find-links folder may have, sorted."""
-    return sorted({file.file for variant in lock.variants for file in variant.files})
-
-
 def indexes_needed(lock: Lock) -> list[str]:
     """Names of the indexes that the lock's packages come from, sorted."""
     return sorted({name for variant in lock.variants for name in indexes_of(variant)})

@@ -160,14 +160,6 @@ class GitReader:
         place = self._with_blobs(url, commit, set(oids.values()))
         return {path: output_of(place, "cat-file", "blob", oid) for path, oid in oids.items()}
 
-    def files_with(self, url: str, commit: str, text: str, under: str | None = None) -> list[str]:
-        """Paths of the files below `under` that contain an exact text."""
-        return self._grep(url, commit, under or "", "-F", text)
-
-    def python_with(self, url: str, commit: str, pattern: str) -> list[str]:
-        """Paths of the Python files that an extended regular expression matches in."""
-        return self._grep(url, commit, "*.py", "-E", pattern)
-
     def submodules(self, url: str, commit: str) -> dict[str, str]:
         """Path to commit of the gitlinks in a commit."""
         return {path: oid for path, (mode, oid) in sorted(self.tree(url, commit).items()) if mode == "160000"}
@@ -193,7 +185,7 @@ class GitReader:
         place = self.repository(url, commit, "history")
         return run_git(["merge-base", "--is-ancestor", ancestor, commit], cwd=place).returncode == 0
 
-    def _grep(self, url: str, commit: str, pathspec: str, syntax: str, pattern: str) -> list[str]:
+    def grep(self, url: str, commit: str, pattern: str, pathspec: str = "", syntax: str = "-E") -> list[str]:
         """Paths of the text files that a pathspec (empty: all) names and a pattern of that syntax matches in."""
 
         def is_asked(path: str) -> bool:

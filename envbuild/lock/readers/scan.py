@@ -41,10 +41,10 @@ _ASIDE = re.compile(r"(setup|conftest|tests?|docs?|examples?|tools|scripts|bench
 
 def scan(reader: GitReader, url: str, commit: str) -> dict[str, str]:
     """Trait to its places in a commit, as `uses`. Raises EnvbuildError `source-unreachable`, `commit-missing`."""
-    suspects = reader.read_all(url, commit, reader.python_with(url, commit, WORDS))
+    suspects = reader.read_all(url, commit, reader.grep(url, commit, WORDS, "*.py"))
     if not any(AT_IMPORT in places for places in uses(suspects).values()):
         return uses(suspects)
-    return uses(suspects, imported_from_top(reader.read_all(url, commit, reader.python_with(url, commit, "import"))))
+    return uses(suspects, imported_from_top(reader.read_all(url, commit, reader.grep(url, commit, "import", "*.py"))))
 
 
 def uses(texts: Mapping[str, str], reached: Container[str] | None = None) -> dict[str, str]:
@@ -87,7 +87,7 @@ def open_imports(reader: GitReader, url: str, commit: str, entries: Iterable[str
     Written as `train.py → model/moe.py`. `entries`: scripts and module names that are also started, besides those at
     the top. Raises EnvbuildError as `scan`.
     """
-    texts = reader.read_all(url, commit, reader.python_with(url, commit, "import"))
+    texts = reader.read_all(url, commit, reader.grep(url, commit, "import", "*.py"))
     above = imported_from_top(texts, entries)
     own = {part.partition(".")[0] for path in reader.tree(url, commit) for part in path.split("/")}
     ways: dict[str, str] = {}

@@ -137,7 +137,6 @@ def decide_rest(prepared: Prepared, survey: Survey) -> None:
 def probe_args(prepared: Prepared) -> dict[str, Any]:
     """The arguments of a full probe: what a base has is a part of the answer where a variant may stand on one."""
     from envbuild.resolve.compat_read import load_compat
-    from envbuild.resolve.estimate import wanted_files
     from envbuild.resolve.rules.packages import system_needs
 
     variants = prepared.lock.variants
@@ -147,7 +146,7 @@ def probe_args(prepared: Prepared) -> dict[str, Any]:
         "stack": prepared.stack.name,
         "verify": True,
         **({"trees": trees} if trees else {}),
-        "files": sorted(wanted_files(prepared.lock)),
+        "files": sorted({file.file for variant in variants for file in variant.files}),
         "system_packages": sorted(set().union(*needs)),
         "base_packages": prepared.target.base not in (None, "none") or any(v.base.kind != "none" for v in variants),
         "interpreters": _asked_interpreters(prepared),
