@@ -113,7 +113,8 @@ def _venv_plans(profile: Profile, standalone: Mapping[str, LockedInterpreter]) -
     for number, base in enumerate(profile.bases):
         repeated = kinds[:number].count(base.kind)
         label = "" if base.kind == "none" else f"-{base.kind}" + (f"-{repeated + 1}" if repeated else "")
-        flavours = profile.torch.flavours if profile.torch and not _provides(base, "torch") else (None,)
+        has_torch = any(package_name(text) == "torch" for text in base.provides)
+        flavours = profile.torch.flavours if profile.torch and not has_torch else (None,)
         for python in profile.python:
             for flavour in flavours:
                 for kind in profile.interpreters:
@@ -136,10 +137,6 @@ def _standalone(python: str, known: Mapping[str, LockedInterpreter]) -> LockedIn
             hint=f"use one of {', '.join(sorted(known)) or 'none'}, or `interpreters: [present]`",
         )
     return known[python]
-
-
-def _provides(base: Base, package: str) -> bool:
-    return any(package_name(text) == package for text in base.provides)
 
 
 def locked_image(base: Base, before: LockedImage | None = None) -> LockedImage | None:

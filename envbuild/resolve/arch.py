@@ -67,7 +67,7 @@ def architectures(facts: NodeFacts, request: Request, compat: Compat) -> Archite
     if not (request.built or request.compiled) or request.torch is None or request.wanted_flavour(compat) == "cpu":
         return None
     if request.arch_list is not None:
-        return Architectures(_codes_of(request.arch_list), "stack")
+        return Architectures(given_codes(request.arch_list), "stack")
     nvcc, build = toolkit(facts, request, compat), request.build(compat)
     release = minor(nvcc.version) if nvcc else ()
     on_node, expected = capabilities(facts), _expected(request.expected_gpu, compat)
@@ -87,11 +87,7 @@ def bound_arch_list(facts: NodeFacts, request: Request, compat: Compat) -> tuple
 
 def given_codes(arch_list: str | None) -> tuple[str, ...]:
     """The codes of a TORCH_CUDA_ARCH_LIST of a stack; empty without one, or if it has no numbers."""
-    return _codes_of(arch_list) if arch_list is not None else ()
-
-
-def _codes_of(text: str) -> tuple[str, ...]:
-    words = [word for word in re.split(r"[;\s]+", text) if word]
+    words = [word for word in re.split(r"[;\s]+", arch_list or "") if word]
     return tuple(words) if all(_CODE.fullmatch(word) for word in words) else ()
 
 

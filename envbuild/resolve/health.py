@@ -31,58 +31,50 @@ class Fault(NamedTuple):
     helps: str
     stops: bool = False
 
-
-class _Cause(NamedTuple):
-    """A text of nvidia-smi or of the probe, and what it means; its groups are the GPU that it names."""
-
-    pattern: str
-    means: str
-    helps: str
-    stops: bool = False
+    def of(self, before: str = "", after: str = "", **names: str) -> Fault:
+        """The same with its `{names}` filled in, and words around what it says."""
+        return Fault(f"{before}{self.what.format(**names)}{after}", self.helps.format(**names), self.stops)
 
 
 _GPU = r"GPU\s*(?:[0-9]{1,3}:\s+)?((?:[0-9a-f]{4,8}:)?[0-9a-f]{1,4}(?::[0-9a-f]{2}\.[0-9])?)"
+# Texts of nvidia-smi or of the probe, and what they mean; the groups of a pattern are the GPU that a text names.
 CAUSES = (
-    _Cause(r"Driver/library version mismatch",
-           "the driver's libraries are not those of the kernel module that is loaded",
-           "reboot the node, or unload and load the module as its administrator (`rmmod nvidia_uvm nvidia_drm "
-           "nvidia_modeset nvidia; modprobe nvidia`), and hold the driver's packages (`apt-mark hold`)", stops=True),
-    _Cause(r"infoROM is corrupted at " + _GPU, "the infoROM of GPU {gpu} is damaged, and CUDA may fail on it",
-           "the smoke test decides; " + _RESET),
-    _Cause(r"(?:Unable to determine the device handle for|requires? reset).*?" + _GPU + "|" + _GPU +
-           r".*?(?:is lost|requires? reset|fallen off the bus|Unknown Error|ERR!)",
-           "GPU {gpu} is lost: it does not answer", _RESET),
-    _Cause(r"couldn't communicate with the NVIDIA driver|Driver Not Loaded",
-           "the NVIDIA kernel module is not loaded", _LOAD, stops=True),
-    _Cause(r"Insufficient Permissions", "this user may not open the GPUs' devices",
-           "ask the administrator for access to /dev/nvidia* (a group, or the job's devices)", stops=True),
-    _Cause(r"blocked by the operating system", "the system withholds the GPUs from this session",
-           "under WSL update Windows' NVIDIA driver and `wsl --update`; in a container start it with its GPUs "
-           "(`--gpus all`, `--nv`)", stops=True),
-    _Cause(r"couldn't find libnvidia-ml|loading shared libraries", "the driver's libraries are missing",
-           "install the driver's user libraries in the version of the kernel module; in a container start it with "
-           "its GPUs (`--gpus all`, `--nv`)", stops=True),
-    _Cause(r"Failed to initialize NVML: Unknown Error", "the GPUs' devices were taken away from this session",
-           "start the container or session again (a reload of systemd takes devices away); else reboot", stops=True),
-    _Cause(r"Failed to initialize NVML", "the driver cannot be initialised", _LOAD, stops=True),
-    _Cause(r"No devices were found", "the driver finds none of the GPUs",
-           "read `dmesg | grep -i xid` on the node; reset or reboot it, as its administrator"),
-    _Cause(r"did not answer within", "the driver hangs",
-           "read `dmesg | grep -i xid` on the node; reboot it, as its administrator"),
-    _Cause(r"nvidia-smi is not there", "the node has a GPU or the kernel module, but no nvidia-smi",
-           "install the driver's user programs in the version of the kernel module"),
-    _Cause(r"", "nvidia-smi reports a problem", "run `nvidia-smi` on the node; the smoke test decides"),
+    (r"Driver/library version mismatch", Fault(
+        "the driver's libraries are not those of the kernel module that is loaded",
+        "reboot the node, or unload and load the module as its administrator (`rmmod nvidia_uvm nvidia_drm "
+        "nvidia_modeset nvidia; modprobe nvidia`), and hold the driver's packages (`apt-mark hold`)", stops=True)),
+    (r"infoROM is corrupted at " + _GPU, Fault(
+        "the infoROM of GPU {gpu} is damaged, and CUDA may fail on it", "the smoke test decides; " + _RESET)),
+    (r"(?:Unable to determine the device handle for|requires? reset).*?" + _GPU + "|" + _GPU +
+     r".*?(?:is lost|requires? reset|fallen off the bus|Unknown Error|ERR!)",
+     Fault("GPU {gpu} is lost: it does not answer", _RESET)),
+    (r"couldn't communicate with the NVIDIA driver|Driver Not Loaded", Fault(
+        "the NVIDIA kernel module is not loaded", _LOAD, stops=True)),
+    (r"Insufficient Permissions", Fault(
+        "this user may not open the GPUs' devices",
+        "ask the administrator for access to /dev/nvidia* (a group, or the job's devices)", stops=True)),
+    (r"blocked by the operating system", Fault(
+        "the system withholds the GPUs from this session",
+        "under WSL update Windows' NVIDIA driver and `wsl --update`; in a container start it with its GPUs "
+        "(`--gpus all`, `--nv`)", stops=True)),
+    (r"couldn't find libnvidia-ml|loading shared libraries", Fault(
+        "the driver's libraries are missing",
+        "install the driver's user libraries in the version of the kernel module; in a container start it with "
+        "its GPUs (`--gpus all`, `--nv`)", stops=True)),
+    (r"Failed to initialize NVML: Unknown Error", Fault(
+        "the GPUs' devices were taken away from this session",
+        "start the container or session again (a reload of systemd takes devices away); else reboot", stops=True)),
+    (r"Failed to initialize NVML", Fault("the driver cannot be initialised", _LOAD, stops=True)),
+    (r"No devices were found", Fault(
+        "the driver finds none of the GPUs",
+        "read `dmesg | grep -i xid` on the node; reset or reboot it, as its administrator")),
+    (r"did not answer within", Fault(
+        "the driver hangs", "read `dmesg | grep -i xid` on the node; reboot it, as its administrator")),
+    (r"nvidia-smi is not there", Fault(
+        "the node has a GPU or the kernel module, but no nvidia-smi",
+        "install the driver's user programs in the version of the kernel module")),
+    (r"", Fault("nvidia-smi reports a problem", "run `nvidia-smi` on the node; the smoke test decides")),
 )  # fmt: skip
-
-
-class _Sign(NamedTuple):
-    """What nvidia-smi says of a GPU under `field`, when that is bad, and what it means."""
-
-    field: str
-    bad: Callable[[str, GpuFacts], bool]
-    means: str
-    helps: str
-    stops: bool = False
 
 
 def _yes(value: str, _gpu: GpuFacts) -> bool:
@@ -98,37 +90,41 @@ def _is(*values: str) -> Callable[[str, GpuFacts], bool]:
     return lambda value, _gpu: value in values
 
 
-SIGNS = (
-    _Sign("ecc_errors", _yes, "counts {value} uncorrected memory errors", _RESET),
-    _Sign("remapped_rows.failure", _yes, "has memory rows that could not be remapped", "have it replaced"),
-    _Sign("remapped_rows.pending", _yes, "waits for a reset to remap memory rows", _RESET),
-    _Sign("retired_pages.pending", _yes, "waits for a reset to retire memory pages", _RESET),
-    _Sign("gpu_recovery_action", lambda value, _gpu: value != "None", "asks for its recovery: {value}", _RESET),
-    _Sign("mig.mode.pending", _unlike("mig.mode.current"), "waits for a reset to have MIG {value}", _RESET),
-    _Sign("ecc.mode.pending", _unlike("ecc.mode.current"), "waits for a reboot to have ECC {value}", _RESET),
-    _Sign("nvlinks.active", _unlike("nvlinks"), "has {value} active NVLinks, fewer than it could have", _RESET),
-    _Sign("clocks_throttle_reasons.sw_thermal_slowdown", _yes, "is throttled because it is too hot",
-          "look at its cooling"),
-    _Sign("clocks_throttle_reasons.hw_slowdown", _yes, "is throttled by its hardware (heat or power)",
-          "look at its cooling and power supply"),
-    _Sign("pcie.link.width.current", _unlike("pcie.link.width.max"),
-          "has {value} PCIe lanes, fewer than it could have", "have it reseated, or look at the slot"),
-    _Sign("compute_mode", _is("Prohibited"), "takes no process (compute mode Prohibited)",
-          "`nvidia-smi -c DEFAULT`, as the node's administrator", stops=True),
-    _Sign("fabric.state", _is("Not Started", "In Progress"), "is not joined to the others by NVLink yet",
-          "start nvidia-fabricmanager on the node (CUDA fails with error 802 until then)"),
+# What nvidia-smi says of a GPU: the field, when its value is bad, and what that means.
+SIGNS: tuple[tuple[str, Callable[[str, GpuFacts], bool], Fault], ...] = (
+    ("ecc_errors", _yes, Fault("counts {value} uncorrected memory errors", _RESET)),
+    ("remapped_rows.failure", _yes, Fault("has memory rows that could not be remapped", "have it replaced")),
+    ("remapped_rows.pending", _yes, Fault("waits for a reset to remap memory rows", _RESET)),
+    ("retired_pages.pending", _yes, Fault("waits for a reset to retire memory pages", _RESET)),
+    ("gpu_recovery_action", lambda value, _gpu: value != "None", Fault("asks for its recovery: {value}", _RESET)),
+    ("mig.mode.pending", _unlike("mig.mode.current"), Fault("waits for a reset to have MIG {value}", _RESET)),
+    ("ecc.mode.pending", _unlike("ecc.mode.current"), Fault("waits for a reboot to have ECC {value}", _RESET)),
+    ("nvlinks.active", _unlike("nvlinks"), Fault("has {value} active NVLinks, fewer than it could have", _RESET)),
+    ("clocks_throttle_reasons.sw_thermal_slowdown", _yes, Fault(
+        "is throttled because it is too hot", "look at its cooling")),
+    ("clocks_throttle_reasons.hw_slowdown", _yes, Fault(
+        "is throttled by its hardware (heat or power)", "look at its cooling and power supply")),
+    ("pcie.link.width.current", _unlike("pcie.link.width.max"), Fault(
+        "has {value} PCIe lanes, fewer than it could have", "have it reseated, or look at the slot")),
+    ("compute_mode", _is("Prohibited"), Fault(
+        "takes no process (compute mode Prohibited)", "`nvidia-smi -c DEFAULT`, as the node's administrator",
+        stops=True)),
+    ("fabric.state", _is("Not Started", "In Progress"), Fault(
+        "is not joined to the others by NVLink yet",
+        "start nvidia-fabricmanager on the node (CUDA fails with error 802 until then)")),
 )  # fmt: skip
-# What the system lets a process of a node with GPUs have: name, when that is bad, what it means, what helps.
-_LIMITS: tuple[tuple[str, Callable[[str, NodeFacts], bool], str, str], ...] = (
-    ("memlock", lambda value, facts: value != "unlimited" and any(nic.kind == "infiniband" for nic in facts.nics),
-     "a process may lock {value} of memory: NCCL cannot register its buffers with InfiniBand",
-     "`ulimit -l unlimited` (limits.conf, `LimitMEMLOCK` of slurmd, `--ulimit memlock=-1` of a container)"),
-    ("shm", lambda value, facts: len(facts.gpus) > 1 and (_mib(value) or _LEAST_SHM) < _LEAST_SHM,
-     "the shared memory of /dev/shm is {value}: NCCL and the workers of data loaders need more",
-     "start the container with `--shm-size=16g` or `--ipc=host`; else mount it larger, as the node's administrator"),
-    ("clock", lambda _value, _facts: True,
-     "the clock is {value} that of this machine: certificates, jobs and times of files go by it",
-     "start chronyd or ntpd, as the node's administrator"),
+# What the system lets a process of a node with GPUs have: name, when that is bad, and what it means.
+_LIMITS: tuple[tuple[str, Callable[[str, NodeFacts], bool], Fault], ...] = (
+    ("memlock", lambda value, node: value != "unlimited" and any(nic.kind == "infiniband" for nic in node.nics), Fault(
+        "a process may lock {value} of memory: NCCL cannot register its buffers with InfiniBand",
+        "`ulimit -l unlimited` (limits.conf, `LimitMEMLOCK` of slurmd, `--ulimit memlock=-1` of a container)")),
+    ("shm", lambda value, node: len(node.gpus) > 1 and (_mib(value) or _LEAST_SHM) < _LEAST_SHM, Fault(
+        "the shared memory of /dev/shm is {value}: NCCL and the workers of data loaders need more",
+        "start the container with `--shm-size=16g` or `--ipc=host`; else mount it larger, as the node's "
+        "administrator")),
+    ("clock", lambda _value, _node: True, Fault(
+        "the clock is {value} that of this machine: certificates, jobs and times of files go by it",
+        "start chronyd or ntpd, as the node's administrator")),
 )  # fmt: skip
 
 
@@ -139,9 +135,9 @@ def _mib(value: str) -> int | None:
 
 _LEAST_SHM = 1024  # MiB; docker's default of 64 holds no NCCL of several GPUs
 # What a port of InfiniBand is in before it carries traffic; one that is down may have no cable, so others decide.
-_PORT_SIGNS = {
-    "init": ("has a cable and no subnet manager", "start one (opensm), or ask who runs the fabric"),
-    "armed": ("is not activated by its subnet manager", "ask who runs the fabric"),
+_PORTS = {
+    "init": Fault("has a cable and no subnet manager", "start one (opensm), or ask who runs the fabric"),
+    "armed": Fault("is not activated by its subnet manager", "ask who runs the fabric"),
 }
 
 
@@ -150,9 +146,8 @@ def driver_fault(facts: NodeFacts) -> Fault | None:
     text = facts.driver.problem
     if text is None:
         return None
-    cause, match = next((cause, match) for cause in CAUSES if (match := re.search(cause.pattern, text, re.I)))
-    named = next((value for value in match.groups() if value), "")
-    return Fault(f"{cause.means.format(gpu=named)} ({text})", cause.helps.format(gpu=named or "N"), cause.stops)
+    fault, match = next((fault, match) for pattern, fault in CAUSES if (match := re.search(pattern, text, re.I)))
+    return fault.of(after=f" ({text})", gpu=next((value for value in match.groups() if value), "N"))
 
 
 def faults(facts: NodeFacts) -> tuple[Fault, ...]:
@@ -161,20 +156,18 @@ def faults(facts: NodeFacts) -> tuple[Fault, ...]:
     known = [driver] if driver else []
     for gpu in facts.gpus:
         values = {**gpu.health, "ecc_errors": str(gpu.ecc_errors or 0)}
-        for sign in SIGNS:
-            value = values.get(sign.field)
-            if value is not None and sign.bad(value, gpu):
-                bus = gpu.pci_bus_id or str(gpu.index)
-                what = f"GPU {gpu.index} ({bus}) {sign.means.format(value=value)}"
-                known.append(Fault(what, sign.helps.format(gpu=bus), sign.stops))
-    for name, bad, means, helps in _LIMITS if facts.gpus else ():
+        bus = gpu.pci_bus_id or str(gpu.index)
+        for field, is_bad, fault in SIGNS:
+            value = values.get(field)
+            if value is not None and is_bad(value, gpu):
+                known.append(fault.of(f"GPU {gpu.index} ({bus}) ", value=value, gpu=bus))
+    for name, exceeds, fault in _LIMITS if facts.gpus else ():
         limit = facts.limits.get(name)
-        if limit is not None and bad(limit, facts):
-            known.append(Fault(means.format(value=limit), helps))
+        if limit is not None and exceeds(limit, facts):
+            known.append(fault.of(value=limit))
     for nic in facts.nics:
-        if nic.state in _PORT_SIGNS:
-            means, helps = _PORT_SIGNS[nic.state]
-            known.append(Fault(f"port {nic.name} is {nic.state}: it {means}", helps))
+        if nic.state in _PORTS:
+            known.append(_PORTS[nic.state].of(f"port {nic.name} is {nic.state}: it "))
     return tuple(known)
 
 
