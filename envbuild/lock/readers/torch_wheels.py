@@ -69,7 +69,6 @@ class TorchChoice:
     locked.
     """
 
-    version: str
     requirements: tuple[str, ...]
     origin: str = PYPI
     index: Index | None = None
@@ -109,14 +108,14 @@ def choose_torch(
     `index-unreachable` (exit 75) when nothing is known of what that build needs.
     """
     if supply.pypi_flavours.get(version) == flavour:
-        return TorchChoice(version, (_plain(version),))
+        return TorchChoice((_plain(version),))
     full = f"{version}+{flavour}"
     index = supply.torch_index(version, flavour)
     fits = platform_of(python, platform)
     if best_wheel((wheel.name for wheel in _local_wheels(full, supply.find_links)), fits):
-        return TorchChoice(full, (f"torch=={full}",), index.name)
+        return TorchChoice((f"torch=={full}",), index.name)
     if supply.reachable(index):
-        return TorchChoice(full, (f"torch=={full}",), index.name, index)
+        return TorchChoice((f"torch=={full}",), index.name, index)
     return _from_records(full, fits, supply, index, previous)
 
 
@@ -137,14 +136,14 @@ def _from_records(
     siblings = _local_wheels(full, supply.find_links)
     requires = _requires_of(siblings[0]) if siblings else supply.records.requires.get(full, ())
     if requires:
-        return TorchChoice(full, tuple(requires), index.name, package=package)
+        return TorchChoice(tuple(requires), index.name, package=package)
     version, _, flavour = full.partition("+")
     sibling = _sibling(version, supply.pypi_flavours)
     if sibling and (flavour == "cpu" or Version(version) < _CUDA_INSIDE_BEFORE):
         # What such a build needs besides CUDA is what the build on PyPI needs.
         package = package.model_copy(update={"metadata_from": f"torch {sibling} on {PYPI}"})
         left_out = _CUDA_ONLY if flavour == "cpu" else _LIBRARIES
-        return TorchChoice(full, (_plain(sibling),), index.name, package=package, sibling=True, left_out=left_out)
+        return TorchChoice((_plain(sibling),), index.name, package=package, sibling=True, left_out=left_out)
     instead = supply.pypi_flavours.get(version)
     raise EnvbuildError(
         "index-unreachable",
