@@ -191,10 +191,6 @@ def _obtain(pin: Json, folder: str, name: str, bundle: "str | None") -> None:
             why="all branches and tags were fetched and none contains it",
             hint="it was removed upstream, or a mirror is behind; upstream is %s" % pin["git"],
         )
-    _unreachable(done, name, origin, folder)
-
-
-def _unreachable(done: "proc.Finished", name: str, origin: str, folder: str) -> None:
     text = redact_text(done.err).strip()[-1000:]
     paths.refuse_full(text, folder, text)
     lost = lost_object(done.err)

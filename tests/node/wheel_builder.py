@@ -56,8 +56,8 @@ def main(options: dict[str, Any]) -> None:
             _stall(options.get("until", "/"))
         if "fails" in options:
             raise NodeError("build-failed", "no compiler", why="for the test", exit_code=options["fails"])
-        wheel(Path(out), options.get("content", "VERSION = 1\n"))
-        return {"by": options.get("run", "run")}
+        made = wheel(Path(out), options.get("content", "VERSION = 1\n"))
+        return {"by": options.get("run", "run"), "wheel": str(made)}
 
     store = wheel_store.Store(options["store"], create=True)
     os.makedirs(options["tmp"], exist_ok=True)

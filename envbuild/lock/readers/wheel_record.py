@@ -24,7 +24,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.common import Unpacked
 from envbuild.model.lock import LockedPackage
 from envbuild.node import hashing, pip_config
-from envbuild.node.packages import index_client, wheel_file
+from envbuild.node.packages import index_client, uv
 from envbuild.node.protocol import NodeError
 from envbuild.resolve.artifacts import same_version
 
@@ -99,7 +99,7 @@ def check(path: Path, file: str, package: LockedPackage, say: Callable[[str], No
     before its wheels were renamed. Raises EnvbuildError `artifact-damaged`, `record-mismatch`, `wheel-unsafe` (exit 5).
     """
     try:
-        wheel_file.refuse_unsafe(str(path))
+        uv.refuse_unsafe(str(path))
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             if len(set(names)) != len(names):

@@ -21,7 +21,7 @@ from envbuild.node.build import diagnose, environment, patch, patch_sources, pro
 from envbuild.node.build import kernels as build_kernels
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.logs import progress
-from envbuild.node.packages import installed, uv, wheel_file
+from envbuild.node.packages import installed, uv
 from envbuild.node.probe.processes import at_work
 from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.wheels import build_key, bundled
@@ -116,7 +116,7 @@ class Builder:
                 flags = git_source.option_flags(_build_of(source).get("flags") or [])
                 self._in_tree(source, ["setup.py", "build_ext", "--inplace"] + flags)
             if source["name"] in self.wheels:
-                wheel_file.refuse_unsafe(self.wheels[source["name"]])
+                uv.refuse_unsafe(self.wheels[source["name"]])
                 # Never from the cache: the same version may have been built from another commit before.
                 self._uv(["--link-mode", "copy", "--reinstall", _url(self.wheels[source["name"]])], source)
             if how == "path":
@@ -291,9 +291,7 @@ class Builder:
         owner = {"run": self.run, "what": f"{name} at {source['commit']:.12}"}
 
         def build(out: str) -> Json:
-            facts = self._build(source, out, inputs["packages"], budget)
-            del facts["wheel"]
-            return dict(facts, patches=self.patched.get(name) or [])
+            return dict(self._build(source, out, inputs["packages"], budget), patches=self.patched.get(name) or [])
 
         entry, built = self.handed.entry(store, name, inputs, versions, self.tool.tmp), False
         if entry is None:

@@ -46,9 +46,8 @@ printf '%s\\n' >&2 \\
     'hint: list a package under `packages` of the stack, then `envbuild lock create` and `envbuild provision`'
 exit 7
 """
-Row = Tuple[
-    str, str, str
-]  # (`set`, `prepend`, `append`, `exists` or `unset`, name, value); `exists`: where the path is
+# (`set`, `prepend`, `append`, `exists` or `unset`, name, value); `exists`: where the path is.
+Row = Tuple[str, str, str]
 _UNSET = [("unset", name, "") for name in ("PYTHONHOME", "PYTHONPATH")]
 _FORMS = {
     "sh": {

@@ -216,8 +216,6 @@ def _note(job: _Job, result: Json, interpreter: str, archived: Json) -> None:
     """Leave for `activate` what the result says, and what only the stamp needs."""
     notes = dict(result, run=job.run, interpreter=interpreter, variant_digest=job.variant["digest"], archived=archived)
     notes["sources"] = patch_sources.for_stamp(result["sources"])
-    if notes["sources"]:
-        paths.write_json(paths.meta(job.environment, "sources.json"), notes["sources"])
     paths.write_json(paths.meta(job.environment, stamp.INSTALLED), notes)
 
 

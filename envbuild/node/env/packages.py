@@ -13,7 +13,7 @@ from envbuild.node import hashing, pip_config, proc, variables
 from envbuild.node.build import diagnose
 from envbuild.node.build import environment as build_environ
 from envbuild.node.logs import progress
-from envbuild.node.packages import installed, uv, wheel_file
+from envbuild.node.packages import installed, uv
 from envbuild.node.probe.processes import at_work, written
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 from envbuild.node.read_text import names
@@ -251,7 +251,7 @@ class Installer:
         options = ["--no-build"] + options
         for folder in pip_config.folders(_links(self.artifacts, self.tool.config)):
             for name in _files(packages):
-                wheel_file.refuse_unsafe(os.path.join(folder, name))
+                uv.refuse_unsafe(os.path.join(folder, name))
         for group in groups(packages, self.artifacts, self.tool.config):
             log(f"installing {plural(len(group.packages), 'package')} ({group.name})")
             fetching = f"fetching {plural(len(group.packages), 'package')}, unpacked so far"
@@ -331,7 +331,7 @@ class Installer:
                 forget_cached(self.tool, [package["name"] for package in group.packages])
             files = _files(group.packages)
             one = files[0] if len(files) == 1 else f"one of {plural(len(files), 'file')} from `{group.name}`"
-            raise wheel_file.unsafe(one, member, "which leads out of its folder")
+            raise uv.unsafe(one, member, "which leads out of its folder")
 
 
 def _unpacked(file: Json) -> int:

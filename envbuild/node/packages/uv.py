@@ -1,4 +1,4 @@
-"""Runs uv with a known environment, and turns what it says into coded errors.
+"""Runs uv with a known environment, and turns what it says into coded errors; what it drops from wheels, too.
 
 Addresses reach uv through environment variables, never through its argument list, so that a token in one is not in any
 process list; every message is redacted.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +31,8 @@ _SKIPPED = re.compile(r"WARN Skipping unsafe file name: (.*)")
 # The first four bytes of what should be a wheel, as a number of the machine's order.
 _HEADER = re.compile(r"unexpected header \(actual: 0x([0-9a-f]{1,8}),")
 _REFUSED = re.compile(r"HTTP status client error \((401|403|407)")
+# The folders of `NAME.data` in a wheel.
+_DATA = ("", "purelib", "platlib", "scripts", "headers", "data")
 _TAIL = 20
 _GREETING = re.compile(r"(?m)^Using Python .* environment at: .*\n?")
 DEADLINE = 3600.0
@@ -132,6 +136,47 @@ def skipped(done: proc.Finished) -> str:
     """The name of a member that uv left out of what it unpacked, since it would lie elsewhere; empty without one."""
     match = _SKIPPED.search(done.err)
     return match.group(1)[:200] if match else ""
+
+
+def refuse_unsafe(path: str) -> None:
+    """Raise NodeError `wheel-unsafe` (exit 5) when a member of the wheel would lie elsewhere or is no plain file.
+
+    uv drops such members silently. What is no zip file at all is left to whoever reads its contents.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [(member.filename, _why_unsafe(member)) for member in archive.infolist()]
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        return
+    for name, why in members:
+        if why:
+            raise unsafe(os.path.basename(path), name, why)
+
+
+def unsafe(wheel: str, member: str, why: str) -> NodeError:
+    """The error `wheel-unsafe` (exit 5) about a member of `wheel` (its name, or words for it)."""
+    return NodeError(
+        "wheel-unsafe",
+        f"{wheel} holds {member[:200]!r}, {why}",
+        hint="do not use this file or its index or mirror: the file looks like an attack",
+    )
+
+
+def _why_unsafe(member: zipfile.ZipInfo) -> str:
+    """What is wrong with a member; empty when nothing is."""
+    # `orig_filename` is as written: ZipInfo cuts a name at NUL.
+    name = member.orig_filename
+    parts = name.split("/")
+    if name.startswith("/") or "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name):
+        return "which is not a relative path"
+    if ".." in parts:
+        return "which leads out of its folder"
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        return "which is a link or a device"
+    if parts[0].endswith(".data") and len(parts) > 1 and parts[1] not in _DATA:
+        return "which belongs to no scheme of a wheel"
+    return ""
 
 
 def tail(text: str, lines: int = _TAIL) -> str:

@@ -23,11 +23,12 @@ def obtain(
 ) -> tuple[Entry, bool]:
     """The wheel of `inputs` (`key_inputs`): from the store, or built once; returns (Entry, whether it was built here).
 
-    `owner` says who asks (`run`, and `what` is built, in words). `build(folder)` puts one wheel into the folder and
-    returns facts about the build. `tmp` is a private folder: the Entry's wheel lies below it, checked, and stays there.
-    While another builds the same wheel this waits for it, at most `wait` seconds (default three hours). A dead builder
-    is taken over; one that fails gives its lease back, and the next one tries. A store that cannot be written is read;
-    then, or when the disk has filled up during the build, the wheel is used and not stored, which `store.notes` say.
+    `owner` says who asks (`run`, and `what` is built, in words). `build(folder)` puts a wheel into the folder and
+    returns facts about the build, its path as `wheel`. `tmp` is a private folder: the Entry's wheel lies below it,
+    checked, and stays there. While another builds the same wheel this waits for it, at most `wait` seconds (default
+    three hours). A dead builder is taken over; one that fails gives its lease back, and the next one tries. A store
+    that cannot be written is read; then, or when the disk has filled up during the build, the wheel is used and not
+    stored, which `store.notes` say.
 
     Raises NodeError `build-busy` (75), `disk-full` (75, before anything is built), `build-failed` (4).
     """
@@ -96,17 +97,13 @@ def _wait(store: Store, key: str, mine: Json, tmp: str, deadline: float) -> tupl
 def _build(store: Store, inputs: Json, owner: Json, build: Callable[[str], Json], tmp: str) -> Entry:
     out = tempfile.mkdtemp(prefix="built-", dir=tmp)
     facts = build(out)
-    wheels = sorted(name for name in os.listdir(out) if name.endswith(".whl"))
-    if len(wheels) != 1:
-        what = owner.get("what", inputs.get("source", "?"))
-        raise NodeError("build-failed", f"{what}: the build made {len(wheels)} wheels")
-    wheel = os.path.join(out, wheels[0])
+    wheel = facts.pop("wheel")
     builder = dict(owner, host=identity.here()["host"], user=protocol.user_name())
     if store.use == "read-write":
         try:
             stored = store.put(inputs, wheel, facts, builder)
         except NodeError as error:
-            store.note(f"{wheels[0]} is used and not kept: {error} ({error.why})")
+            store.note(f"{os.path.basename(wheel)} is used and not kept: {error} ({error.why})")
         else:
             if stored.sha256 == hashing.digest_of(wheel):
                 stored.wheel = wheel

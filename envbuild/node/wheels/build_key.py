@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from envbuild.node import proc, variables
 from envbuild.node.probe import system
-from envbuild.node.protocol import Json, NodeError
+from envbuild.node.protocol import Json
 from envbuild.node.read_text import which
 
 # Raised by hand when the way in which envbuild builds changes the bits of every wheel.
@@ -41,16 +41,9 @@ def key_inputs(
     """What decides the bits of the wheel of `source` (a locked source) in `variant` (a lock variant), as plain JSON.
 
     `toolchain`: of `read_toolchain`. `arch_list`: TORCH_CUDA_ARCH_LIST in parts. `patches`: digests of the patches as
-    applied, in order. `packages`: version by name of those that the build sees, empty for one that is not there. Raises
-    NodeError `request-invalid` where a patch has no digest: two contents would share one key.
+    applied, in order (`patch_sources.specs_of` sees that none is missing). `packages`: version by name of those that
+    the build sees, empty for one that is not there.
     """
-    names, digests = source.get("patches") or [], list(patches)
-    if len(digests) != len(names):
-        raise NodeError(
-            "request-invalid",
-            f"source {source['name']} has {len(names)} patches and {len(digests)} digests of them",
-            hint="lock the stack again, so that its patches are pinned",
-        )
     build = source.get("build") or {}
     conda = (variant.get("conda") or {}).get("packages") or []
     inputs = {
@@ -60,7 +53,7 @@ def key_inputs(
         "commit": source["commit"],
         "tree": source["tree"],
         "submodules": sorted([part["path"], part["commit"], part["tree"]] for part in source.get("submodules") or []),
-        "patches": digests,
+        "patches": list(patches),
         "path": source.get("path") or "",
         "build": {
             "kind": build.get("kind") or "wheel",

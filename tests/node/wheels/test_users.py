@@ -66,8 +66,7 @@ def build_in(path: Path) -> dict[str, Any]:
     store = Store(str(path), create=True)
 
     def build(out: str) -> dict[str, Any]:
-        wheel(Path(out), f"BY = {os.geteuid()}\n")
-        return {"by": os.geteuid()}
+        return {"by": os.geteuid(), "wheel": str(wheel(Path(out), f"BY = {os.geteuid()}\n"))}
 
     with tempfile.TemporaryDirectory() as tmp:
         entry, built = obtain(store, inputs(), {"run": "r"}, build, tmp)

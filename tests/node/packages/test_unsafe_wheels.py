@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.packages import wheel_file
+from envbuild.node.packages import uv
 from envbuild.node.protocol import NodeError
 from tests.e2e.world import snapshot
 from tests.node.env_support import Node, locked, make_variant, make_wheel
@@ -39,16 +39,16 @@ def wheel(folder: Path, member: str, attributes: int = 0) -> Path:
 @pytest.mark.parametrize(("member", "attributes"), UNSAFE)
 def test_d28_an_unsafe_member_is_refused_by_its_name(member: str, attributes: int, tmp_path: Path) -> None:
     with fails("wheel-unsafe", 5) as caught:
-        wheel_file.refuse_unsafe(str(wheel(tmp_path, member, attributes)))
+        uv.refuse_unsafe(str(wheel(tmp_path, member, attributes)))
     assert repr(member) in caught.value.what
 
 
 def test_usual_members_are_not_and_what_is_no_zip_file_is_left_to_who_reads_it(tmp_path: Path) -> None:
     for member in USUAL:
-        wheel_file.refuse_unsafe(str(wheel(tmp_path, member, 0o040755 << 16 if member[-1] == "/" else 0o100755 << 16)))
+        uv.refuse_unsafe(str(wheel(tmp_path, member, 0o040755 << 16 if member[-1] == "/" else 0o100755 << 16)))
     (tmp_path / "alpha.whl").write_bytes(b"PK\x05\x06")
-    wheel_file.refuse_unsafe(str(tmp_path / "alpha.whl"))
-    wheel_file.refuse_unsafe(str(tmp_path / "nowhere.whl"))
+    uv.refuse_unsafe(str(tmp_path / "alpha.whl"))
+    uv.refuse_unsafe(str(tmp_path / "nowhere.whl"))
 
 
 @pytest.fixture
