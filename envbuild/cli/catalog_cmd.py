@@ -22,7 +22,6 @@ from envbuild.text import did_you_mean, plural
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
     from envbuild.model.facts import NodeFacts
-    from envbuild.model.patch import Patch
     from envbuild.model.stack import CondaSpec, Profile
     from envbuild.model.target import Target
 
@@ -53,7 +52,7 @@ def stack_show(ui: Ui, stack: str | None) -> None:
     """Show STACK: a shipped name or a file (default: the configured one)."""
     from envbuild.catalog.loader import load_stack
 
-    loaded = load_stack(stack or _configured())
+    loaded = load_stack(stack or usual_stack(None, load_config()) or "torch-smoke")
     data = {"path": str(loaded.path), "shipped": loaded.shipped, "locks": _locks(loaded)}
     ui.result({**data, "stack": loaded.stack.to_json_dict()}, lambda: _described(loaded))
 
@@ -81,11 +80,6 @@ def stack_check(ui: Ui, stacks: tuple[str, ...]) -> int:
         return {"name": stack.name, "warnings": warnings}
 
     return each_checked(ui, "stack", stacks, load)
-
-
-def _configured() -> str:
-    """The stack of the configuration, else that of its target."""
-    return usual_stack(None, load_config()) or "torch-smoke"
 
 
 def _locks(loaded: LoadedStack) -> dict[str, dict[str, Any]]:
@@ -316,11 +310,8 @@ def patch_list(ui: Ui) -> None:
 
     patches = load_patches()
     data = {"patches": [{**one.to_json_dict(), "digest": digest_of(name)} for name, one in patches.items()]}
-    ui.result(data, lambda: _table(list(patches.values())))
-
-
-def _table(patches: list[Patch]) -> str:
-    return columns([("patch", "commits", "what it does"), *((p.name, str(len(p.tried)), p.summary) for p in patches)])
+    rows = [(patch.name, str(len(patch.tried)), patch.summary) for patch in patches.values()]
+    ui.result(data, lambda: columns([("patch", "commits", "what it does"), *rows]))
 
 
 @patch.command("apply")

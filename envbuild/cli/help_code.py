@@ -60,17 +60,12 @@ def meanings(word: str) -> list[str]:
     return [f"{name}: {meaning}" for name in names for meaning in _words().get(name, ())]
 
 
-@cache
-def _means() -> dict[str, str]:
-    """What a code means whose messages are those of the check or program that failed."""
-    return dict(load_yaml(Path(__file__).with_name("meanings.yaml")))
-
-
 def _of_errors(code: str) -> Iterator[str]:
     rows = [row for row in _rows() if row[0] == code]
     if not rows:
         return
-    means = _means().get(code)
+    # Of codes whose messages are those of the check or program that failed.
+    means = load_yaml(Path(__file__).with_name("meanings.yaml")).get(code)
     lines = [f"{code}: {_ending({row[1] for row in rows})}", *([f"  {means}"] if means else ())]
     for _, number, what, why, hint in rows:
         if means and not re.search("[a-z]{2}", what):

@@ -22,7 +22,6 @@ from envbuild.text import few, plural
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
     from envbuild.export.lock_formats import Places
-    from envbuild.lock.agreement import LockFinding
     from envbuild.model.lock import Lock, Variant
 
 _index = choose.pairs_option(
@@ -326,17 +325,23 @@ def _check_one(
     findings = check_lock(made, loaded.stack, online=not offline, supply=default_supply())
     findings += [] if offline else moved(made, path, shipped=loaded.shipped)
     problems = [finding for finding in findings if finding.kind == "problem"]
-    unchecked = [finding for finding in findings if finding.kind == "unchecked"]
-    code = gravest(finding.exit_code for finding in problems)
+    unchecked = sum(finding.kind == "unchecked" for finding in findings)
     data = {
         "lock": str(path),
         "ok": not problems,
         "problems": len(problems),
-        "unchecked": len(unchecked),
+        "unchecked": unchecked,
         "online": not offline,
         "findings": [finding.as_dict() for finding in findings],
     }
-    return code, data, _checked(path, made, findings, offline=offline)
+    lines = [f"{finding.kind}[{finding.code}] {finding.subject}: {finding.says}" for finding in findings]
+    sources = {source.name for variant in made.variants for source in variant.sources}
+    sources |= {tree.name for variant in made.variants for tree in variant.trees}
+    asked = "not asked (--offline)" if offline else f"{unchecked} not checked"
+    verdict = plural(len(problems), "problem") if problems else "agrees with its stack"
+    counts = f"{plural(len(made.variants), 'variant')}, {plural(len(sources), 'source')}"
+    lines.append(f"{path}: {verdict}; {counts}, {asked}")
+    return gravest(finding.exit_code for finding in problems), data, "\n".join(lines)
 
 
 @lock.command("diff")
@@ -466,19 +471,3 @@ def _created(path: Path, rows: list[dict[str, Any]], *, changed: bool, changes: 
         )
         lines += [f"    no recorded hash: {file}" for file in row["unrecorded"]]
     return "\n".join([*lines, *([changes] if changes else [])])
-
-
-def _checked(path: Path, made: Lock, findings: list[LockFinding], *, offline: bool) -> str:
-
-    lines = [f"{finding.kind}[{finding.code}] {finding.subject}: {finding.says}" for finding in findings]
-    count = {kind: sum(finding.kind == kind for finding in findings) for kind in ("problem", "unchecked")}
-    sources = {source.name for variant in made.variants for source in variant.sources}
-    sources |= {tree.name for variant in made.variants for tree in variant.trees}
-    asked = "not asked (--offline)" if offline else f"{count['unchecked']} not checked"
-    verdict = "agrees with its stack" if not count["problem"] else plural(count["problem"], "problem")
-    return "\n".join(
-        [
-            *lines,
-            f"{path}: {verdict}; {plural(len(made.variants), 'variant')}, {plural(len(sources), 'source')}, {asked}",
-        ]
-    )

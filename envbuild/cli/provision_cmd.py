@@ -178,7 +178,12 @@ def _recorded(prepared: Prepared, settings: Settings, facts: str) -> tuple[Prepa
     target, recorded = prepared.target, load_facts(facts)
     example = of_example(facts, recorded, target)
     if settings.script and target.connection.kind == "job":
-        recorded = _of_submitter(recorded, choose.submitter(target))
+        # Another user's facts, with the user who submits and the home of this machine.
+        own = {"user": choose.submitter(target), "home": str(Path.home())}
+        recorded = {
+            node: plain if plain.user == own["user"] else plain.model_copy(update=own)
+            for node, plain in recorded.items()
+        }
     made, survey = plan_recorded(
         prepared, recorded, toolchain_file=settings.toolchain_file, repair=settings.script,
         bundle=str(settings.bundle or ""), seen=modules_seen(facts),
@@ -196,12 +201,6 @@ def _site(target: Target, survey: Survey, *, example: bool) -> JobSite | None:
         return JobSite.of(target, survey.pool)
     other = {"cpus": None} if example else {}
     return JobSite.unasked(target, [node.model_copy(update=other) for node in survey.facts.values()])
-
-
-def _of_submitter(facts: Mapping[str, NodeFacts], user: str) -> dict[str, NodeFacts]:
-    """Facts for a job that `user` submits: where another user's were recorded, with the home of this machine."""
-    own = {"user": user, "home": str(Path.home())}
-    return {node: plain if plain.user == user else plain.model_copy(update=own) for node, plain in facts.items()}
 
 
 class Jobs(NamedTuple):

@@ -321,24 +321,17 @@ class Slurm(Scheduler):
 
     def more_of(self, job: Job, number: str, state: JobState | None) -> JobState | None:
         """Of a job that failed, what accounting knows of its steps; of one that is forgotten, all that it knows."""
+        asked = ("-n", "-P", "-j", number, "-o")
         if state is None:
-            return self._accounted(number)
-        return self._by_steps(number, state) if state.phase is Phase.DONE and not state.good else state
-
-    def _by_steps(self, number: str, state: JobState) -> JobState:
-        """A job that failed, with what accounting knows of its steps: one may have been killed for memory."""
-        done = self.runner.run(["sacct", "-n", "-P", "-j", number, "-o", "State"], timeout=TIMEOUT)
-        if "OUT_OF_MEMORY" not in done.out.split():
+            done = self.runner.run(["sacct", "-X", *asked, "State,ExitCode,NodeList,Reason"], timeout=TIMEOUT)
+            state = parse_sacct(done.out) if done.ok else None
+            # Accounting lags: it may still say that a job runs which slurmctld has forgotten already.
+            return state if state is not None and state.ended else None
+        if state.phase is not Phase.DONE or state.good:
             return state
-        return replace(state, phase=Phase.FAILED, failure=Failure.OUT_OF_MEMORY)
-
-    def _accounted(self, number: str) -> JobState | None:
-        """What slurmdbd has; None where there is none."""
-        columns = "State,ExitCode,NodeList,Reason"
-        done = self.runner.run(["sacct", "-X", "-n", "-P", "-j", number, "-o", columns], timeout=TIMEOUT)
-        state = parse_sacct(done.out) if done.ok else None
-        # Accounting lags: it may still say that a job runs which slurmctld has forgotten already.
-        return state if state is not None and state.ended else None
+        # One of its steps may have been killed for memory.
+        killed = "OUT_OF_MEMORY" in self.runner.run(["sacct", *asked, "State"], timeout=TIMEOUT).out.split()
+        return replace(state, phase=Phase.FAILED, failure=Failure.OUT_OF_MEMORY) if killed else state
 
     def pool(self, target: Target) -> Partition:
         """The partition that a target's hosts, or else its queue, name. Raises EnvbuildError as `partition` does."""
