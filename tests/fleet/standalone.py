@@ -14,7 +14,7 @@ import yaml
 
 from envbuild.node_program import node_pyz
 from envbuild.plan.tools import Tool
-from envbuild.provision.contact.payload import file_tool, uv_tool, write_payload
+from envbuild.provision.contact.payload import uv_tool, write_payload
 from envbuild.provision.contact.toolchain import NODE_PROGRAM
 from envbuild.regular_file import sha256_of
 from tests.fleet.nodes import copy_python, libraries_of
@@ -57,7 +57,7 @@ def place_tools(standalone: Path, folder: Path, prefix: str = "/opt/envbuild") -
     pyz, payload = folder.with_name("envbuild-node.pyz"), folder.with_name("payload.sh")
     pyz.write_bytes(node_pyz())
     tools = [Tool("python", standalone, sha256_of(standalone), "tree"), uv_tool()]
-    tools.append(file_tool(NODE_PROGRAM, pyz, file=f"{NODE_PROGRAM}.pyz"))
+    tools.append(Tool(NODE_PROGRAM, pyz, sha256_of(pyz), file=f"{NODE_PROGRAM}.pyz"))
     write_payload(payload, tools, prefix=f"{folder}{prefix}", packed=False)
     subprocess.run(["sh", str(payload)], check=True, stdout=subprocess.DEVNULL)
     # As a first run leaves it: each new node would compile the same standard library again.

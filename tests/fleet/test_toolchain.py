@@ -16,7 +16,7 @@ from envbuild.node_program import node_pyz
 from envbuild.plan.tools import Tool
 from envbuild.provision.ansible.adapter import Inventory, TaskEvent, run_playbook
 from envbuild.provision.ansible.steps import NodeHost, StepsResult, Watch
-from envbuild.provision.contact.payload import file_tool, write_payload
+from envbuild.provision.contact.payload import write_payload
 from envbuild.regular_file import sha256_of
 from tests.fleet.fleet_world import PREFIX, FleetWorld
 from tests.fleet.nodes import Fleet, Node, StartNodes
@@ -62,7 +62,7 @@ def test_nodes_without_python_get_one_and_bundles_by_their_shell_and_a_wrong_key
     pyz = tmp_path / "envbuild-node.pyz"
     pyz.write_bytes(node_pyz())
     python = Tool("python", standalone_python, sha256_of(standalone_python), "tree")
-    tools = {"python": python, "node": file_tool("node", pyz, file="envbuild-node.pyz")}
+    tools = {"python": python, "node": Tool("node", pyz, sha256_of(pyz), file="envbuild-node.pyz")}
     assert _place(tmp_path, nodes, tools) == [("toolchain", "changed")] * 2
     for node in nodes:
         assert _probe(node, tools)["os"]["id"] == "debian"

@@ -178,7 +178,13 @@ def run_playbook(
     if watch.reason:
         raise watch.ended_early(name, collector.nodes)
     if rc != 0 and not collector.nodes:
-        raise _broken(name, private, collector)
+        errors = [line for line in collector.messages if "[ERROR]" in line] or collector.messages[-5:]
+        raise EnvbuildError(
+            "playbook-broken",
+            f"Ansible could not run {name}",
+            why=" ".join(errors)[:600],
+            hint=f"Ansible's events are in {private}",
+        )
     return StepsResult(rc, dict(collector.nodes), collector.tasks_run)
 
 
@@ -292,16 +298,6 @@ def _forget_environment(status: dict[str, Any], runner_config: Any) -> bool:
         kept = {"command": runner_config.command, "cwd": runner_config.cwd, "env": sorted(runner_config.env)}
         path.write_text(json.dumps(kept), encoding="utf-8")
     return True
-
-
-def _broken(name: str, private: Path, collector: _Collector) -> EnvbuildError:
-    errors = [line for line in collector.messages if "[ERROR]" in line] or collector.messages[-5:]
-    return EnvbuildError(
-        "playbook-broken",
-        f"Ansible could not run {name}",
-        why=" ".join(errors)[:600],
-        hint=f"Ansible's events are in {private}",
-    )
 
 
 def variables(private: Path, marker: str, value: str) -> dict[str, str]:

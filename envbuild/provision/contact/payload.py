@@ -27,14 +27,6 @@ from envbuild.resources import uv_bin
 BLOCK = 65536
 
 
-def file_tool(name: str, source: Path, *, file: str = "") -> Tool:
-    """A tool that is one file; its digest is computed here. `file` is its name on the node (`name` by default).
-
-    Raises EnvbuildError `file-unreadable` (exit 2).
-    """
-    return Tool(name, source, sha256_of(source), "file", file)
-
-
 @cache
 def uv_tool() -> Tool:
     """The uv binary that envbuild itself depends on.
@@ -44,8 +36,7 @@ def uv_tool() -> Tool:
     Raises EnvbuildError `uv-missing` (exit 2).
     """
     path = Path(uv_bin())
-    recorded = _recorded_digest(path)
-    return file_tool("uv", path) if recorded is None else Tool("uv", path, recorded)
+    return Tool("uv", path, _recorded_digest(path) or sha256_of(path))
 
 
 def _recorded_digest(path: Path) -> str | None:

@@ -237,11 +237,7 @@ def first_tool(answer: ContactResult, variants: Iterable[Variant], toolchain_fil
 def bootstrap_python(arch: str, libc: str, toolchain_file: Path | None, *, fetch: bool = True) -> Tool:
     """The pinned Python that runs the node program where the node has none that can."""
     build = load_toolchain(toolchain_file).find_python(BOOTSTRAP_PYTHON, arch, libc)
-    return fetched_python(build) if fetch else _planned(build)
-
-
-def _planned(build: ToolchainPython) -> Tool:
-    return Tool("python", Path(build.name), build.sha256, "tree")
+    return python_tool(build, fetch=fetch)
 
 
 def standalone_python(variant: Variant, toolchain_file: Path | None, *, fetch: bool = True) -> Tool:
@@ -255,12 +251,14 @@ def standalone_python(variant: Variant, toolchain_file: Path | None, *, fetch: b
             hint="use the toolchain file that the lock was made with, or run `envbuild lock create STACK`",
             exit_code=ExitCode.INTEGRITY,
         )
-    return fetched_python(build) if fetch else _planned(build)
+    return python_tool(build, fetch=fetch)
 
 
 @cache
-def fetched_python(build: ToolchainPython) -> Tool:
-    """The build's archive on the controller, fetched once and checked."""
+def python_tool(build: ToolchainPython, *, fetch: bool = True) -> Tool:
+    """The build's archive on the controller, fetched once and checked; without `fetch` only what a plan says of it."""
+    if not fetch:
+        return Tool("python", Path(build.name), build.sha256, "tree")
     import platformdirs
 
     from envbuild.transport.download import download

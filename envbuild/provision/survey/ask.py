@@ -128,10 +128,17 @@ def keep_in_use(prepared: Prepared, survey: Survey) -> None:
 
 
 def decide_rest(prepared: Prepared, survey: Survey) -> None:
-    """Decide for the others, also who delivers."""
-    if survey.undecided:
-        ask_here(prepared, survey)
-        decide(prepared, survey, survey.undecided)
+    """Decide for the others, and who delivers: this machine is asked what it could where a node does not reach all."""
+    if not survey.undecided:
+        return
+    every_job = prepared.target.connection.kind == "job" and prepared.target.placement == "node-local"
+    nodes = survey.facts.values()
+    short = next((facts for facts in nodes if every_job or not all(facts.reachable.values())), None)
+    if short is not None and survey.supply is None and prepared.target.delivery == "auto":
+        # This machine as a node has been asked, with uv's configuration and not with pip's.
+        known = short.reachable if prepared.target.connection.kind == "local" else None
+        survey.supply = controller_supply(prepared.lock, _channel_addresses(prepared), known)
+    decide(prepared, survey, survey.undecided)
 
 
 def probe_args(prepared: Prepared) -> dict[str, Any]:
@@ -186,17 +193,6 @@ def is_reach_known(prepared: Prepared, survey: Survey) -> bool:
         return True
     asked = {name for names in _places(prepared).values() for name in names}
     return all(asked <= set(facts.reachable) for facts in survey.facts.values())
-
-
-def ask_here(prepared: Prepared, survey: Survey) -> None:
-    """Ask what this machine could deliver, where it is to decide and a node does not reach everything."""
-    every_job = prepared.target.connection.kind == "job" and prepared.target.placement == "node-local"
-    nodes = survey.facts.values()
-    short = next((facts for facts in nodes if every_job or not all(facts.reachable.values())), None)
-    if short is not None and survey.supply is None and prepared.target.delivery == "auto":
-        # This machine as a node has been asked, with uv's configuration and not with pip's.
-        known = short.reachable if prepared.target.connection.kind == "local" else None
-        survey.supply = controller_supply(prepared.lock, _channel_addresses(prepared), known)
 
 
 def controller_supply(lock: Lock, channels: Mapping[str, str], known: Mapping[str, bool] | None = None) -> Supply:

@@ -27,8 +27,8 @@ from envbuild.plan.tools import Tool
 from envbuild.provision.contact import payload as payloads
 from envbuild.provision.contact import toolchain as module
 from envbuild.provision.contact import wheel_stores
-from envbuild.provision.contact.payload import file_tool, read_answer, uv_tool, write_payload
-from envbuild.provision.contact.toolchain import fetched_python
+from envbuild.provision.contact.payload import read_answer, uv_tool, write_payload
+from envbuild.provision.contact.toolchain import python_tool
 from envbuild.provision.contact.wheel_stores import receive
 from envbuild.regular_file import sha256_of
 from tests.resolve.builders import make_lock
@@ -79,7 +79,10 @@ def tools(tmp_path: Path) -> list[Tool]:
     script.write_text("#!/bin/sh\necho hello\n")
     noise = tmp_path / "noise"
     noise.write_bytes(os.urandom(200_001))
-    return [file_tool("hello", script, file="hello.sh"), file_tool("noise", noise)]
+    return [
+        Tool("hello", script, sha256_of(script), file="hello.sh"),
+        Tool("noise", noise, sha256_of(noise)),
+    ]
 
 
 @pytest.fixture
@@ -233,12 +236,12 @@ def test_a_standalone_python_is_checked_whenever_it_is_taken_and_fetched_again_w
         "witness": "w",
     }
     build = ToolchainPython.from_plain({**row, "sha256": hashlib.sha256(b"x").hexdigest()})
-    archive = fetched_python(build).source
+    archive = python_tool(build).source
     archive.write_bytes(b"damaged")
-    fetched_python.cache_clear()
-    assert fetched_python(build).source.read_bytes() == b"x"
+    python_tool.cache_clear()
+    assert python_tool(build).source.read_bytes() == b"x"
     with fails("hash-mismatch", ExitCode.INTEGRITY):
-        fetched_python(build.model_copy(update={"sha256": "0" * 64}))
+        python_tool(build.model_copy(update={"sha256": "0" * 64}))
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "-x", "$(id)", "a\nb"])
