@@ -150,22 +150,16 @@ def _chosen(context: Context, target: str, limit: str) -> Iterator[tuple[str, st
 
 def _target(name: str, limit: str, exclude: str) -> Target:
     """The target with its hosts listed; where it is reached through jobs, the login host, which sees the prefix."""
-    from envbuild.cli.choose import named_target
+    from envbuild.cli.choose import target_of
     from envbuild.cli.output import Ui
-    from envbuild.config import load_config
     from envbuild.errors import EnvbuildError
     from envbuild.model.target import as_login
-    from envbuild.provision.run.context import Narrowing
-    from envbuild.provision.survey.hosts import reach
 
-    narrowing = Narrowing((limit,) if limit else (), (exclude,) if exclude else ())
+    narrowed = {"limit": [limit] if limit else [], "exclude": [exclude] if exclude else []}
     try:
-        config = load_config({"target": name} if name else {})
-        overrides = {"prefix": config.prefix} if config.prefix else {}
-        target, _ = reach(named_target(Ui(), {}, config), overrides, narrowing, jobs=True)
+        return as_login(target_of(Ui(), {"target": name or None, **narrowed}, jobs=True))
     except EnvbuildError as error:
         raise _ended(error) from None
-    return as_login(target)
 
 
 def _ask_all(target: Target, verb: str, args: dict[str, Any], use: Callable[[str, dict[str, Any]], None]) -> list[int]:
