@@ -111,14 +111,14 @@ def _head(prefix: str, puts: Iterable[str], *, packed: bool, gzip_needed: bool) 
 
 
 def _append(out: IO[bytes], tool: Tool, *, packed: bool) -> None:
-    """One tar archive with the tool's file; owner, time and mode are fixed, so that equal tools give equal bytes."""
+    """One tar archive with the tool's file."""
     if not packed:
-        _archive(out, tool)
+        write_tar(out, [(tool.file_name, tool.source)], 0o755)
     elif tool.kind == "file":
         out.write(_squeezed(tool))
     else:  # it is compressed already
         with gzip.GzipFile(filename="", mode="wb", compresslevel=0, fileobj=out, mtime=0) as stream:
-            _archive(stream, tool)
+            write_tar(stream, [(tool.file_name, tool.source)], 0o755)
 
 
 @lru_cache(maxsize=4)
@@ -126,20 +126,18 @@ def _squeezed(tool: Tool) -> bytes:
     """Seconds of work for uv, the same for every prefix."""
     out = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=out, mtime=0) as stream:
-        _archive(stream, tool)
+        write_tar(stream, [(tool.file_name, tool.source)], 0o755)
     return out.getvalue()
 
 
-def _archive(out: IO[bytes] | gzip.GzipFile, tool: Tool) -> None:
+def write_tar(out: IO[bytes] | gzip.GzipFile, files: Iterable[tuple[str, Path]], mode: int) -> None:
+    """A tar archive of files, by names in it; owner, time and mode are fixed, so that equal files give equal bytes."""
     import tarfile
 
-    with (
-        tarfile.TarFile(
-            fileobj=cast(IO[bytes], out), mode="w", format=tarfile.USTAR_FORMAT, copybufsize=1 << 20
-        ) as archive,
-        tool.source.open("rb") as source,
-    ):
-        member = tarfile.TarInfo(tool.file_name)
-        member.size = os.fstat(source.fileno()).st_size
-        member.mode = 0o755
-        archive.addfile(member, source)
+    stream = cast(IO[bytes], out)
+    with tarfile.TarFile(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT, copybufsize=1 << 20) as archive:
+        for name, path in files:
+            with path.open("rb") as content:
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = os.fstat(content.fileno()).st_size, mode
+                archive.addfile(member, content)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -22,7 +22,7 @@ from envbuild.model.target import Target
 from envbuild.node_program import node_pyz, node_pyz_digest
 from envbuild.plan.source_builds import python_name
 from envbuild.plan.tools import NodeTools, Tool
-from envbuild.provision.contact.payload import uv_tool
+from envbuild.provision.contact.payload import uv_tool, write_tar
 from envbuild.regular_file import sha256_of
 from envbuild.resolve.artifacts import numbers
 from envbuild.resolve.estimate import PYTHON_BYTES
@@ -52,9 +52,11 @@ def rattler_tool(*, make: bool) -> Tool:
     if not make:
         return Tool(NAME, Path(NAME), sha256_of(record), "folder")
     folder.mkdir(parents=True, exist_ok=True)
+    files = [file for file in sorted(package.rglob("*")) if file.is_file() and "__pycache__" not in file.parts]
     half = folder / f".{begins}{platform.node()}.tmp"
     try:
-        _write(half, package)
+        with half.open("wb") as out, gzip.GzipFile("", "wb", compresslevel=4, fileobj=out, mtime=0) as packed:
+            write_tar(packed, [(file.relative_to(package.parent).as_posix(), file) for file in files], 0o644)
         digest = sha256_of(half)
         return Tool(NAME, half.replace(folder / f"{begins}{digest}.tar.gz"), digest, "folder")
     finally:
@@ -96,23 +98,6 @@ def _installed() -> tuple[Path, Path]:
     package = Path(spec.origin).parent
     record = next(package.parent.glob("py_rattler-*.dist-info/RECORD"), package / "__init__.py")
     return package, record
-
-
-def _write(path: Path, package: Path) -> None:
-    """Owner, time and mode are fixed, so that equal packages give equal bytes."""
-    import tarfile
-
-    files = [file for file in sorted(package.rglob("*")) if file.is_file() and "__pycache__" not in file.parts]
-    with (
-        path.open("wb") as out,
-        gzip.GzipFile("", "wb", compresslevel=4, fileobj=out, mtime=0) as packed,
-        tarfile.TarFile(fileobj=cast(IO[bytes], packed), mode="w", format=tarfile.USTAR_FORMAT) as archive,
-    ):
-        for file in files:
-            member = tarfile.TarInfo(file.relative_to(package.parent).as_posix())
-            member.size, member.mode = file.stat().st_size, 0o644
-            with file.open("rb") as content:
-                archive.addfile(member, content)
 
 
 # Node program and Ansible; what this Python cannot do on a node, no node program needs.
