@@ -96,11 +96,8 @@ def visible(text: str, *, keep_newlines: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():  # nearly all are, and this is fast
         return text
-    return _NOT_ASCII.sub(_shown_lines if keep_newlines else _shown, _LINE_END.sub("", text))
-
-
-def _shown_lines(match: re.Match[str]) -> str:
-    return "\n" if match[0] == "\n" else _shown(match)
+    lines = _LINE_END.sub("", text).split("\n") if keep_newlines else [_LINE_END.sub("", text)]
+    return "\n".join(_NOT_ASCII.sub(_shown, line) for line in lines)
 
 
 def _shown(match: re.Match[str]) -> str:

@@ -49,11 +49,15 @@ def inspect_image(builder: Builder, image: str, stack: str | None = None) -> Ins
     `locked_stack`.
     """
     facts = builder.inspect(image)
-    about = _about(image, facts["config"])
+    labels = facts["config"].get("Labels") or {}
+    about = {name: str(labels.get(LABEL + name, "")) for name in ("stack", "profile", "environment")}
+    if not about["stack"] or not about["environment"].startswith("/"):
+        raise EnvbuildError(
+            "image-not-ours", f"{image} was not built by envbuild", why="it has no labels that name a stack"
+        )
     lock = locked_stack(stack or about["stack"], about["profile"]).lock
     variant = variant_of(image, lock, facts["config"])
-    named = {key: about[key] for key in ("stack", "profile", "environment")}
-    return Inspected(image, str(facts["id"]).removeprefix("sha256:"), variant=variant, **named)
+    return Inspected(image, str(facts["id"]).removeprefix("sha256:"), variant=variant, **about)
 
 
 def variant_of(image: str, lock: Lock, config: Mapping[str, Any]) -> Variant:
@@ -114,17 +118,6 @@ def as_junit(image: str, answer: dict[str, Any]) -> str:
     checks = [Check.from_plain(check) for check in (*answer["checks"], *answer.get("smoke", {}).get("checks", []))]
     started = datetime.now(UTC).isoformat()
     return ElementTree.tostring(suite(answer["stack"], image, checks, started), encoding="unicode") + "\n"
-
-
-def _about(image: str, config: Mapping[str, Any]) -> dict[str, str]:
-    """What the labels of an image of ours say."""
-    labels = config.get("Labels") or {}
-    about = {name: str(labels.get(LABEL + name, "")) for name in ("stack", "profile", "environment")}
-    if not about["stack"] or not about["environment"].startswith("/"):
-        raise EnvbuildError(
-            "image-not-ours", f"{image} was not built by envbuild", why="it has no labels that name a stack"
-        )
-    return about
 
 
 def _ask(builder: Builder, image: Inspected, verb: str, args: dict[str, Any], *, gpus: bool = False) -> dict[str, Any]:

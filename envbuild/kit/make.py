@@ -466,7 +466,7 @@ def verify_kit(path: Path, *, run: str | None = None, signers: Path | None = Non
         manifest = manifest_of(folder)
         if f"{REPORT}/evidence.json" not in sizes:
             raise invalid(NAME, f"{REPORT}/evidence.json is not there")
-        findings = list(check_files(folder, sizes, manifest))
+        findings = check_files(folder, sizes, manifest)
         maker = (manifest.envbuild, manifest.commit)
         report, more = verify_report(folder / REPORT, run=run, signers=signers, maker=maker)
         reports = {REPORT: report}

@@ -22,7 +22,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.common import Sha256, StrictModel, Text, first_mistake
 from envbuild.node.bundle import plain_tar
 from envbuild.report import evidence_file
-from envbuild.report.recheck.opened import Finding, checked, problem, read_attachment
+from envbuild.report.recheck.opened import Finding, judged, problem, read_attachment
 from envbuild.text import visible
 
 NAME = "kit.json"
@@ -150,23 +150,23 @@ def _read(folder: Path, name: str, limit: int) -> bytes | None:
         raise _unsafe(name, str(error)) from error
 
 
-def check_files(folder: Path, sizes: dict[str, int], listed: Manifest) -> Iterator[Finding]:
+def check_files(folder: Path, sizes: dict[str, int], listed: Manifest) -> list[Finding]:
     """Every file against the manifest, and none that it does not list."""
-    wrong = 0
     rows = {file.path: file for file in listed.files}
-    for name in sorted(rows.keys() - sizes.keys()):
-        wrong += 1
-        yield problem("kit-file-missing", "kit", f"{name} is listed in {NAME} and is not there")
-    for name in sorted(sizes.keys() - rows.keys() - {NAME}):
-        wrong += 1
-        yield problem("kit-file-unlisted", "kit", f"{name} is there and {NAME} does not list it")
+    problems = [
+        problem("kit-file-missing", "kit", f"{name} is listed in {NAME} and is not there")
+        for name in sorted(rows.keys() - sizes.keys())
+    ]
+    problems += [
+        problem("kit-file-unlisted", "kit", f"{name} is there and {NAME} does not list it")
+        for name in sorted(sizes.keys() - rows.keys() - {NAME})
+    ]
     for name in sorted(rows.keys() & sizes.keys()):
         data = _read(folder, name, LARGEST) or b""
         if (len(data), hashlib.sha256(data).hexdigest()) != (rows[name].bytes, rows[name].sha256):
-            wrong += 1
-            yield problem("kit-file-differs", "kit", f"{name} is not the file that {NAME} lists")
-    if not wrong:
-        yield checked("kit", f"its {len(rows)} files are those of {NAME}, by size and sha256, and there is no other")
+            problems.append(problem("kit-file-differs", "kit", f"{name} is not the file that {NAME} lists"))
+    good = f"its {len(rows)} files are those of {NAME}, by size and sha256, and there is no other"
+    return judged("kit", good, problems)
 
 
 def _limits() -> plain_tar.Limits:

@@ -20,22 +20,25 @@ _OWN_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - compared
 
 def doubts(target: Target) -> tuple[str, ...]:
     """What of it may not be what its author means."""
-    places = (_without_job(target), _without_login(target), _not_shared(target), _at_home(target))
-    return tuple(filter(None, (*places, _cuda(target), *_floors(target))))
+    return tuple(_doubts(target))
 
 
-def _cuda(target: Target) -> str:
-    """That a variable does not choose the CUDA toolkit of builds; empty without it."""
-    name = next((name for name in ("CUDA_HOME", "CUDA_PATH") if name in target.environment), "")
-    if not name:
-        return ""
-    how = MODULE if target.connection.kind == "job" else "the `PATH` of the node"
-    says = f"`environment: {{{name}: …}}` does not choose the CUDA toolkit of builds; {how} does"
-    return f"{says}: docs/troubleshooting.md"
-
-
-def _floors(target: Target) -> Iterator[str]:
-    """Floors of figures that envbuild itself does not measure."""
+def _doubts(target: Target) -> Iterator[str]:
+    kind, reached = target.scheduler.kind, target.connection
+    # Hosts that are a partition are refused (`unsupported`).
+    if kind != "none" and reached.kind != "job" and not isinstance(target.hosts, HostSource):
+        yield (
+            f"`scheduler: {{kind: {kind}}}` gets no job from `provision`: with `connection: {{kind: {reached.kind}}}` "
+            f"it works on the hosts themselves; for jobs write `extends: {kind}`, or {JOB}"
+        )
+    if reached.kind == "job" and reached.user and not reached.login:
+        yield f"`connection: {{user: {reached.user}}}` has no effect without `login: {{host: …}}`"
+    yield from filter(None, (_not_shared(target), _at_home(target)))
+    variables = [name for name in ("CUDA_HOME", "CUDA_PATH") if name in target.environment]
+    if variables:
+        how = MODULE if reached.kind == "job" else "the `PATH` of the node"
+        says = f"`environment: {{{variables[0]}: …}}` does not choose the CUDA toolkit of builds; {how} does"
+        yield f"{says}: docs/troubleshooting.md"
     for name in target.floors:
         if re.sub(r"_[0-9]+(_mib)?(?=_)", "", name) not in FIGURES:
             yield (
@@ -55,25 +58,6 @@ def _at_home(target: Target) -> str:
     if last in users and "envbuild" not in above:
         return f"`prefix: {target.prefix}` may be a folder for all that is yours, not for envbuild alone: write {own}"
     return ""
-
-
-def _without_job(target: Target) -> str:
-    """That a scheduler gets no job; empty where it does, or where the hosts are a partition (`unsupported`)."""
-    kind, reached = target.scheduler.kind, target.connection.kind
-    if kind == "none" or reached == "job" or isinstance(target.hosts, HostSource):
-        return ""
-    return (
-        f"`scheduler: {{kind: {kind}}}` gets no job from `provision`: with `connection: {{kind: {reached}}}` it "
-        f"works on the hosts themselves; for jobs write `extends: {kind}`, or {JOB}"
-    )
-
-
-def _without_login(target: Target) -> str:
-    """That a user for a login node is named and no login node; empty where that is not so."""
-    reached = target.connection
-    if reached.kind != "job" or reached.login or not reached.user:
-        return ""
-    return f"`connection: {{user: {reached.user}}}` has no effect without `login: {{host: …}}`"
 
 
 def _not_shared(target: Target) -> str:

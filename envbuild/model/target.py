@@ -245,13 +245,10 @@ class HostSource(StrictModel):
         return {key: value for key, value in fields.items() if value is not None}
 
 
-def _hosts_form(value: object) -> str:
-    return "source" if isinstance(value, dict | HostSource) else "list"
-
-
 # Told apart by their form, so that a mistake is reported for the one that was meant.
 Hosts = Annotated[
-    Annotated[tuple[Host, ...], Tag("list")] | Annotated[HostSource, Tag("source")], Discriminator(_hosts_form)
+    Annotated[tuple[Host, ...], Tag("list")] | Annotated[HostSource, Tag("source")],
+    Discriminator(lambda value: "source" if isinstance(value, dict | HostSource) else "list"),
 ]
 
 

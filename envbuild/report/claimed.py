@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from envbuild.model.evidence import Comparison, Metric
 from envbuild.model.facts import NodeFacts
-from envbuild.model.launch import Bench, BenchmarkCase, Figure, Reference
+from envbuild.model.launch import Bench, BenchmarkCase, Figure, Launch, Reference
 from envbuild.resolve.compat import Compat
 from envbuild.text import number, percent
 
@@ -21,15 +20,6 @@ FAR_ABOVE = 1.5
 _TFLOPS = "TFLOP/s per GPU"
 # In place of a model: the node was asked, and has none.
 NO_GPU = "no GPU"
-
-
-class Ran(Protocol):
-    """What ran: the model and its degrees."""
-
-    @property
-    def model(self) -> str: ...  # noqa: D102
-    @property
-    def degrees(self) -> Mapping[str, int]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,7 @@ def gpus_of(facts: NodeFacts | None, count: int, compat: Compat) -> Gpus:
 
 
 def compare(
-    reference: Reference, bench: Bench, ran: Ran, measured: float, gpus: Gpus, peaks: Mapping[str, float]
+    reference: Reference, bench: Bench, ran: Launch, measured: float, gpus: Gpus, peaks: Mapping[str, float]
 ) -> Comparison:
     """The measured figure beside the claim for these degrees; `peaks`: dense TFLOP/s by model of GPU."""
     claim, unit = claim_for(reference, bench, ran, gpus), bench.unit
@@ -147,7 +137,7 @@ def _judged(claim: Figure, measured: float, gpus: Gpus, *, lower_is_better: bool
     return "not-comparable", f"not comparable: {why}"
 
 
-def claim_for(reference: Reference, bench: Bench, ran: Ran, gpus: Gpus) -> Figure | None:
+def claim_for(reference: Reference, bench: Bench, ran: Launch, gpus: Gpus) -> Figure | None:
     """The claim for these GPUs if there is one, else the first."""
     if bench.figure is not None:
         claims = [one for one in reference.figures if one.name == bench.figure and one.model in (None, ran.model)]
@@ -157,7 +147,7 @@ def claim_for(reference: Reference, bench: Bench, ran: Ran, gpus: Gpus) -> Figur
     return next(iter((*same, *claims)), None)
 
 
-def _of_case(case: BenchmarkCase, ran: Ran, gpus: int) -> Figure | None:
+def _of_case(case: BenchmarkCase, ran: Launch, gpus: int) -> Figure | None:
     """The figure of a case with this model, these degrees and so many GPUs; None: it is another, or has none."""
     same = (case.gpus, case.model, case.dp, case.tmp, case.pp, case.global_batch, case.microbatches)
     names = ("data", "tensor", "pipeline", "global-batch", "microbatches")
