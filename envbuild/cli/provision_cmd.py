@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from posixpath import join
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -532,7 +532,7 @@ def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
     # Another envbuild that looks is nothing that happened to the nodes.
     changes = [change for change in compare(earlier, evidence) if (change.topic, change.what) != ("run", "envbuild")]
     if changes or evidence.exit or ui.json:
-        data = {"since": earlier.run, "run": evidence.run, "changes": [change.as_dict() for change in changes]}
+        data = {"since": earlier.run, "run": evidence.run, "changes": [asdict(change) for change in changes]}
         ui.result(data, lambda: diff.lines(earlier, evidence, changes))
     return gravest([evidence.exit, exit_code(changes)])
 

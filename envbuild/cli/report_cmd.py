@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -132,7 +133,7 @@ def diff(ui: Ui, before: str, after: str) -> int:
     if after == "last" and is_idle(other):
         ui.warn("the newest run changed nothing and measured nothing; `envbuild run list` has the others")
     changes = compare(one, other)
-    data = {"before": one.run, "after": other.run, "changes": [change.as_dict() for change in changes]}
+    data = {"before": one.run, "after": other.run, "changes": [asdict(change) for change in changes]}
     ui.result(data, lambda: lines(one, other, changes))
     return exit_code(changes)
 

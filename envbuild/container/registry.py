@@ -9,10 +9,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from envbuild.container.base_images import (
@@ -106,7 +107,7 @@ def _bearer(token: str) -> Callable[[PreparedRequest], PreparedRequest]:
     return put
 
 
-class _Repository:
+class _Repository(AbstractContextManager["_Repository"]):
     """The repository that a reference names, asked with a token once it wants one."""
 
     def __init__(self, reference: str, plain_http: bool) -> None:
@@ -116,9 +117,6 @@ class _Repository:
         self.url = f"{'http' if plain_http else 'https'}://{self.parts.api}/v2/{self.parts.path}"
         self.session = requests.Session()
         self.session.headers.update({"Accept": _ACCEPT, "User-Agent": "envbuild"})
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.session.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
 import io
@@ -13,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from envbuild import __version__, resources
+from envbuild.node.hashing import for_record
 from envbuild.regular_file import read_file
 
 _INFO = f"envbuild-{__version__}.dist-info"
@@ -36,7 +36,7 @@ def own_wheel() -> bytes:
     files = {name: read_file(path) for name, path in _files()}
     files[f"envbuild/{resources.SOURCE_STAMP}"] = json.dumps(resources.own_source()).encode()
     files |= {f"{_INFO}/{name}": read_file(about / name) for name in _METADATA}
-    rows = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
+    rows = [f"{name},sha256={for_record(hashlib.sha256(data).hexdigest())},{len(data)}" for name, data in files.items()]
     files[f"{_INFO}/RECORD"] = "\n".join([*rows, f"{_INFO}/RECORD,,", ""]).encode()
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -54,7 +54,3 @@ def _files() -> Iterator[tuple[str, Path]]:
             inside = path.relative_to(place).as_posix()
             if path.is_file() and "__pycache__" not in path.parts and not inside.startswith("_data/"):
                 yield f"{name}/{inside}".removesuffix("/."), path
-
-
-def _digest(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from envbuild.errors import ExitCode, gravest
 from envbuild.model.common import LEFT_OUT
@@ -33,10 +33,6 @@ class Change:
     before: str
     after: str
     nodes: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return asdict(self)
 
 
 def compare(before: Evidence, after: Evidence) -> list[Change]:

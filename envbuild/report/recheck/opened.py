@@ -68,20 +68,15 @@ class Opened:
 
 def open_report(path: Path) -> Opened:
     """Read a report. Raises EnvbuildError `report-page-invalid` (exit 5) and what `read_evidence` raises (exit 2)."""
-    if path.is_dir():
-        return _folder(path, path / "evidence.json", read_bytes(path / "evidence.json"))
-    data = read_bytes(path)
-    if data.lstrip()[:1] != b"<":
-        return _folder(path.parent, path, data)
-    html = _text(path, data)
-    evidence, signature = evidence_file.carried(html, path)
-    return Opened(path, path.parent, evidence, read_evidence(evidence, path), signature, html)
-
-
-def _folder(folder: Path, path: Path, text: bytes) -> Opened:
-    evidence = read_evidence(text, path)
+    folder, file = (path, path / "evidence.json") if path.is_dir() else (path.parent, path)
+    data = read_bytes(file)
+    if file == path and data.lstrip()[:1] == b"<":
+        page = _text(path, data)
+        evidence, signature = evidence_file.carried(page, path)
+        return Opened(path, folder, evidence, read_evidence(evidence, path), signature, page)
+    read = read_evidence(data, file)
     html, markdown = _page(folder / "report.html"), _page(folder / "report.md")
-    return Opened(path, folder, text, evidence, _beside(folder / evidence_file.SIGNATURE), html, markdown)
+    return Opened(file, folder, data, read, _beside(folder / evidence_file.SIGNATURE), html, markdown)
 
 
 def _beside(path: Path) -> bytes | None:

@@ -31,7 +31,13 @@ from envbuild.text import plural
 
 def check_run(evidence: Evidence, attached: Attached, folder: str, wanted: str | None) -> Iterator[Finding]:
     """All findings about the run; `folder` is the name of the report's folder, `wanted` the run that was asked for."""
-    yield from judged("run", f"the report is of the run {evidence.run}", _run(evidence, folder, wanted))
+    wrong = []
+    if wanted is not None and evidence.run != wanted:
+        wrong.append(f"it is of the run {evidence.run}, not of {wanted}")
+    if Evidence.is_run(folder) and folder != evidence.run:
+        wrong.append(f"it is of the run {evidence.run} and lies in the folder of {folder}")
+    problems = [problem("report-run-differs", "run", says) for says in wrong]
+    yield from judged("run", f"the report is of the run {evidence.run}", problems)
     tested = {digest for digest, variant in attached.variants.items() if variant.smoke}
     nodes = [node for node in evidence.nodes if node.variant_digest in tested]
     untried = [node.node for node in nodes if not any(check.name.startswith("smoke/") for check in node.checks)]
@@ -41,14 +47,6 @@ def check_run(evidence: Evidence, attached: Attached, folder: str, wanted: str |
         yield not_checked("nodes", "what the nodes report about hardware and system, and the texts of checks")
     if logs := sum(node.log is not None for node in evidence.nodes):
         yield not_checked("logs", f"those of {plural(logs, 'node')} are in the report; their sha256 is in the evidence")
-
-
-def _run(evidence: Evidence, folder: str, wanted: str | None) -> Iterator[Finding]:
-    if wanted is not None and evidence.run != wanted:
-        yield problem("report-run-differs", "run", f"it is of the run {evidence.run}, not of {wanted}")
-    if Evidence.is_run(folder) and folder != evidence.run:
-        says = f"it is of the run {evidence.run} and lies in the folder of {folder}"
-        yield problem("report-run-differs", "run", says)
 
 
 _TOPIC = "signature"
