@@ -15,7 +15,7 @@ from typing import Any
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.errors import EnvbuildError
 from envbuild.export import steps
-from envbuild.export.bash_sources import needs_of, part, quote, sources
+from envbuild.export.bash_sources import block, needs_of, part, quote, sources
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import proxies
@@ -169,54 +169,30 @@ def _from_bundle(file: str, chosen: Sequence[str]) -> list[str]:
     """Packages and sources from a bundle: each file needs a hash of the lock, or a commit and tree of it."""
     make = shlex.join(["envbuild", "bundle", "create", *chosen, "--output", file])
     lacking = f"{file} is not there: where the internet is reached, run `{make}`"
-    return [
-        "  # Packages and sources come from a bundle; nothing is fetched over a network.",
-        "  export UV_OFFLINE=1",
-        f"  [ -f {quote(file)} ] || fail {quote(lacking)} 7",
-        '  mkdir -p -- "$work/bundle"',
-        f'  tar -xf {quote(file)} -C "$work/bundle"',
-        '  export UV_FIND_LINKS="$work/bundle/wheels"',
-    ]
+    return block("bundle", FILE=quote(file), LACKING=quote(lacking))
 
 
 def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str]:
-    cache = quote(str(args["cache"])) if args.get("cache") else '"$work/cache"'
-    how = ": the head of this file says how it comes there" if variant.interpreter.kind == "standalone" else ""
-    lines = [
-        f"  # Variant {variant.id}, sha256 {node.variant_digest}",
-        f"  local python={quote(str(node.python))}",
-        f"  export UV_CACHE_DIR={cache}",
-    ]
+    how, build, base, site = "", "", "", ""
     if variant.interpreter.kind == "standalone":
-        build = f"{variant.interpreter.name} (sha256 {variant.interpreter.sha256})"
-        lines.append(f"  # The interpreter is the standalone build {visible(build)}, unpacked under tools/.")
-    lines += [
-        f'  [ -x "$python" ] || fail "there is no interpreter at $python{how}" 7',
-        *_nvcc(str((args.get("build") or {}).get("cuda_home") or "")),
-        '  [ ! -e "$environment" ] || fail "$environment is there already; remove it first" 7',
-        '  "$python" -I -c \'import sys; sys.exit("%d.%d" % sys.version_info[:2] != sys.argv[1])\' '
-        f'{quote(variant.python)} || fail "$python is not Python {variant.python}" 7',
-        '  mkdir -p -- "$prefix/envs" "$prefix/current" "$UV_CACHE_DIR"',
-        "",
-    ]
-    site = "--system-site-packages " if variant.base.kind != "none" else ""
-    if site:
-        lines.append("  # The environment stands on the interpreter's own packages, which are never replaced.")
-    lines.append(f'  uv venv --no-project --python "$python" {site}"$environment"')
-    return lines
+        how = ": the head of this file says how it comes there"
+        named = visible(f"{variant.interpreter.name} (sha256 {variant.interpreter.sha256})")
+        build = f"  # The interpreter is the standalone build {named}, unpacked under tools/.\n"
+    if variant.base.kind != "none":
+        base = "  # The environment stands on the interpreter's own packages, which are never replaced.\n"
+        site = "--system-site-packages "
+    return block(
+        "venv", VARIANT=variant.id, DIGEST=node.variant_digest, PYTHON=quote(str(node.python)), HOW=how, BUILD=build,
+        CACHE=quote(str(args["cache"])) if args.get("cache") else '"$work/cache"', VERSION=variant.python,
+        NVCC=_nvcc(str((args.get("build") or {}).get("cuda_home") or "")), BASE=base, SITE=site,
+    )  # fmt: skip
 
 
-def _nvcc(cuda: str) -> list[str]:
+def _nvcc(cuda: str) -> str:
     """The nvcc of the facts has to be there; a module of the job may have brought another."""
-    if not cuda:
-        return []
-    nvcc = quote(f"{cuda}/bin/nvcc")
     facts = "run `envbuild doctor --target TARGET --facts-out FILE`, and print with `--facts FILE`"
-    return [
-        f"  [ -x {nvcc} ] || fail {quote(f'there is no {cuda}/bin/nvcc, which the facts of the node have: {facts}')} 7",
-        f'  [ {nvcc} -ef "$(command -v nvcc || echo {nvcc})" ] ||',
-        f"    printf 'warning: %s compiles, as the facts have it, not %s of PATH\\n' {nvcc} \"$(command -v nvcc)\" >&2",
-    ]
+    absent = quote(f"there is no {cuda}/bin/nvcc, which the facts of the node have: {facts}")
+    return part("nvcc", NVCC=quote(f"{cuda}/bin/nvcc"), ABSENT=absent) if cuda else ""
 
 
 def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]], record: str) -> list[str]:
@@ -245,30 +221,14 @@ def _activation(stack: str, variables: Mapping[str, Any]) -> list[str]:
     """`.envbuild/activate.sh` for one shell, and the link that names the environment in use."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", stack):
         raise EnvbuildError("name-unusable", f"{stack!r} cannot be part of a path")
-    body = ["export PYTHONNOUSERSITE=1 PIP_REQUIRE_VIRTUALENV=1", "unset PYTHONHOME PYTHONPATH"]
-    secrets = secrets_of(variables)
+    secrets, body = secrets_of(variables), ""
     for name, value in sorted(variables.items()):
         if name in secrets:
             continue
         if isinstance(value, Mapping):
             path = quote(str(value["path"]))
-            body.append(f"if [ -e {path} ]; then export {name}={path}; fi")
+            body += f"if [ -e {path} ]; then export {name}={path}; fi\n"
         else:
-            body.append(f"export {name}={quote(str(value))}")
-    return [
-        "",
-        "  # Variables for one shell; no start-up file is touched.",
-        '  mkdir -p -- "$environment/.envbuild" "$prefix/current"',
-        "  { printf 'export VIRTUAL_ENV=%q\\n' \"$environment\"",
-        '    printf \'export PATH=%q:"$PATH"\\n\' "$environment/bin"',
-        "    cat <<'EOF'",
-        *body,
-        "EOF",
-        *(f"    printf 'export {name}=%q\\n' \"${name}\"" for name in secrets),
-        '  } > "$environment/.envbuild/activate.sh"',
-        "",
-        "  # The link is switched by a rename, so that there is always one.",
-        f'  ln -sfn -- "$environment" "$prefix/current/.{stack}.new"',
-        f'  mv -T -- "$prefix/current/.{stack}.new" "$prefix/current/{stack}"',
-        '  printf \'in use: %s\\nload it with: . %q\\n\' "$environment" "$environment/.envbuild/activate.sh"',
-    ]
+            body += f"export {name}={quote(str(value))}\n"
+    printed = "".join(f"    printf 'export {name}=%q\\n' \"${name}\"\n" for name in secrets)
+    return block("activation", STACK=stack, VARIABLES=body, SECRETS=printed)

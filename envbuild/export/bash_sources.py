@@ -32,6 +32,11 @@ def part(name: str, **values: str) -> str:
     return re.sub("@([A-Z]+)@", lambda match: values[match[1]], _parts()[name])
 
 
+def block(name: str, **values: str) -> list[str]:
+    """The lines of a part that stands in a function."""
+    return part(name, **values).split("\n")[:-1]
+
+
 def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
     """For the head of a script: what else it needs, in words, the check of that, and functions for builds."""
     every = [source for variant in variants for source in variant.sources]
@@ -81,13 +86,9 @@ def sources(
 
 def _tree(tree: LockedTree) -> list[str]:
     place, folder = quote(str(tree.at)), f'"$environment"/src/{quote(tree.name)}'
-    return [
-        "",
-        f"  # {tree.name} is a working tree of the user, used where it lies",
-        f"  [ -d {place} ] || fail {quote(f'the working tree {tree.at} is not there')} 7",
-        f'  mkdir -p -- "$environment"/src && ln -s -- {place} {folder}',
-        *(_on_path(tree.name, folder) if tree.install == "path" else [f"  editable {folder}"]),
-    ]
+    absent = quote(f"the working tree {tree.at} is not there")
+    lines = block("tree", NAME=tree.name, PLACE=place, FOLDER=folder, ABSENT=absent)
+    return lines + (_on_path(tree.name, folder) if tree.install == "path" else [f"  editable {folder}"])
 
 
 def _source(stack: str, source: LockedSource, bundles: Mapping[str, str]) -> list[str]:

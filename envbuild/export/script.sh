@@ -46,6 +46,48 @@ checkout() {
   [ "$found" = "$3" ] || fail "$1 has tree $found at $2, expected $3" 5
   "${git[@]}" checkout --quiet --detach "$2"
 }
+#: bundle
+  # Packages and sources come from a bundle; nothing is fetched over a network.
+  export UV_OFFLINE=1
+  [ -f @FILE@ ] || fail @LACKING@ 7
+  mkdir -p -- "$work/bundle"
+  tar -xf @FILE@ -C "$work/bundle"
+  export UV_FIND_LINKS="$work/bundle/wheels"
+#: venv
+  # Variant @VARIANT@, sha256 @DIGEST@
+  local python=@PYTHON@
+  export UV_CACHE_DIR=@CACHE@
+@BUILD@  [ -x "$python" ] || fail "there is no interpreter at $python@HOW@" 7
+@NVCC@  [ ! -e "$environment" ] || fail "$environment is there already; remove it first" 7
+  "$python" -I -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != sys.argv[1])' @VERSION@ || fail "$python is not Python @VERSION@" 7
+  mkdir -p -- "$prefix/envs" "$prefix/current" "$UV_CACHE_DIR"
+
+@BASE@  uv venv --no-project --python "$python" @SITE@"$environment"
+#: nvcc
+  [ -x @NVCC@ ] || fail @ABSENT@ 7
+  [ @NVCC@ -ef "$(command -v nvcc || echo @NVCC@)" ] ||
+    printf 'warning: %s compiles, as the facts have it, not %s of PATH\n' @NVCC@ "$(command -v nvcc)" >&2
+#: activation
+
+  # Variables for one shell; no start-up file is touched.
+  mkdir -p -- "$environment/.envbuild" "$prefix/current"
+  { printf 'export VIRTUAL_ENV=%q\n' "$environment"
+    printf 'export PATH=%q:"$PATH"\n' "$environment/bin"
+    cat <<'EOF'
+export PYTHONNOUSERSITE=1 PIP_REQUIRE_VIRTUALENV=1
+unset PYTHONHOME PYTHONPATH
+@VARIABLES@EOF
+@SECRETS@  } > "$environment/.envbuild/activate.sh"
+
+  # The link is switched by a rename, so that there is always one.
+  ln -sfn -- "$environment" "$prefix/current/.@STACK@.new"
+  mv -T -- "$prefix/current/.@STACK@.new" "$prefix/current/@STACK@"
+  printf 'in use: %s\nload it with: . %q\n' "$environment" "$environment/.envbuild/activate.sh"
+#: tree
+
+  # @NAME@ is a working tree of the user, used where it lies
+  [ -d @PLACE@ ] || fail @ABSENT@ 7
+  mkdir -p -- "$environment"/src && ln -s -- @PLACE@ @FOLDER@
 #: required
 # required BASE NAME...: every package is one of these, or is named by the metadata of one that is, or of the BASE.
 required() {
