@@ -193,30 +193,27 @@ def parse_query(text: str, fields: "tuple[str, ...]" = QUERY_FIELDS) -> "list[Js
     gpus = []
     for cells in _rows(text, fields):
         row = {name: _value(cell) for name, cell in zip(fields, cells)}  # noqa: B905 - strict= is of Python 3.10
-        index = integer(row.get("index"))
-        if index is not None:
-            gpus.append(_gpu(index, row))
+        index, mig = integer(row.get("index")), row.get("mig.mode.current")
+        if index is None:
+            continue
+        gpu = {
+            "index": index,
+            "name": row.get("name") or "",
+            "uuid": row.get("uuid") or "",
+            "memory_mib": integer(row.get("memory.total")),
+            "compute_capability": row.get("compute_cap"),
+            "pci_bus_id": row.get("pci.bus_id"),
+            "mig_enabled": None if mig is None else mig == "Enabled",
+            "ecc_errors": integer(row.get("ecc.errors.uncorrected.volatile.total")),
+            "driver_version": row.get("driver_version"),
+        }
+        gpus.append(gpu)
     return gpus
 
 
 def _rows(text: str, fields: "tuple[str, ...]") -> "list[list[str]]":
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     return [cells for cells in rows if len(cells) == len(fields)]
-
-
-def _gpu(index: int, row: "dict[str, str | None]") -> Json:
-    mig = row.get("mig.mode.current")
-    return {
-        "index": index,
-        "name": row.get("name") or "",
-        "uuid": row.get("uuid") or "",
-        "memory_mib": integer(row.get("memory.total")),
-        "compute_capability": row.get("compute_cap"),
-        "pci_bus_id": row.get("pci.bus_id"),
-        "mig_enabled": None if mig is None else mig == "Enabled",
-        "ecc_errors": integer(row.get("ecc.errors.uncorrected.volatile.total")),
-        "driver_version": row.get("driver_version"),
-    }
 
 
 def parse_health(text: str, fields: "tuple[str, ...]") -> "dict[str, dict[str, str]]":

@@ -26,13 +26,12 @@ _BUS_LARGEST = "all_reduce_busbw_gbps"
 
 def run(work: Work) -> list[Part]:
     """The checks that are asked for."""
-    spec, parts = work.spec, []
-    gpus: int | None = None if spec.cuda else 0
-    if chosen(spec.only, "machine/gemm"):
-        gemm, gpus = _gemm(work)
-        parts.append(gemm)
-    elif spec.cuda:
-        gpus = _count(work.run("gpus", {}).facts().get("gpus"))
+    spec = work.spec
+    parts = [_gemm(work)] if chosen(spec.only, "machine/gemm") else []
+    gpus: object = 0
+    if spec.cuda:
+        gpus = (parts[0].details if parts else work.run("gpus", {}).facts()).get("gpus")
+    gpus = gpus if isinstance(gpus, int) else None  # who knows what a program wrote there
     if chosen(spec.only, "machine/copies"):
         parts.append(_copies(work))
     if chosen(spec.only, "machine/all-reduce"):
@@ -43,12 +42,7 @@ def run(work: Work) -> list[Part]:
     return parts
 
 
-def _count(value: object) -> int | None:
-    """A number of GPUs; None for what else a program wrote there."""
-    return value if isinstance(value, int) else None
-
-
-def _gemm(work: Work) -> tuple[Part, int | None]:
+def _gemm(work: Work) -> Part:
     part, spec = Part("smoke/machine/gemm"), work.spec
     with gpu_state.sampled(work.scratch.fresh("gpus"), spec.variables) as state:
         outcome = work.run("gemm", {"cuda": spec.cuda})
@@ -56,7 +50,7 @@ def _gemm(work: Work) -> tuple[Part, int | None]:
     part.demand(outcome, *_CPU_GEMM, *(CUDA_GEMM if spec.cuda else ()))
     if not spec.cuda:
         part.says = "matrix products equal their float64 reference on the CPU"
-        return part.stop(), 0
+        return part.stop()
     part.says = "matrix products equal their float64 reference on CPU and GPUs"
     part.details["gpu_state"] = state
     part.failures[:0] = gpu_state.full(state) if part.failures else []
@@ -71,7 +65,7 @@ def _gemm(work: Work) -> tuple[Part, int | None]:
     rates = [(_rate(part.details, index), index) for index in range(len(part.details.get("gpu_names") or []))]
     if len(rates) > 1:
         part.whose = dict.fromkeys(CUDA_GEMM[-1], f" on GPU {min(rates)[1]}")
-    return part.stop(), _count(part.details.get("gpus"))
+    return part.stop()
 
 
 def _impossible(facts: Json, peaks: dict[str, float]) -> list[str]:
