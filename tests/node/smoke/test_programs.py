@@ -158,7 +158,7 @@ def test_copies_between_devices_are_a_matrix_whose_slowest_pair_is_the_metric_an
     assert metrics["copy_peer_gbps"]["median"] == pytest.approx(min(peers), rel=1e-3)
     assert 0 < min(peers) < sorted(peers)[1] / 1e3
     assert (metrics["copy_peer_gbps"]["n"], metrics["copy_host_to_device_gbps"]["n"]) == (3, 10)
-    lost = {"copies": programs["copies"].replace("into.copy_(of, non", "into[1:].copy_(of[1:], non")}
+    lost = {"copies": programs["copies"].replace("got[target], sent[source])]", "got[target][1:], sent[source][1:])]")}
     check = checks({"name": "machine", "deadline": 500}, lost, "machine/copies")[0]
     assert check["says"].startswith("copy from cpu to cpu: 1 of 131072 words are not what was sent")
 

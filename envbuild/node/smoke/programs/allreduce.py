@@ -89,12 +89,9 @@ def correctness(channel: Channel, rank: int, world: int, device: Any) -> None:
             _check(channel, data, _expected(size, world, dtype, device), what)
 
 
-def bandwidth(
-    channel: Channel, rank: int, world: int, device: Any, size: int = 0, repeats: int = _REPEATS
-) -> Tuple[List[float], int]:
-    """Seconds of each timed all-reduce of `size` bytes on this rank (0: as nodes together do it), and its bytes."""
+def bandwidth(channel: Channel, rank: int, world: int, device: Any, size: int, repeats: int = _REPEATS) -> List[float]:
+    """Seconds of each timed all-reduce of `size` bytes on this rank."""
     cuda = device.type == "cuda"
-    size = size or (_JOINT if cuda else _CPU_TIMED[-1])
     dtype = _half(device)[0] if cuda else torch.float32
     elements = size // torch.zeros(1, dtype=dtype).element_size()
     own = _own(elements, rank, world, dtype, device)
@@ -114,7 +111,7 @@ def bandwidth(
         if repeat >= _WARM_UP:
             seconds.append(time.perf_counter() - started)
         _check(channel, data, expected, what)
-    return seconds, size
+    return seconds
 
 
 def _room(device: Any) -> int:
@@ -149,7 +146,7 @@ def by_size(channel: Channel, rank: int, world: int, device: Any) -> None:
                 too_slow.append((size, float(next_one.item())))
                 continue
         repeats = _REPEATS if size <= 64 * _MIB else _FEW
-        timed.append((size, bandwidth(channel, rank, world, device, size, repeats)[0]))
+        timed.append((size, bandwidth(channel, rank, world, device, size, repeats)))
     channel.facts({"timed": timed, "left_out": left_out, "too_slow": too_slow})
 
 
@@ -163,7 +160,8 @@ def _nvls(log: str) -> Optional[bool]:
 
 def together(channel: Channel, rank: int, world: int, device: Any) -> None:
     """As nodes do it: tell the seconds of each all-reduce of one size, those of its slowest rank."""
-    seconds, size = bandwidth(channel, rank, world, device)
+    size = _JOINT if device.type == "cuda" else _CPU_TIMED[-1]
+    seconds = bandwidth(channel, rank, world, device, size)
     channel.stage("comparing times")
     times = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)

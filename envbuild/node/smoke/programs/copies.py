@@ -5,7 +5,7 @@ Runs inside the environment; needs torch 1.8 or newer and no numpy. What has arr
 
 import statistics
 import time
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
@@ -23,39 +23,26 @@ def _words(size: int, device: Any) -> Any:
     return torch.arange(1, (size >> 3) + 1, device=device, dtype=torch.int64).mul_(6364136223846793005)
 
 
-def seconds(devices: List[Any], work: Callable[[int], None], repeats: int) -> List[List[float]]:
-    """Seconds of each repeat of `work(number of the device)` on each device, all of them at once; one more warms up."""
-    samples = [[] for _ in devices]  # type: List[List[float]]
-    for repeat in range(repeats + 1):
-        spans = [_begin(device, work, number) for number, device in enumerate(devices)]
-        for number, span in enumerate(spans):
-            if repeat:
-                samples[number].append(span())
-            else:
-                span()
-    return samples
+def seconds(copies: List[Tuple[Any, Any, Any]], repeats: int) -> List[List[float]]:
+    """Seconds of each repeat of each copy (device, where to, what), all of them at once; one more warms up."""
+    samples = []
+    for _ in range(repeats + 1):
+        spans = [_begin(*copy) for copy in copies]
+        samples.append([span() for span in spans])
+    return [list(took) for took in zip(*samples[1:])]  # noqa: B905 - strict= is of Python 3.10
 
 
-def copying(into: Any, of: Any) -> Callable[[int], None]:
-    """The work of one copy."""
-
-    def work(_: int) -> None:
-        into.copy_(of, non_blocking=True)
-
-    return work
-
-
-def _begin(device: Any, work: Callable[[int], None], number: int) -> Callable[[], float]:
-    """Start the work; what is returned waits for its end and says how long it took on the device."""
+def _begin(device: Any, into: Any, of: Any) -> Callable[[], float]:
+    """Start a copy; what is returned waits for its end and says how long it took on the device."""
     if device.type != "cuda":
         started = time.perf_counter()
-        work(number)
+        into.copy_(of)
         took = time.perf_counter() - started
         return lambda: took
     with torch.cuda.device(device):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
-        work(number)
+        into.copy_(of, non_blocking=True)
         last.record()
 
     def wait() -> float:
@@ -85,7 +72,7 @@ def within(channel: Channel, devices: List[Any], size: int, name: str) -> None:
     channel.stage("copies within %d device(s)" % len(devices))
     sent = [_words(size, device) for device in devices]
     got = [torch.empty_like(values) for values in sent]
-    samples = seconds(devices, lambda number: got[number].copy_(sent[number]), _REPEATS)
+    samples = seconds(list(zip(devices, got, sent)), _REPEATS)  # noqa: B905
     for number, device in enumerate(devices):
         _same(channel, "copy within %s" % device, sent[number], got[number])
     rates = [_rates(2 * size, took) for took in samples]
@@ -101,7 +88,7 @@ def host(channel: Channel, devices: List[Any], size: int) -> None:
         channel.stage("copies between the host and %s" % device)
         there, back = torch.empty_like(sent, device=device), torch.empty_like(sent).pin_memory()
         for name, into, of in (("host_to_device_gbps", there, sent), ("device_to_host_gbps", back, there)):
-            measured[name].append(_rates(size, seconds([device], copying(into, of), _REPEATS)[0]))
+            measured[name].append(_rates(size, seconds([(device, into, of)], _REPEATS)[0]))
         _same(channel, "copy to %s and back" % device, sent, back)
     channel.facts({"link_bytes": size})
     for name, rates in measured.items():
@@ -123,7 +110,7 @@ def peers(channel: Channel, devices: List[Any], size: int) -> None:
             got[target].zero_()
             if device.type == "cuda":
                 torch.cuda.synchronize(devices[target])
-            pairs.append(_rates(size, seconds([device], copying(got[target], sent[source]), _PAIR_REPEATS)[0]))
+            pairs.append(_rates(size, seconds([(device, got[target], sent[source])], _PAIR_REPEATS)[0]))
             # What every device sends is the same: nothing has to be copied to be compared.
             _same(channel, "copy from %s to %s" % (device, devices[target]), sent[target], got[target])
             matrix[source][target] = _middle(pairs[-1])
