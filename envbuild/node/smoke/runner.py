@@ -58,12 +58,11 @@ _STATUS = re.compile(rb" (-?\d+)\n")
 
 @dataclass
 class Outcome:
-    """How one process ended: `events` as it wrote them, `stderr` its last lines, `seconds` of wall time."""
+    """How one process ended: `events` as it wrote them, `stderr` its last lines."""
 
     returncode: int | None = None
     timed_out: bool = False
     stopped: bool = False
-    seconds: float = 0.0
     events: list[Json] = field(default_factory=list)
     stderr: str = ""
 
@@ -141,14 +140,12 @@ class Turn:
         self.process = process
         self._output = b""
         self._said: int | None = None
-        self._started = time.monotonic()
 
     def ended(self) -> bool:
-        """Whether the program has ended, or the process that it ran in; records when."""
+        """Whether the program has ended, or the process that it ran in."""
         if self.outcome.returncode is None:
             status = self.process.status()
             self.outcome.returncode = status if self._said is None else self._said
-            self.outcome.seconds = time.monotonic() - self._started
         return self.outcome.returncode is not None
 
     def take(self, output: bytes, keep: int) -> None:
