@@ -44,7 +44,7 @@ _START = (
     "import ast, importlib.metadata, inspect, json, runpy, statistics, sys, traceback, typing; "
     "sys.pycache_prefix = sys.argv[1] + '/byte-code'; sys.dont_write_bytecode = False; "
     "sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; "
-    "sys.argv[1:] = []; runpy.run_module('envbuild_smoke.' + name, run_name='__main__', alter_sys=True)"
+    "sys.argv[1:] = []; from envbuild_smoke import common; common.run(name)"
 )
 _PROGRAMS = "envbuild.node.smoke.programs"
 # Set in NVIDIA's images: with TF32 no product in float32 equals its reference. Torch 1.12 and 1.13 obey nothing else.

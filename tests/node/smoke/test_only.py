@@ -90,7 +90,7 @@ def test_a_name_that_nothing_has_is_an_error_that_lists_the_names(subject: Subje
 def test_one_check_of_the_extensions_runs_alone_and_one_that_is_not_there_is_named(subject: Subject) -> None:
     text = (Path(smoke.__file__).parent / "programs" / "extensions.py").read_text()
     main = text[text.index("def main(") :].replace("torch.__version__", "2.0")
-    program = "from .common import begin\n" + STEPS + main
+    program = "from typing import Any, Dict\nfrom .common import Channel\n" + STEPS + main
 
     def names(*asked: str) -> list[str]:
         found = subject.raw({"name": "extensions"}, programs={"extensions": program}, only=asked)

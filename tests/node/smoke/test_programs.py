@@ -195,7 +195,7 @@ def test_a_floor_of_a_size_that_gpus_have_no_memory_for_is_not_checked() -> None
 def behind_stand_ins(program: str, *changes: tuple[str, str]) -> dict[str, str]:
     """The program as for two GPUs, which the processor stands in for, with smaller sizes."""
     text = (Path(smoke.__file__).parent / "programs" / f"{program}.py").read_text()
-    start = "\ndef main() -> None:\n"
+    start = "\ndef main("
     install = "\nfrom . import fake_cuda\nfake_cuda.install(2)\n"
     for old, new in (*changes, (start, install + start)):
         assert text.count(old) == 1, old

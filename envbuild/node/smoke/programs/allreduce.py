@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 import torch.distributed as dist
 
-from .common import Channel, arm, asked, torch_version
+from .common import Channel, torch_version
 
 _WARM_UP = 2
 _REPEATS = 10
@@ -204,28 +204,17 @@ def _work(channel: Channel, args: Dict[str, Any], place: Dict[str, int], joint: 
     dist.destroy_process_group()
 
 
-def main() -> None:
+def main(args: Dict[str, Any], channel: Channel) -> None:
     """One rank: meet, check, time. Its place is in the request or, where nodes do it together, torchrun's to tell."""
-    args = asked()
     joint = "store" not in args
-    if not joint:
-        place = {"rank": int(args["rank"]), "local": int(args["rank"]), "world": int(args["world"])}
-        stacks = 2  # type: Any
-    else:  # the ranks of a node have one request: each has files of its own, and what is left of the deadline
+    if joint:
         words = {"rank": "RANK", "local": "LOCAL_RANK", "world": "WORLD_SIZE"}
         place = {name: int(os.environ[variable]) for name, variable in words.items()}
-        args["events"] = "%s-%d" % (args["events"], place["local"])
-        args["deadline"] = max(0.1, float(args["until"]) - time.monotonic())
-        stacks = open(args["events"] + ".stacks", "w", encoding="utf-8")  # noqa: SIM115 - lives as long as the process
-    _, channel = arm(args, stacks)
+    else:
+        place = {"rank": int(args["rank"]), "local": int(args["rank"]), "world": int(args["world"])}
     try:
         _work(channel, args, place, joint)
     except Exception as error:
         if joint:  # torchrun keeps the last words of its ranks to itself
             channel.failure("%s: %s" % (type(error).__name__, (str(error).splitlines() or [""])[0][:400]))
         raise
-    channel.done()
-
-
-if __name__ == "__main__":
-    main()

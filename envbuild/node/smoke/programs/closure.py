@@ -13,9 +13,9 @@ import os
 import re
 import sys
 import warnings
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from .common import begin
+from .common import Channel
 from .imports import Places
 
 # required: its own code needs it; guarded: in `try`, or for type checkers; aside: in tests, examples, documents.
@@ -282,9 +282,8 @@ class _Resolver:
         return spec is not None
 
 
-def main() -> None:
+def main(args: Dict[str, Any], channel: Channel) -> None:
     """Read the `files` of the `trees` that the request names."""
-    args, channel = begin()
     sys.path.pop(0)  # the programs' own folder; it must not serve an import
     trees = args["trees"]
     resolver = _Resolver(Places(args["environment"], "none", {}, list(trees.values())))
@@ -307,8 +306,3 @@ def main() -> None:
     for module in lost["required"]:
         optional.pop(module, None)
     channel.facts({"resolved": sorted(third), "open": lost["required"], "optional": optional})
-    channel.done()
-
-
-if __name__ == "__main__":
-    main()

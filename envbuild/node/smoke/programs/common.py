@@ -1,16 +1,18 @@
 """What every smoke program does the same way; imported inside the environment, so neither torch nor numpy here.
 
-A program reads one JSON request, from stdin or from the file that `SHARED` names. It appends one JSON event a line to
-the file that the request names. Its standard output belongs to whatever it imports. Events survive a crash, so the
-reader knows what was being done.
+A program is a module with a function `main`. Its request is JSON, from stdin or from the file that `SHARED` names. It
+appends one JSON event a line to the file that the request names. Its standard output belongs to whatever it imports.
+Events survive a crash, so the reader knows what was being done.
 """
 
 import faulthandler
+import importlib
 import json
 import math
 import os
 import statistics
 import sys
+import time
 from typing import Any, Dict, List, Tuple
 
 # Class and machine of an ELF header (elf.h).
@@ -78,25 +80,34 @@ class Channel:
         self.emit("done", {})
 
 
-def asked() -> Dict[str, Any]:
-    """The request: this process's own, or that of all ranks of a launcher, which hands them nothing."""
-    shared = os.environ.get(SHARED)
-    if shared is None:
-        return dict(json.load(sys.stdin))
-    with open(shared, encoding="utf-8") as file:
-        return dict(json.load(file))
-
-
 def begin() -> Tuple[Dict[str, Any], Channel]:
-    """The request and the channel for its answer. At the deadline all stacks go to stderr, then the reader kills."""
-    return arm(asked(), 2)
+    """The request and the channel for its answer. At the deadline all stacks go to stderr, then the reader kills.
 
-
-def arm(args: Dict[str, Any], stacks: Any) -> Tuple[Dict[str, Any], Channel]:
-    """The same for a request that was read already; `stacks` is the file (or its number) that stacks go to."""
+    The request is this process's own, or that of all ranks of a launcher, which hands them nothing.
+    """
+    shared = os.environ.get(SHARED)
+    stacks = 2  # type: Any
+    if shared is None:
+        args = dict(json.load(sys.stdin))
+    else:
+        with open(shared, encoding="utf-8") as file:
+            args = dict(json.load(file))
+    if "until" in args:  # of ranks that torchrun starts each has files of its own, and what is left of the time
+        args["events"] = "%s-%s" % (args["events"], os.environ["LOCAL_RANK"])
+        args["deadline"] = max(0.1, float(args["until"]) - time.monotonic())
+        stacks = open(args["events"] + ".stacks", "w", encoding="utf-8")  # noqa: SIM115 - faulthandler keeps it
     faulthandler.enable(file=stacks, all_threads=True)
     faulthandler.dump_traceback_later(float(args["deadline"]), exit=False, file=stacks)
     return args, Channel(args["events"])
+
+
+def run(name: str) -> None:
+    """Import a program and run its `main` with the request and the channel for its answer. A worker has no `main`."""
+    main = getattr(importlib.import_module("." + name, __package__), "main", None)
+    if main is not None:
+        args, channel = begin()
+        main(args, channel)
+        channel.done()
 
 
 def torch_version(torch: Any) -> List[int]:

@@ -5,11 +5,11 @@ Runs inside the environment; needs torch 1.8 or newer and no numpy. What has arr
 
 import statistics
 import time
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
-from .common import NO_GPU, Channel, begin
+from .common import NO_GPU, Channel
 
 _CPU_BYTES = 64 << 20
 _CUDA_BYTES = 2 << 30  # within a GPU, of which it has ten times as much
@@ -129,12 +129,10 @@ def _middle(values: List[float]) -> float:
     return float("%.5g" % statistics.median(values))
 
 
-def main() -> None:
+def main(args: Dict[str, Any], channel: Channel) -> None:
     """Every visible GPU where the request says `cuda`, else the processor's memory."""
-    args, channel = begin()
     if not args["cuda"]:
         within(channel, [torch.device("cpu")], _CPU_BYTES, "copy_cpu_gbps")
-        channel.done()
         return
     channel.stage("looking for GPUs")
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -146,8 +144,3 @@ def main() -> None:
         host(channel, devices, _LINK_BYTES)
     if len(devices) > 1:
         peers(channel, devices, _LINK_BYTES)
-    channel.done()
-
-
-if __name__ == "__main__":
-    main()

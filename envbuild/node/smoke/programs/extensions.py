@@ -10,12 +10,12 @@ import sys
 import time
 import traceback
 from functools import partial
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
 
 from . import apex, host_extensions, megatron_kernels
-from .common import NO_GPU, Channel, begin, other_machine
+from .common import NO_GPU, Channel, other_machine
 from .compare import BrokenContextError, Case, MissingApiError, on_device, words
 
 _PLAIN, _GENERIC = "scaled_softmax_cuda", "generic_scaled_masked_softmax_cuda"
@@ -162,9 +162,8 @@ def _step(channel: Channel, step: str, cuda: bool) -> bool:
     return going
 
 
-def main() -> None:
+def main(args: Dict[str, Any], channel: Channel) -> None:
     """All steps, or the ones that a reader names after a crash."""
-    args, channel = begin()
     cuda = bool(args["cuda"])
     todo = args.get("todo")
     if todo is None:
@@ -182,8 +181,3 @@ def main() -> None:
         if not _step(channel, step, cuda):
             channel.emit("again", {})  # this process lost its GPU; the reader starts another for the rest
             break
-    channel.done()
-
-
-if __name__ == "__main__":
-    main()

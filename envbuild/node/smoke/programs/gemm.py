@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 
-from .common import NO_GPU, Channel, begin, torch_version
+from .common import NO_GPU, Channel, torch_version
 
 # Greatest allowed difference, as a part of sqrt(K): entries of A and B are normal, so entries of A·B are about sqrt(K).
 # float32 lies between what it gives at K = 8192 (2e-5 measured on an H200) and what TF32 would give (about 1e-3).
@@ -208,9 +208,8 @@ def _cuda_size(channel: Channel, count: int, size: int, kind: Tuple[Any, str, st
     )
 
 
-def main() -> None:
+def main(args: Dict[str, Any], channel: Channel) -> None:
     """CPU always; every visible GPU where the request says `cuda`."""
-    args, channel = begin()
     channel.facts({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
     if args["cuda"]:
         channel.stage("looking for GPUs")
@@ -227,8 +226,3 @@ def main() -> None:
     _cpu(channel, _CPU_SIZES[-1:] if cuda else _CPU_SIZES)
     if cuda and count:
         _cuda(channel, count)
-    channel.done()
-
-
-if __name__ == "__main__":
-    main()

@@ -3,8 +3,9 @@
 import contextlib
 import ctypes
 import sys
+from typing import Any, Dict
 
-from .common import begin
+from .common import Channel
 
 
 def _of_driver() -> int:
@@ -17,13 +18,7 @@ def _of_driver() -> int:
     return count.value
 
 
-def main() -> None:
+def main(_: Dict[str, Any], channel: Channel) -> None:
     """One fact."""
-    _, channel = begin()
     torch = sys.modules.get("torch")  # there in a copy of the process that has imported it
     channel.facts({"gpus": torch.cuda.device_count() if torch else _of_driver()})
-    channel.done()
-
-
-if __name__ == "__main__":
-    main()

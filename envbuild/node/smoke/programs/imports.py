@@ -13,7 +13,7 @@ import sysconfig
 import time
 from typing import Any, Dict, List, Optional, Sequence, Set
 
-from .common import Channel, begin, other_machine
+from .common import Channel, other_machine
 
 
 def _under(path: str, root: str) -> bool:
@@ -171,9 +171,8 @@ def _check_interpreter(channel: Channel, args: Dict[str, Any], places: Places) -
     _check_versions(channel, args["provided"], "base")
 
 
-def main() -> None:
+def main(args: Dict[str, Any], channel: Channel) -> None:
     """Check what the request asks for; failures are events."""
-    args, channel = begin()
     sys.path.pop(0)  # the programs' own folder; it must not serve an import
     places = Places(args["environment"], args["base"], args["provided"], args.get("trees", ()))
     if args["first"]:
@@ -183,8 +182,3 @@ def main() -> None:
         module = _import(channel, places, name)
         if name == "torch" and module is not None:
             _check_torch(channel, module, args["torch"] or "", args["flavour"])
-    channel.done()
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,7 @@ import traceback
 from typing import Any, Dict
 
 from . import mpi_ranks
-from .common import SHARED, Channel, begin
+from .common import SHARED, Channel
 
 
 def where(error: BaseException, folder: str) -> str:
@@ -39,14 +39,12 @@ def _run(args: Dict[str, Any], channel: Channel, script: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    channel.done()
 
 
-def main() -> None:
+def main(args: Dict[str, Any], channel: Channel) -> None:
     """Set variables, path and arguments as `python SCRIPT ...` in its work folder has them, then run the script."""
     if SHARED in os.environ:
         mpi_ranks.tell()
-    args, channel = begin()
     os.environ.update(args["variables"])
     os.chdir(args["work"])
     script = str(args["script"])
@@ -54,7 +52,3 @@ def main() -> None:
     sys.path[0] = os.path.dirname(script)  # in the place of the programs' own folder
     channel.stage("running %s" % os.path.basename(script))
     _run(args, channel, script)
-
-
-if __name__ == "__main__":
-    main()

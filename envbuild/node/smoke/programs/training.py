@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .common import begin, torch_version
+from .common import Channel, torch_version
 
 # The loss of the last steps must be at most this part of the first one (which is about ln(vocabulary)).
 LOSS_FACTOR = 0.5
@@ -116,9 +116,8 @@ def _short(values: List[float]) -> List[float]:
     return [float("%.5g" % value) for value in values]
 
 
-def main() -> None:
+def main(args: Dict[str, Any], channel: Channel) -> None:
     """Train, tell the losses and tokens/s; the first step pays for start-up and is told apart."""
-    args, channel = begin()
     device = torch.device("cuda", 0) if args["cuda"] else torch.device("cpu")
     shape = _CUDA if args["cuda"] else _CPU
     channel.stage("building the model on %s" % device)
@@ -148,8 +147,3 @@ def main() -> None:
             )
         tokens = shape["batch"] * shape["length"]
         channel.metric("training_tokens_per_second", "token/s", [tokens / seconds for seconds in times[1:]])
-    channel.done()
-
-
-if __name__ == "__main__":
-    main()

@@ -10,10 +10,11 @@ import faulthandler
 import gc
 import json
 import os
-import runpy
 import sys
 import traceback
 from typing import Any, Dict
+
+from .common import run
 
 
 def _run(job: Dict[str, Any]) -> int:
@@ -23,7 +24,7 @@ def _run(job: Dict[str, Any]) -> int:
     os.close(request)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - the program's
     try:
-        runpy.run_module("envbuild_smoke." + job["name"], run_name="__main__", alter_sys=True)
+        run(job["name"])
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
             return ended.code or 0
@@ -45,7 +46,7 @@ def _tidy(torch: Any, threads: int) -> None:
             torch.cuda.empty_cache()
 
 
-def main() -> None:
+def serve() -> None:
     """Serve until stdin is closed."""
     jobs = os.fdopen(os.dup(0), encoding="utf-8")
     with contextlib.suppress(Exception):  # the programs say why torch cannot be imported
@@ -62,5 +63,5 @@ def main() -> None:
         os.write(1, ("\n%s %d\n" % (job["end"], status)).encode("ascii"))
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "envbuild_smoke.worker":
+    serve()
