@@ -42,7 +42,7 @@ print(json.dumps(out))
 
 
 class Interpreter(NamedTuple):
-    """`path` (real path, never a shim), `version` (three numbers), `packages` of its base (normal name -> version).
+    """`path` (real path, never a shim), `packages` of its base (normal name -> version).
 
     A base that is a virtual environment has `sites`, its site-packages folders, because `path` is then the interpreter
     below it; `system_site` says whether that interpreter's own packages belong to the base. `requires`: normal names of
@@ -50,7 +50,6 @@ class Interpreter(NamedTuple):
     """
 
     path: str
-    version: tuple[int, ...]
     packages: dict[str, str]
     sites: tuple[str, ...] = ()
     system_site: bool = True
@@ -85,7 +84,7 @@ def examine(path: object, variant: Json) -> Interpreter:
     # As for an import, the first on sys.path counts, however its name is written.
     packages = {installed.normal_name(name): version for name, version in reversed(list(facts["packages"].items()))}
     requires = frozenset(map(installed.required_name, facts["requires"]))
-    return Interpreter(real, tuple(facts["version"]), packages, tuple(facts["sites"]), facts["system_site"], requires)
+    return Interpreter(real, packages, tuple(facts["sites"]), facts["system_site"], requires)
 
 
 def _refused(code: str, what: str, why: str) -> NodeError:
@@ -184,8 +183,8 @@ class Conda:
         self.facts = {"conda": dict(made, activation=activation.variables(self.environment))}
         self.check_added({package["name"]: package["version"] for package in self.variant.get("packages", [])})
         # Its own interpreter, whose path counts as part of the environment.
-        python = examine(os.path.join(self.environment, "bin", "python"), self.variant)
-        return Interpreter("", python.version, {})
+        examine(os.path.join(self.environment, "bin", "python"), self.variant)
+        return Interpreter("", {})
 
     def check_added(self, added: dict[str, str]) -> None:
         """Raise `conda-and-wheel` (exit 7) where a distribution (name -> version) is one of conda's as well."""

@@ -329,24 +329,23 @@ class Store:
         if name is not None and self.use == "read-write" and not os.path.lexists(self.place(name, PROVEN)):
             self.quarantine(name, why)
 
-    def quarantine(self, name: str, why: str) -> str | None:
-        """Move a damaged entry away, with its reason beside it; returns where, None when that is not possible."""
+    def quarantine(self, name: str, why: str) -> None:
+        """Move a damaged entry away where that is possible, with its reason beside it."""
         where = self.place("quarantine", f"{name}.{uuid.uuid4().hex[:8]}")
         note = {"entry": name, "why": why, "at": round(time.time(), 3), "by": dict(identity.here())}
         try:
             os.rename(self.place(name), where)
         except FileNotFoundError:
-            return None
+            return
         except OSError as error:
             self.note(f"entry {name:.12} is damaged ({why}) and cannot be moved away: {error}")
-            return None
+            return
         try:
             lease.touch(where)
             paths.write_json(where + ".json", note)
         except (OSError, NodeError) as error:
             log(f"the reason is not written: {error}")
         self.note(f"entry {name:.12} is not good and is in quarantine now: {why}")
-        return where
 
     def put(
         self, inputs: Json, wheel: str, facts: Json, builder: Json | None = None, built_at: float | None = None

@@ -130,18 +130,18 @@ def test_prune_leaves_alone_what_a_living_builder_holds(tmp_path: Path, store: t
 
 def test_prune_empties_the_quarantine_and_what_killed_builders_left(tmp_path: Path, store: tuple[Store, str]) -> None:
     place = Path(store[0].path)
-    moved = store[0].quarantine(store[1], "for the test")
-    assert moved
+    store[0].quarantine(store[1], "for the test")
+    moved, _reason = sorted((place / "quarantine").iterdir())
     half = place / "tmp" / f"{'0' * 64}.half"
     half.mkdir()
     fresh = place / "tmp" / f"{'1' * 64}.half"
     fresh.mkdir()
     (place / "leases" / ".lease-0a_left9").write_text("")
     mine = [write_file(place / name) for name in ("quarantine/mine", "tmp/mine", "leases/mine", "mine/a")]
-    for path in (Path(moved), half, place / "leases" / ".lease-0a_left9", *mine):
+    for path in (moved, half, place / "leases" / ".lease-0a_left9", *mine):
         aged(path, 100)
     result = ask(tmp_path, "prune")
-    assert [each["name"] for each in result["removed"]] == [f"quarantine/{Path(moved).name}", f"tmp/{half.name}"]
+    assert [each["name"] for each in result["removed"]] == [f"quarantine/{moved.name}", f"tmp/{half.name}"]
     assert result["bytes"] > 100
     assert [path for path in mine if not path.exists()] == []
     for path in mine:

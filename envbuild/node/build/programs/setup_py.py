@@ -201,76 +201,67 @@ def hook(state: "State") -> None:
         pass
     # The plain classes, below those that setuptools, torch and setup.py derive from them.
     base = importlib.import_module("distutils.dist").Distribution.__mro__[-2]
-    base.parse_command_line = _parser(state, base.parse_command_line)
     command = importlib.import_module("distutils.command.build_ext").build_ext
-    command.build_extensions = _builder(state, command.build_extensions)
+    parse, build = base.parse_command_line, command.build_extensions
+    base.parse_command_line = lambda dist: _parse_command_line(state, parse, dist)
+    command.build_extensions = lambda command: _build_extensions(state, build, command)
 
 
-def _parser(state: "State", original: "Any") -> "Any":
+def _parse_command_line(state: "State", original: "Any", dist: "Any") -> "Any":
     """`Distribution.parse_command_line` that places the flags which setup.py left on the command line."""
-
-    def parse_command_line(dist: "Any") -> "Any":
-        options = {option[0].rstrip("=") for option in dist.get_command_class("bdist_wheel").user_options}
-        general = {option[0].rstrip("=") for option in dist.global_options}
-        unread = []
-        dist.script_args = list(dist.script_args)
-        for flag in [word for word in state.request["flags"] if word in dist.script_args]:
-            name = flag.lstrip("-").partition("=")[0]
-            if name in general:
-                continue
-            dist.script_args.remove(flag)
-            if name in options:
-                dist.script_args.append(flag)
-            else:
-                unread.append(flag)
-        state.tell(unread=unread)
-        if unread:
-            sys.exit("envbuild: this setup.py does not know %s" % " ".join(unread))
-        if "compression" in options:
-            dist.script_args.append("--compression=stored")  # it is packed once, later
-        return original(dist)
-
-    return parse_command_line
+    options = {option[0].rstrip("=") for option in dist.get_command_class("bdist_wheel").user_options}
+    general = {option[0].rstrip("=") for option in dist.global_options}
+    unread = []
+    dist.script_args = list(dist.script_args)
+    for flag in [word for word in state.request["flags"] if word in dist.script_args]:
+        name = flag.lstrip("-").partition("=")[0]
+        if name in general:
+            continue
+        dist.script_args.remove(flag)
+        if name in options:
+            dist.script_args.append(flag)
+        else:
+            unread.append(flag)
+    state.tell(unread=unread)
+    if unread:
+        sys.exit("envbuild: this setup.py does not know %s" % " ".join(unread))
+    if "compression" in options:
+        dist.script_args.append("--compression=stored")  # it is packed once, later
+    return original(dist)
 
 
-def _builder(state: "State", original: "Any") -> "Any":
+def _build_extensions(state: "State", original: "Any", command: "Any") -> None:
     """`build_ext.build_extensions` with a thread for each of as many extensions as there are jobs."""
-
-    def build_extensions(command: "Any") -> None:
-        command.check_extensions_list(command.extensions)
-        # A shared library that others link against is none.
-        made = [extension for extension in command.extensions if type(extension).__name__ != "Library"]
-        rows = [
-            {"name": command.get_ext_fullname(extension.name), "optional": _optional(extension)} for extension in made
-        ]
-        state.tell(extensions=rows, files=sum(len(extension.sources) for extension in made))
-        tokens, most = Tokens(state.request["fifo"]), state.request["jobs"]
-        tokens.turn(state.request["name"], state.report["files"] if getattr(command, "use_ninja", False) else 0)
-        if _starts_programs(command):
-            with tokens.rest(most) as jobs:
-                os.environ.update(MAX_JOBS=str(jobs), CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
-                command.build_extension = functools.partial(_build, state, command, contextlib.suppress)
-                original(command)
-            return
-        # Libraries of setuptools must be built in their order.
-        threads = min(most, len(made)) if len(made) == len(command.extensions) and _has_threads(command) else 1
-        token, together = tokens.one if threads > 1 else contextlib.suppress, _together(command, tokens)
-        if together is not None:
-            threads, token = len(made), together.extension
-        command.parallel = threads if threads > 1 else None
-        if tokens.fifo is None:
-            os.environ["MAX_JOBS"] = str(most if together else most // threads)
-        if getattr(command, "use_ninja", False):
-            # ninja begins with the first, and all are to end together.
-            command.compiler.compile = _longest_first(command.compiler.compile)
-            command.extensions.sort(key=lambda extension: max(map(_length, extension.sources)), reverse=True)
-            if tokens.fifo is not None:
-                os.environ.pop("MAX_JOBS", None)  # torch makes it a -j, with which ninja asks no job server
-                os.environ["MAKEFLAGS"] = "-j%d --jobserver-auth=fifo:%s" % (most, tokens.fifo)
-        command.build_extension = functools.partial(_build, state, command, token)
-        original(command)
-
-    return build_extensions
+    command.check_extensions_list(command.extensions)
+    # A shared library that others link against is none.
+    made = [extension for extension in command.extensions if type(extension).__name__ != "Library"]
+    rows = [{"name": command.get_ext_fullname(extension.name), "optional": _optional(extension)} for extension in made]
+    state.tell(extensions=rows, files=sum(len(extension.sources) for extension in made))
+    tokens, most = Tokens(state.request["fifo"]), state.request["jobs"]
+    tokens.turn(state.request["name"], state.report["files"] if getattr(command, "use_ninja", False) else 0)
+    if _starts_programs(command):
+        with tokens.rest(most) as jobs:
+            os.environ.update(MAX_JOBS=str(jobs), CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
+            command.build_extension = functools.partial(_build, state, command, contextlib.suppress)
+            original(command)
+        return
+    # Libraries of setuptools must be built in their order.
+    threads = min(most, len(made)) if len(made) == len(command.extensions) and _has_threads(command) else 1
+    token, together = tokens.one if threads > 1 else contextlib.suppress, _together(command, tokens)
+    if together is not None:
+        threads, token = len(made), together.extension
+    command.parallel = threads if threads > 1 else None
+    if tokens.fifo is None:
+        os.environ["MAX_JOBS"] = str(most if together else most // threads)
+    if getattr(command, "use_ninja", False):
+        # ninja begins with the first, and all are to end together.
+        command.compiler.compile = _longest_first(command.compiler.compile)
+        command.extensions.sort(key=lambda extension: max(map(_length, extension.sources)), reverse=True)
+        if tokens.fifo is not None:
+            os.environ.pop("MAX_JOBS", None)  # torch makes it a -j, with which ninja asks no job server
+            os.environ["MAKEFLAGS"] = "-j%d --jobserver-auth=fifo:%s" % (most, tokens.fifo)
+    command.build_extension = functools.partial(_build, state, command, token)
+    original(command)
 
 
 def _together(command: "Any", tokens: "Tokens") -> "Together | None":
