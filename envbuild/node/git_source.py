@@ -96,19 +96,10 @@ def check_pins(sources: "list[Json]") -> None:
             if not _HEX.match(part["commit"]) or not _HEX.match(part["tree"]):
                 raise NodeError("request-invalid", "source %s: commit and tree must be 40 hex digits" % source["name"])
         paths.checked_name(source["name"], "source name")
-        for path in (
-            [part["path"] for part in parts]
-            + ([source["path"]] if source.get("path") else [])
-            + (source.get("outputs") or [])
-        ):
-            _checked_relative(path)
-
-
-def _checked_relative(path: str) -> str:
-    parts = path.split("/")
-    if not path or path.startswith(("/", "-", "~")) or any(part in ("", ".", "..", ".git") for part in parts):
-        raise NodeError("request-invalid", "not a path inside a source: %r" % path[:100])
-    return path
+        named = [source["path"]] if source.get("path") else []
+        for path in [part["path"] for part in parts] + named + (source.get("outputs") or []):
+            if path.startswith(("/", "-", "~")) or any(word in ("", ".", "..", ".git") for word in path.split("/")):
+                raise NodeError("request-invalid", "not a path inside a source: %r" % path[:100])
 
 
 def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str] | None" = None) -> "dict[str, str]":
@@ -124,29 +115,23 @@ def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str
     _checkout(source, folder, source["name"], bundle)
     repositories = {"": folder}
     for part in sorted(source.get("submodules") or [], key=lambda submodule: submodule["path"].count("/")):
-        where = os.path.join(folder, _checked_relative(part["path"]))
+        where, name = os.path.join(folder, part["path"]), "%s/%s" % (source["name"], part["path"])
         # A link in the tree must not lead a submodule out of it.
         if os.path.realpath(where) != os.path.join(os.path.realpath(folder), part["path"]):
             raise _mismatch(part["path"], "the path goes through a symbolic link")
-        _check_gitlink(source, part, repositories)
-        _checkout(part, where, "%s/%s" % (source["name"], part["path"]), (parts or {}).get(part["path"]))
+        # The parent's tree must itself name the submodule's commit.
+        above = max((path for path in repositories if not path or part["path"].startswith(path + "/")), key=len)
+        below = os.path.relpath(part["path"], above or ".")
+        listed = _must(repositories[above], "reading a tree", "ls-tree", "HEAD", "--", below)
+        if listed.split()[:3] != ["160000", "commit", part["commit"]]:
+            raise _mismatch(name, "the lock says submodule commit %s; the tree says: %s" % (part["commit"], listed))
+        _checkout(part, where, name, (parts or {}).get(part["path"]))
         repositories[part["path"]] = where
     listed = _must(folder, "reading a tree", "ls-tree", "-r", "-z", "HEAD")
     for where in repositories.values():
         paths.remove_tree(os.path.join(where, ".git"))
     entries = [line.partition("\t") for line in listed.split("\0")]
     return {path: head.split()[2] for head, _, path in entries if head.startswith("160000 ")}
-
-
-def _check_gitlink(source: Json, part: Json, repositories: "dict[str, str]") -> None:
-    """The parent's tree must itself name the submodule's commit."""
-    above = max((path for path in repositories if not path or part["path"].startswith(path + "/")), key=len)
-    below = part["path"][len(above) + 1 :] if above else part["path"]
-    listed = _must(repositories[above], "reading a tree", "ls-tree", "HEAD", "--", below)
-    if listed.split()[:3] != ["160000", "commit", part["commit"]]:
-        name = "%s/%s" % (source["name"], part["path"])
-        why = "the lock says submodule commit %s; the tree says: %s" % (part["commit"], listed)
-        raise _mismatch(name, why)
 
 
 def _mismatch(name: str, why: str) -> "NodeError":

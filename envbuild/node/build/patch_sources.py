@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from envbuild.node import git_source, proc
+from envbuild.node import proc
 from envbuild.node.build import patch
 from envbuild.node.protocol import Json, NodeError, log, plural
 from envbuild.node.read_text import first
@@ -17,13 +17,6 @@ path = os.path.join(os.path.dirname(spec.origin), "version.py") if spec and spec
 print(open(path, encoding="utf-8").read() if os.path.exists(path) else "")
 """
 _CUDA = re.compile(r"^cuda\b[^=\n]*= *(None|(?P<quote>['\"])[0-9.]+(?P=quote))", re.MULTILINE)
-
-
-def check(pins: list[Json], given: Json) -> None:
-    """See that sources are pinned and patched as the lock says; raises what `check_pins` and `specs_of` raise."""
-    git_source.check_pins(pins)
-    for source in pins:
-        specs_of(source, given)
 
 
 def specs_of(source: Json, given: Json) -> list[Json]:

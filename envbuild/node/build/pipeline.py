@@ -254,8 +254,9 @@ class Builder:
         folder, links = self.trees[name], self.links[name]
         self.patched[name] = patch_sources.of_source(source, folder, links, self.specs[name], self._facts)
 
-    def _toolchain(self, own: dict[str, str]) -> Json:
-        """What a build with its `own` variables would use; they may name another compiler, or another MPI's."""
+    def _inputs(self, source: Json) -> Json:
+        """What decides the bits of a source's wheel, but for the packages: these are known once they are installed."""
+        own = _own(source)  # its variables may name another compiler, or another MPI's
         asked = repr(sorted(own.items()))
         if asked not in self._toolchains:
             # Programs of packages count where the packages do: here they are looked for in a folder that has none.
@@ -267,13 +268,8 @@ class Builder:
             names = tools["environment"].items()
             tools["environment"] = {name: value.replace(self.environment, "@environment@") for name, value in names}
             self._toolchains[asked] = tools
-        return self._toolchains[asked]
-
-    def _inputs(self, source: Json) -> Json:
-        """What decides the bits of a source's wheel, but for the packages: these are known once they are installed."""
         digests = [patch.digest(spec) for spec in self.specs[source["name"]]]
-        toolchain = self._toolchain(_own(source))
-        return build_key.key_inputs(source, self.variant, toolchain, self._arch_list, digests, {})
+        return build_key.key_inputs(source, self.variant, self._toolchains[asked], self._arch_list, digests, {})
 
     def _visible(self, source: Json, packages: environment.Packages) -> dict[str, str]:
         """The packages that the build of a source sees; its pyproject.toml names some of them."""

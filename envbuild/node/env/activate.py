@@ -111,20 +111,30 @@ def _drop_delivered(folder: str, run: str) -> None:
 
 
 def _finish(prefix: str, environment: str, request: Json, held: lease.Lease) -> Json:
-    """Hash, check against RECORD, write what activates it and `files.json`, and the stamp as the last thing."""
+    """Hash, check against RECORD, write what activates it and `files.json`, and the stamp as the last thing.
+
+    Raises NodeError `root-differs` (exit 5) where another node has stamped another root for what should be equal.
+    """
     args = request["args"]
     built = _built(environment, request)
     entries = contents.scan(prefix, environment, built, contents.kept(paths.meta(environment, stamp.SCAN)))
     _check_record(environment, entries, built.get("archived"))
     files = {path: entry.as_list() for path, entry in entries.items()}
     data = _stamp(environment, request, built, files)
-    _check_root(environment, data["root"], args.get("root"))
+    root, wanted = data["root"], args.get("root")
+    if wanted is not None and root != wanted:
+        raise NodeError(
+            "root-differs",
+            f"{environment} differs from what the first node built",
+            why=f"its root is {root:.12}, that node's is {wanted:.12}",
+            hint="look at both with `envbuild verify`, then `envbuild provision --repair`",
+        )
     activation_files.write(environment, data["stack"], data["variables"])
     user_files.note_made(environment, built["sources"])
     paths.write_json(paths.meta(environment, stamp.FILES), files)
     held.check()
     stamp.write(environment, data)
-    log(f"stamped {environment}: {plural(len(files), 'file')}, root {data['root']:.12}")
+    log(f"stamped {environment}: {plural(len(files), 'file')}, root {root:.12}")
     for name in (stamp.SCAN, stamp.INSTALLED):
         paths.remove_tree(paths.meta(environment, name))
     return data
@@ -181,15 +191,4 @@ def _check_record(environment: str, entries: dict[str, merkle.Entry], known: dic
             why="the smoke test or another process wrote into the environment",
             hint="provision again",
             details={"files": wrong[:20]},
-        )
-
-
-def _check_root(environment: str, root: str, wanted: str | None) -> None:
-    """Raise NodeError `root-differs` (exit 5) where another node has stamped another root for what should be equal."""
-    if wanted is not None and root != wanted:
-        raise NodeError(
-            "root-differs",
-            f"{environment} differs from what the first node built",
-            why=f"its root is {root:.12}, that node's is {wanted:.12}",
-            hint="look at both with `envbuild verify`, then `envbuild provision --repair`",
         )

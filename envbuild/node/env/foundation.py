@@ -91,22 +91,6 @@ def _refused(code: str, what: str, why: str) -> NodeError:
     return NodeError(code, what, why=why.strip(), hint="choose another interpreter (--python) or variant")
 
 
-def check(variant: Json, provided: dict[str, str]) -> None:
-    """See that the base is the one that was planned with, and that the lock replaces none of its packages.
-
-    `provided` is what the interpreter really has. Raises NodeError `base-changed` or `replaces-base-package` (exit 7).
-    """
-    for name, version in sorted(variant.get("provided", {}).items()):
-        present = provided.get(installed.normal_name(name))
-        if not installed.same_version(present, version):
-            raise NodeError(
-                "base-changed",
-                f"the base has {name} {present or 'not'}, the variant was made for {version}",
-                hint="run `envbuild plan` again: the base is part of the variant's digest",
-            )
-    check_replaces({package["name"]: package["version"] for package in variant.get("packages", [])}, provided)
-
-
 def check_replaces(added: dict[str, str], provided: dict[str, str]) -> None:
     """Raise NodeError `replaces-base-package` (exit 7) when a package of ours would hide one of the base."""
     both = sorted(name for name in added if installed.normal_name(name) in provided)
@@ -127,13 +111,25 @@ class Venv:
     phase = "venv"
 
     def __init__(self, request: Json, environment: str) -> None:
-        """Look at the interpreter and its packages before anything is changed; raises what `examine` raises."""
+        """See that the base is the one that was planned with, and that the lock replaces none of its packages.
+
+        Raises NodeError as `examine`, `base-changed` and `replaces-base-package` (exit 7).
+        """
         self.prefix, self.args = request["prefix"], request["args"]
         self.environment, self.variant = environment, self.args["variant"]
         self.facts: Json = {}
         bring_staged(self.prefix, self.args.get("interpreter"), self.args.get("staged"))
         self._interpreter = examine(self.args.get("interpreter"), self.variant)
-        check(self.variant, self._interpreter.packages)
+        provided = self._interpreter.packages
+        for name, version in sorted(self.variant.get("provided", {}).items()):
+            present = provided.get(installed.normal_name(name))
+            if not installed.same_version(present, version):
+                raise NodeError(
+                    "base-changed",
+                    f"the base has {name} {present or 'not'}, the variant was made for {version}",
+                    hint="run `envbuild plan` again: the base is part of the variant's digest",
+                )
+        check_replaces({package["name"]: package["version"] for package in self.variant.get("packages", [])}, provided)
 
     def make(self, tool: uv.Uv) -> Interpreter:
         """Make it with uv; raises what `uv.failure` makes."""

@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 
-from envbuild.node import lease, merkle, paths, pip_config
+from envbuild.node import git_source, lease, merkle, paths, pip_config
 from envbuild.node.build import build_dir, patch_sources, pipeline
 from envbuild.node.bundle import archive
 from envbuild.node.conda import meta
@@ -105,7 +105,9 @@ def _install(job: _Job, held: lease.Lease) -> tuple[bool, Json]:
         return False, dict(result, environment=job.environment, record_checked=0, seconds=job.seconds)
     stands_on = foundation.of(job.request, job.environment)
     packages.check_recorded(job.locked, job.args["stack"])
-    patch_sources.check(job.variant.get("sources") or [], job.args.get("patches") or {})
+    git_source.check_pins(job.variant.get("sources") or [])
+    for source in job.variant.get("sources") or []:
+        patch_sources.specs_of(source, job.args.get("patches") or {})
     own = os.path.join(job.prefix, "tmp")
     _sweep(own)
     _check_space(job)
