@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
     try:
         known: dict[tuple[str, str], Any] = {}
         text = read_file(path)
-        data = json.loads(text, object_hook=_each_text_once())
+        data = json.loads(text)
         # A thousand nodes are a quarter of a million texts.
         place = unsafe_at(data) if text.translate(None, _SAFE) else None
         listed = [_node(name, plain, known) for name, plain in _nodes(data)] if place is None else []
@@ -161,19 +160,6 @@ def _find(ref: str) -> Path:
             hint=did_you_mean(ref, (*names, *(path.name for path in Path().glob("*.json")))),
         )
     return resources.catalog() / "facts" / f"{ref}.json"
-
-
-def _each_text_once() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """For `json.loads`: equal texts of an object become one object; JSON gives every GPU its own."""
-    once = lru_cache(None)(str)
-
-    def hook(plain: dict[str, Any]) -> dict[str, Any]:
-        for key, value in plain.items():
-            if value.__class__ is str:
-                plain[key] = once(value)
-        return plain
-
-    return hook
 
 
 def _nodes(data: Any) -> list[tuple[str | None, Any]]:
