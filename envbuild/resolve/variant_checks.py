@@ -60,15 +60,9 @@ def platform_of(variant: Variant, facts: NodeFacts) -> Platform:
     return Platform(variant.python, variant.machine, glibc)
 
 
-@lru_cache(maxsize=64)
-def _named(variant: Variant) -> tuple[tuple[str, LockedPackage], ...]:
-    """The packages of a variant with their normal names."""
-    return tuple((str(canonicalize_name(package.name)), package) for package in variant.packages)
-
-
 def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, target: Target) -> Request:
     """The request for the rules about a variant on a target; for a base, about the base's torch."""
-    named = _named(variant)
+    named = [(str(canonicalize_name(package.name)), package) for package in variant.packages]
     packages = {name: package.version for name, package in named}
     packages |= variant.conda.distributions if variant.conda else {}
     if python is not None and python.openssl is not None:
