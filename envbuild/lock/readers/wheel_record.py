@@ -12,7 +12,6 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
@@ -71,8 +70,9 @@ def _read(url: str, read: Callable[[zipfile.ZipFile], Answer]) -> Answer | None:
 
 
 def _remote(url: str, read: Callable[[zipfile.ZipFile], Answer]) -> Answer | None:
+    certificates = pip_config.read(os.environ).cert
     for length in _TAILS:
-        tail = index_client.tail(url, length, _certificates(), timeout=10)
+        tail = index_client.tail(url, length, certificates, timeout=10)
         if tail is None:
             return None
         try:
@@ -81,11 +81,6 @@ def _remote(url: str, read: Callable[[zipfile.ZipFile], Answer]) -> Answer | Non
         except (ValueError, zipfile.BadZipFile):  # what is asked for lies before that part
             continue
     return None
-
-
-@cache
-def _certificates() -> str:
-    return pip_config.read(os.environ).cert
 
 
 _ALGORITHMS = ("sha256", "sha384", "sha512")
