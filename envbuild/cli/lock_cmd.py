@@ -437,11 +437,10 @@ def _places(variant: Variant, find_links: tuple[str, ...]) -> Places:
     from envbuild.catalog.indexes import load_indexes
     from envbuild.export.lock_formats import Places
     from envbuild.lock.create import default_supply
-    from envbuild.lock.packages import Index
 
     supply = default_supply(find_links)
     used = {package.index for package in variant.packages}
-    indexes = {name: Index(name, entry.url, entry.kind) for name, entry in load_indexes().items() if name in used}
+    indexes = {name: index for name, index in load_indexes().items() if name in used}
     # An index that does not answer is left out: the file may still be in a find-links folder.
     return Places(supply.find_links, {name: index for name, index in indexes.items() if supply.reachable(index)})
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild import __version__
+from envbuild.catalog.indexes import IndexEntry
 from envbuild.errors import EnvbuildError
 from envbuild.export.steps import requirement
-from envbuild.lock.packages import Index, offered_files
+from envbuild.lock.packages import offered_files
 from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.record import inlined
 from envbuild.lock.variants import conda_unrecorded, hash_unrecorded
@@ -138,7 +139,7 @@ class Places:
     """Where to ask for addresses when there is no wheelhouse: find-links entries, named indexes, conda's channels."""
 
     find_links: tuple[str, ...] = ()
-    indexes: Mapping[str, Index] | None = None
+    indexes: Mapping[str, IndexEntry] | None = None
     channels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 

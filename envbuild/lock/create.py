@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from packaging.utils import canonicalize_name
 
 from envbuild import __version__
-from envbuild.catalog.indexes import distributions, index_for_torch, load_distributions
+from envbuild.catalog.indexes import DEFAULT_INDEX, IndexEntry, distributions, index_for_torch, load_distributions
 from envbuild.catalog.loader import manifest_digest
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.conda.channels import places
@@ -27,9 +27,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock import packages
 from envbuild.lock.files import field_digests
 from envbuild.lock.packages import (
-    PYPI,
     BasePython,
-    Index,
     Request,
     carry_over,
     check_provides,
@@ -129,9 +127,9 @@ def default_supply(
     `indexes` replaces the address of a named index, for a mirror: name to URL.
     """
 
-    def torch_index(version: str, flavour: str) -> Index:
+    def torch_index(version: str, flavour: str) -> IndexEntry:
         entry = index_for_torch(version, flavour)
-        return Index(entry.name, (indexes or {}).get(entry.name, entry.url), entry.kind)
+        return entry.model_copy(update={"url": (indexes or {}).get(entry.name, entry.url)})
 
     links = pip_config.alive(dict.fromkeys([*find_links, *pip_config.read(os.environ).find_links]))
     compat = load_compat()
@@ -454,7 +452,7 @@ class _Maker:
         packages = lock_offers(offers, request, previous)
         if choice and choice.package:
             packages = (*packages, choice.package)
-        origin = choice.origin if choice else PYPI
+        origin = choice.origin if choice else DEFAULT_INDEX
         # Under the name of its index, whatever folder it came from.
         locked = [item.model_copy(update={"index": origin}) if item.name == "torch" else item for item in packages]
         return tuple(carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name))

@@ -22,6 +22,7 @@ import tomlkit
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from envbuild.catalog.indexes import DEFAULT_INDEX, IndexEntry
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.readers.pylock import (
     Offer,
@@ -39,7 +40,6 @@ from envbuild.model.stack import Base
 from envbuild.node import variables
 from envbuild.resolve.rules.packages import lacking, sdists
 
-PYPI = "pypi"
 _PROBE = (
     "import importlib.metadata as m, json, sys;"
     "print(json.dumps({'python': '%d.%d' % sys.version_info[:2], 'packages':"
@@ -51,15 +51,6 @@ YOUNG = timedelta(days=90)  # after a year too many are old acquaintances under 
 # uv's warning, with the reason where the index states one.
 _RELAXING_S = 120
 _YANKED = re.compile(r'^warning: `([^`=]+)==[^`]+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Index:
-    """A wheel index that the catalog names. `kind`: `simple` (PEP 503) or `find-links` (one page of links)."""
-
-    name: str
-    url: str
-    kind: str = "simple"
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,7 @@ class Request:
     as_of: str | None = None
     find_links: tuple[str, ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
-    indexes: Mapping[str, Index] = field(default_factory=dict)
+    indexes: Mapping[str, IndexEntry] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     no_deps: bool = False
     stable: bool = False
@@ -335,7 +326,7 @@ def lock_offers(
         sha256 = item.sha256 or "unrecorded"
         file = ArtifactFile(file=item.file, sha256=sha256, size=item.size, unpacked=item.unpacked, reason=reason)
         index = request.indexes.get(offer.name)
-        place = index.name if index else PYPI
+        place = index.name if index else DEFAULT_INDEX
         locked.append(LockedPackage(name=offer.name, version=offer.version, index=place, files=(file,)))
     return tuple(sorted(locked, key=lambda package: package.name))
 
@@ -353,7 +344,7 @@ def offered_files(
     variant: Variant,
     packages: Iterable[LockedPackage],
     find_links: tuple[str, ...] = (),
-    indexes: Mapping[str, Index] | None = None,
+    indexes: Mapping[str, IndexEntry] | None = None,
 ) -> dict[str, OfferedFile]:
     """What is offered under the locked versions now, by file name. `indexes` by name. Raises as `resolve` does."""
     known, wanted = indexes or {}, tuple(packages)
@@ -363,7 +354,7 @@ def offered_files(
         # `===`, because `==1.0` would take 1.0+local where a find-links folder has it.
         requirements=tuple(f"{package.name}==={package.version}" for package in wanted),
         find_links=find_links,
-        indexes={p.name: known[p.index] for p in wanted if p.index != PYPI and p.index in known},
+        indexes={p.name: known[p.index] for p in wanted if p.index != DEFAULT_INDEX and p.index in known},
         no_deps=True,
         allow_build=sdists(wanted),
     )

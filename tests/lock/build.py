@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from envbuild.catalog.indexes import IndexEntry
 from envbuild.lock.create import create_lock
 from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
@@ -24,6 +25,10 @@ def stack(**profile: Any) -> Stack:
 
 def make(wanted: Stack, supply: Supply, **options: Any) -> Lock:
     return create_lock(wanted, "exact", supply=supply, standalone={}, **options)
+
+
+def index_at(name: str, url: str) -> IndexEntry:
+    return IndexEntry.model_construct(name=name, url=url, kind="simple")
 
 
 def versions(lock: Lock, number: int = 0) -> dict[str, str]:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.catalog.indexes import IndexEntry
 from envbuild.errors import EnvbuildError
-from envbuild.lock.packages import Index
 from envbuild.lock.readers.git import git_reader
 from envbuild.lock.readers.torch_wheels import Supply, TorchRecords
 from envbuild.lock.sources import lock_source
 from envbuild.model.lock import ArtifactFile, LockedSource
 from envbuild.model.stack import Source
+from tests.lock.build import index_at
 from tests.support import known_pythons
 from tests.support.files import write_file
 from tests.support.repositories import git
@@ -38,10 +39,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def supply(home: Path) -> Callable[..., Supply]:
     def make(*links: Path, records: tuple[ArtifactFile, ...] = (), requires: dict[str, tuple[str, ...]] | None = None,
              url: str = "", reachable: bool = False) -> Supply:  # fmt: skip
-        def torch_index(version: str, flavour: str) -> Index:
+        def torch_index(version: str, flavour: str) -> IndexEntry:
             if flavour not in ("cpu", "cu111", "cu118"):
                 raise EnvbuildError("index-unknown", f"no package index is known for torch {version}+{flavour}")
-            return Index(f"pytorch-{flavour}", url or f"https://example.org/whl/{flavour}")
+            return index_at(f"pytorch-{flavour}", url or f"https://example.org/whl/{flavour}")
 
         return Supply(
             find_links=tuple(str(link) for link in links),

@@ -12,7 +12,7 @@ from envbuild.errors import ExitCode
 from envbuild.lock.check import check_lock
 from envbuild.lock.create import create_lock
 from envbuild.lock.files import parse_lock, read_lock
-from envbuild.lock.packages import Index, read_base
+from envbuild.lock.packages import read_base
 from envbuild.lock.readers.torch_wheels import can_reach
 from envbuild.lock.record import render_lock
 from envbuild.model.lock import ArtifactFile, LockedInterpreter
@@ -21,7 +21,7 @@ from envbuild.node.env.foundation import examine
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.profile import findings
 from tests.e2e.world import MINOR, World
-from tests.lock.build import MakeSupply, make, make_wheel, make_wheels, sha256, stack, versions
+from tests.lock.build import MakeSupply, index_at, make, make_wheel, make_wheels, sha256, stack, versions
 from tests.lock.conftest import Repos
 from tests.support.fails import fails
 from tests.support.files import write_file
@@ -241,8 +241,8 @@ def test_torch_and_what_is_built_with_it_come_from_its_own_index_and_nothing_els
 ) -> None:
     house = make_wheels(tmp_path / "house", "alpha 1.0", "models 1.0: torchvision", "torchvision 0.22.0: torch==2.7.0")
     offer(make_wheel(tmp_path / "simple" / "torchvision", "torchvision", "0.22.0+cpu", requires=["torch==2.7.0"]))
-    assert can_reach(Index("pytorch-cpu", torch_index))
-    assert not can_reach(Index("pytorch-cpu", "http://127.0.0.1:9"))
+    assert can_reach(index_at("pytorch-cpu", torch_index))
+    assert not can_reach(index_at("pytorch-cpu", "http://127.0.0.1:9"))
     # `alpha` of that index is newer and must not be taken; the user's own index is out of the question here.
     (home / ".config" / "uv" / "uv.toml").write_text(
         f'index = [{{url = "{house.as_uri()}", format = "flat", default = true}}]\n'

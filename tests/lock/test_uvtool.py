@@ -12,12 +12,12 @@ from packaging.requirements import Requirement
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.check import check_lock
-from envbuild.lock.packages import Index, Request, arguments, resolve
+from envbuild.lock.packages import Request, arguments, resolve
 from envbuild.lock.readers.pylock import Offer, OfferedFile, choose_file, parse_pylock, platform_of, with_sizes
 from envbuild.lock.readers.torch_wheels import can_reach
 from envbuild.lock.readers.uvtool import _failure, run_uv
 from envbuild.lock.variants import applies, environment
-from tests.lock.build import MakeSupply, make, make_wheel, make_wheels, stack, versions
+from tests.lock.build import MakeSupply, index_at, make, make_wheel, make_wheels, stack, versions
 from tests.support.certificates import certificate
 from tests.support.fails import fails
 from tests.support.files import write_file
@@ -102,11 +102,11 @@ def test_uv_and_all_that_asks_an_index_trust_the_certificates_that_pip_is_told_o
         file = OfferedFile(file=wheel.name, sha256="0" * 64, size=None, url=address + wheel.name)
         unknown = failure(request)
         assert unknown.code == "index-unreachable" and "pip's `cert`" in unknown.hint
-        assert not can_reach(Index("pytorch-cpu", address))
+        assert not can_reach(index_at("pytorch-cpu", address))
         assert [each.size for each in with_sizes([file])] == [None]
         write_file(home / ".config" / "pip" / "pip.conf", f"[global]\ncert = {cert}\n")
         assert [(offer.name, offer.version) for offer in resolve(request)] == [("alpha", "1.0")]
-        assert can_reach(Index("pytorch-cpu", address))
+        assert can_reach(index_at("pytorch-cpu", address))
         assert [each.size for each in with_sizes([file])] == [wheel.stat().st_size]
 
 

@@ -19,9 +19,9 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 from envbuild import resources
+from envbuild.catalog.indexes import DEFAULT_INDEX, IndexEntry
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import EnvbuildError
-from envbuild.lock.packages import PYPI, Index
 from envbuild.lock.readers.pylock import headers_of, platform_of
 from envbuild.model.lock import ArtifactFile, LockedPackage
 from envbuild.node import pip_config
@@ -52,10 +52,10 @@ class Supply:
     """
 
     find_links: tuple[str, ...]
-    torch_index: Callable[[str, str], Index]
+    torch_index: Callable[[str, str], IndexEntry]
     pypi_flavours: Mapping[str, str | None]
     records: TorchRecords
-    reachable: Callable[[Index], bool]
+    reachable: Callable[[IndexEntry], bool]
     allow_build: tuple[str, ...] = ()
 
 
@@ -70,8 +70,8 @@ class TorchChoice:
     """
 
     requirements: tuple[str, ...]
-    origin: str = PYPI
-    index: Index | None = None
+    origin: str = DEFAULT_INDEX
+    index: IndexEntry | None = None
     package: LockedPackage | None = None
     sibling: bool = False
     left_out: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ def load_records() -> TorchRecords:
     return TorchRecords(files, requires)
 
 
-def can_reach(index: Index) -> bool:
+def can_reach(index: IndexEntry) -> bool:
     """Whether an index answers for torch within 5 s."""
     address = index.url if index.kind == "find-links" else f"{index.url.rstrip('/')}/torch/"
     return headers_of(address, 5) is not None
@@ -130,7 +130,7 @@ def _local_wheels(full: str, find_links: tuple[str, ...]) -> list[Path]:
 
 
 def _from_records(
-    full: str, fits: Platform, supply: Supply, index: Index, previous: LockedPackage | None
+    full: str, fits: Platform, supply: Supply, index: IndexEntry, previous: LockedPackage | None
 ) -> TorchChoice:
     package = _recorded_package(full, fits, supply.records, index, previous)
     siblings = _local_wheels(full, supply.find_links)
@@ -141,7 +141,7 @@ def _from_records(
     sibling = _sibling(version, supply.pypi_flavours)
     if sibling and (flavour == "cpu" or Version(version) < _CUDA_INSIDE_BEFORE):
         # What such a build needs besides CUDA is what the build on PyPI needs.
-        package = package.model_copy(update={"metadata_from": f"torch {sibling} on {PYPI}"})
+        package = package.model_copy(update={"metadata_from": f"torch {sibling} on {DEFAULT_INDEX}"})
         left_out = _CUDA_ONLY if flavour == "cpu" else _LIBRARIES
         return TorchChoice((_plain(sibling),), index.name, package=package, sibling=True, left_out=left_out)
     instead = supply.pypi_flavours.get(version)
@@ -164,7 +164,7 @@ def _sibling(version: str, pypi_flavours: Mapping[str, str | None]) -> str | Non
 
 
 def _recorded_package(
-    full: str, fits: Platform, records: TorchRecords, index: Index, previous: LockedPackage | None
+    full: str, fits: Platform, records: TorchRecords, index: IndexEntry, previous: LockedPackage | None
 ) -> LockedPackage:
     best = best_wheel((file for file in records.files if file.startswith(f"torch-{full}-")), fits)
     if not best and previous and (previous.version, previous.index) == (full, index.name):
