@@ -115,7 +115,7 @@ def _made(
     from envbuild.catalog.node_facts import load_facts
     from envbuild.conda.virtual import of_facts
     from envbuild.lock.check import restated
-    from envbuild.lock.create import CondaAsked, create_lock, default_supply, standalone_interpreters
+    from envbuild.lock.create import create_lock, default_supply, standalone_interpreters
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.profile import findings, refuse, refuse_locked
     from envbuild.resolve.rules.packages import sdists
@@ -144,7 +144,8 @@ def _made(
                 previous=previous,
                 upgrade=upgrade,
                 standalone=standalone_interpreters(choose.configured({}).toolchain),
-                conda=CondaAsked(tuple(map(of_facts, nodes.values())), conda_unrecorded),
+                virtual=tuple(map(of_facts, nodes.values())),
+                conda_offline=conda_unrecorded,
                 say=lambda text: progress.pause(lambda: ui.warn(text)),
             )
     except EnvbuildError as error:

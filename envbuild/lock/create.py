@@ -13,7 +13,7 @@ from datetime import date
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -65,46 +65,6 @@ from envbuild.text import few
 _BUILT_WITH_TORCH = ("torchaudio", "torchvision")
 
 
-class CondaAsked(NamedTuple):
-    """How conda is asked: virtual packages of nodes instead of the profile's; `offline`: channels are left alone."""
-
-    virtual: tuple[Virtual, ...] = ()
-    offline: bool = False
-
-
-AS_THE_PROFILE_SAYS = CondaAsked()
-
-
-def lock_conda(
-    profile: Profile, plan: Plan, as_of: str | None, old: Variant | None, asked: CondaAsked, say: Callable[[str], None]
-) -> LockedConda | None:
-    """What conda installs for a variant; None for the engine venv. `old`: its versions are kept.
-
-    Raises EnvbuildError: what `conda.channels.places` and `conda.solve.solve` raise.
-    """
-    spec = profile.conda
-    if spec is None or plan.virtual is None:
-        return None
-    from envbuild.conda.solve import Wish, solve, with_sizes  # with it comes rattler
-
-    fields: dict[str, Any] = {"link_scripts": spec.link_scripts, "solved_for": dict(plan.virtual)}
-    fields["provides"] = dict(sorted(provides(spec).items()))
-    channels = places(spec)
-    if asked.offline:
-        return LockedConda(unrecorded="the channels were not asked", **fields)
-    kept = old.conda.packages if old and old.conda else ()
-    wanted = specs(profile, spec, plan.python, plan.platform)
-    wish = Wish(wanted, channels, plan.virtual, SUBDIRS[plan.platform], as_of, kept)
-    sizes = {package.sha256: package.unpacked for package in kept}
-    packages = [one.model_copy(update={"unpacked": sizes.get(one.sha256)}) for one in solve(wish, say)]
-    return LockedConda(packages=with_sizes(packages, {place.name: place.urls for place in channels}, say), **fields)
-
-
-def left_to_conda(plan: Plan, profile: Profile) -> frozenset[str]:
-    """The distributions that pip's resolver leaves out of a variant."""
-    return frozenset(provides(profile.conda)) if plan.virtual is not None else frozenset()
-
-
 def refuse_both(conda: LockedConda | None, packages: Iterable[LockedPackage]) -> None:
     """Raises EnvbuildError `conda-and-wheel` (exit 7) if conda and pip would install one distribution."""
     theirs = {str(canonicalize_name(package.name)): package for package in (conda.packages if conda else ())}
@@ -153,12 +113,14 @@ def create_lock(
     previous: Lock | None = None,
     upgrade: bool = False,
     standalone: Mapping[str, LockedInterpreter] | None = None,
-    conda: CondaAsked = AS_THE_PROFILE_SAYS,
+    virtual: Sequence[Virtual] = (),
+    conda_offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Lock:
     """Resolve every variant of a profile. Without `as_of` and `upgrade`, versions of `previous` are kept.
 
-    `conda`: for which nodes conda solves, and whether it is asked. `say` gets a sentence for what builds want and the
+    `virtual`: virtual packages of nodes, for which conda solves instead of the profile's; `conda_offline`: its channels
+    are left alone. `say` gets a sentence for what builds want and the
     lock has not, for each newcomer, for each tree that could not be looked at and for what conda had to choose. Raises
     EnvbuildError: what resolution, sources, bases, records and conda raise.
     """
@@ -168,10 +130,12 @@ def create_lock(
     old = {variant.id: variant for variant in previous.variants} if previous else {}
     say = cache(say)  # a sentence once, whichever variants it is about
     pinned = standalone_interpreters() if standalone is None else standalone
-    plans = tuple(variant_plans(profile, pinned, conda.virtual))
+    plans = tuple(variant_plans(profile, pinned, virtual))
     until = day.isoformat() if day else None
     supply = replace(supply, reachable=cache(supply.reachable))
-    maker = _Maker(stack.name, profile_name, profile, supply, until, (), say, base, upgrade, conda=conda)
+    maker = _Maker(
+        stack.name, profile_name, profile, supply, until, (), say, base, upgrade, conda_offline=conda_offline
+    )
     # Whether indexes are in reach costs seconds, and resolving without one minutes.
     for plan in plans:
         maker.torch(plan, _packages_of(old.get(plan.id)))
@@ -324,7 +288,7 @@ class _Maker:
     base: BasePython | None = None
     upgrade: bool = False
     sources: tuple[LockedSource, ...] = ()
-    conda: CondaAsked = AS_THE_PROFILE_SAYS
+    conda_offline: bool = False
 
     def say_all(self, texts: Iterable[str]) -> None:
         """Each of these sentences."""
@@ -335,7 +299,7 @@ class _Maker:
         """One locked variant."""
         previous = _packages_of(old)
         keep = old if not self.upgrade and self.as_of is None else None
-        conda = lock_conda(self.profile, plan, self.as_of, keep, self.conda, self.say)
+        conda = self._conda(plan, keep)
         choice = self.torch(plan, previous)
         request = self._request(plan, choice, previous, conda)
         known = self.base if self.base and plan.base.kind != "none" and self.base.python == plan.python else None
@@ -364,9 +328,36 @@ class _Maker:
         check_against_records(draft.packages, self.supply.records)
         versions = {item.name: item.version for item in draft.packages} | dict(known.packages if known else {})
         versions |= {item.name: item.version for item in (conda.packages if conda else ())}
-        provided = {package_name(text) for text in plan.base.provides} | left_to_conda(plan, self.profile)
+        provided = {package_name(text) for text in plan.base.provides} | self._left_to_conda(plan)
         self.say_all(unmet(self.needs, versions, provided, plan.python, plan.platform))
         return draft.with_fields(self.stack, self.profile_name)
+
+    def _conda(self, plan: Plan, old: Variant | None) -> LockedConda | None:
+        """What conda installs for a variant; None for the engine venv. `old`: its versions are kept.
+
+        Raises EnvbuildError: what `conda.channels.places` and `conda.solve.solve` raise.
+        """
+        spec = self.profile.conda
+        if spec is None or plan.virtual is None:
+            return None
+        from envbuild.conda.solve import Wish, solve, with_sizes  # with it comes rattler
+
+        fields: dict[str, Any] = {"link_scripts": spec.link_scripts, "solved_for": dict(plan.virtual)}
+        fields["provides"] = dict(sorted(provides(spec).items()))
+        channels = places(spec)
+        if self.conda_offline:
+            return LockedConda(unrecorded="the channels were not asked", **fields)
+        kept = old.conda.packages if old and old.conda else ()
+        wanted = specs(self.profile, spec, plan.python, plan.platform)
+        wish = Wish(wanted, channels, plan.virtual, SUBDIRS[plan.platform], self.as_of, kept)
+        sizes = {package.sha256: package.unpacked for package in kept}
+        packages = [one.model_copy(update={"unpacked": sizes.get(one.sha256)}) for one in solve(wish, self.say)]
+        urls = {place.name: place.urls for place in channels}
+        return LockedConda(packages=with_sizes(packages, urls, self.say), **fields)
+
+    def _left_to_conda(self, plan: Plan) -> frozenset[str]:
+        """The distributions that pip's resolver leaves out of a variant."""
+        return frozenset(provides(self.profile.conda)) if plan.virtual is not None else frozenset()
 
     def _mended(
         self, draft: Variant, request: Request, choice: TorchChoice | None, previous: Mapping[str, LockedPackage]
@@ -396,7 +387,7 @@ class _Maker:
 
     def torch(self, plan: Plan, previous: Mapping[str, LockedPackage]) -> TorchChoice | None:
         """Where the torch of a variant comes from; raises as `choose_torch`."""
-        if self.profile.torch is None or plan.flavour is None or "torch" in left_to_conda(plan, self.profile):
+        if self.profile.torch is None or plan.flavour is None or "torch" in self._left_to_conda(plan):
             return None
         version = self.profile.torch.version
         return choose_torch(version, plan.flavour, plan.python, plan.platform, self.supply, previous.get("torch"))
@@ -404,7 +395,7 @@ class _Maker:
     def _request(
         self, plan: Plan, choice: TorchChoice | None, previous: Mapping[str, LockedPackage], conda: LockedConda | None
     ) -> Request:
-        theirs = left_to_conda(plan, self.profile)
+        theirs = self._left_to_conda(plan)
         versions = packages.versions(conda.distributions if conda else {}, "conda")
         left = theirs | ({"torch"} if choice else set())
         wanted = tuple(text for text in self.profile.packages if package_name(text) not in left)

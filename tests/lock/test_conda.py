@@ -15,7 +15,6 @@ from envbuild.conda.channels import Place
 from envbuild.conda.virtual import of_facts
 from envbuild.errors import ExitCode
 from envbuild.lock.check import check_lock
-from envbuild.lock.create import CondaAsked
 from envbuild.lock.diff import diff_locks
 from envbuild.lock.files import parse_lock
 from envbuild.lock.record import render_lock
@@ -126,7 +125,7 @@ def test_each_set_of_virtual_packages_is_a_variant_and_facts_stand_above_the_pro
     assert lock.variants[0].digest != lock.variants[1].digest
     assert check_lock(lock, wanted, online=False) == []
     node = {"__glibc": "2.35", "__unix": "0"}
-    one = make(wanted, supply(), conda=CondaAsked((node,)))
+    one = make(wanted, supply(), virtual=(node,))
     assert [variant.conda.solved_for for variant in one.variants if variant.conda] == [node]
     assert check_lock(one, wanted, online=False) == []
 
@@ -148,7 +147,7 @@ def test_nodes_of_another_architecture_get_the_packages_of_theirs(supply: MakeSu
     plain |= {"node": "arm01", "cpu": cpu, "os": {**plain["os"], "arch": "aarch64"}}
     (tmp_path / "arm.json").write_text(json.dumps(plain))
     nodes = [of_facts(node) for ref in ("polaris", str(tmp_path / "arm.json")) for node in load_facts(ref).values()]
-    lock = make(wanted, supply(tmp_path / "house"), conda=CondaAsked(tuple(nodes)))
+    lock = make(wanted, supply(tmp_path / "house"), virtual=nodes)
     assert [(each.id, each.platform) for each in lock.variants] == [
         ("cp311-linux_x86_64-conda", "linux_x86_64"),
         ("cp311-linux_aarch64-conda", "linux_aarch64"),
@@ -157,14 +156,14 @@ def test_nodes_of_another_architecture_get_the_packages_of_theirs(supply: MakeSu
     assert {each.subdir for each in lock.variants[1].conda.packages} == {"linux-aarch64", "noarch"}  # type: ignore[union-attr]
     assert check_lock(lock, wanted) == []
     assert parse_lock(render_lock(lock), "x") == lock
-    assert make(wanted, supply(tmp_path / "house"), previous=lock, conda=CondaAsked(tuple(nodes))) == lock
-    alone = make(wanted, supply(tmp_path / "house"), conda=CondaAsked(tuple(nodes[1:])))
+    assert make(wanted, supply(tmp_path / "house"), previous=lock, virtual=nodes) == lock
+    alone = make(wanted, supply(tmp_path / "house"), virtual=nodes[1:])
     assert ([each.id for each in alone.variants], check_lock(alone, wanted)) == (["cp311-linux_aarch64-conda"], [])
 
 
 def test_without_channels_a_variant_says_that_it_is_unrecorded(forge: Place, supply: MakeSupply) -> None:
     wanted = stack(forge, {"packages": ["numpy"]})
-    lock = make(wanted, supply(), conda=CondaAsked(offline=True))
+    lock = make(wanted, supply(), conda_offline=True)
     conda = lock.variants[-1].conda
     assert conda and conda.unrecorded == "the channels were not asked"
     (finding,) = check_lock(lock, wanted, online=False)
