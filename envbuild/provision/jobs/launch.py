@@ -7,6 +7,7 @@ import math
 import posixpath
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -237,7 +238,7 @@ def end_of_job(
 
 
 class _Follow:
-    """Says what a job has printed since it was asked last, where its log lies on this machine."""
+    """Says what a job has printed since it was asked last, where its log lies on this machine and is begun."""
 
     def __init__(self, site: JobSite, job: Job, say: Callable[[str], None]) -> None:
         self.local = isinstance(site.runner, Here)
@@ -247,15 +248,10 @@ class _Follow:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __call__(self, number: str) -> None:
-        while self.local and (text := self._more(number)):
-            self._say(text)
-
-    def _more(self, number: str) -> str:
-        try:
-            with Path(self._job.output, log_name(self._job, number)).open("rb") as log:
-                log.seek(self._read)
-                data = log.read(1 << 20)
-        except OSError:
-            return ""  # it has not begun
-        self._read += len(data)
-        return self._decoder.decode(data)
+        if not self.local:
+            return
+        with suppress(OSError), Path(self._job.output, log_name(self._job, number)).open("rb") as log:
+            log.seek(self._read)
+            while data := log.read(1 << 20):
+                self._read += len(data)
+                self._say(self._decoder.decode(data))

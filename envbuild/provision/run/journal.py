@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.node.paths import sync_folder
@@ -97,7 +96,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-class Journal:
+class Journal(contextlib.AbstractContextManager["Journal"]):
     """Appends events to one file; every event of work is synchronised to the disk before `append` returns.
 
     Safe to use from several threads. `on_event` sees each event after it is written. `stage` and `now`, and steps of
@@ -166,13 +165,7 @@ class Journal:
                 os.close(self._fd)
                 self._fd = -1
 
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
 
