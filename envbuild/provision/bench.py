@@ -78,41 +78,35 @@ def narrowed(prepared: Prepared, nodes: int) -> Prepared:
     return prepared._replace(target=prepared.target.model_copy(update={"hosts": tuple(hosts[:nodes])}))
 
 
-def trials_of(
-    work: Work,
-    measure: Bench,
-    asked: JobAsked,
-    place: Place | None,
-    nodes: Sequence[NodeEvidence],
-    numbers: Iterable[int],
-) -> list[Trial]:
-    """The trials by which the target runs what is `asked`.
-
-    `nodes` have the environment; `place`: None for a job, which says it.
+def _trials(work: Work, measure: Bench, asked: Asked, nodes: Sequence[NodeEvidence]) -> list[Trial]:
+    """How the target runs what is `asked`, or the logs of runs elsewhere; `nodes` have the environment.
 
     Raises EnvbuildError as the recipe and `make_jobs` do, and `nodes-differ` (exit 7).
     """
-    prepared, connection = work.prepared, work.prepared.target.connection
+    prepared, place, run, deadline = work.prepared, asked.place, asked.run, asked.run.deadline or 0.0
+    stack, profile, connection = prepared.stack, prepared.profile, prepared.target.connection
+    numbers, trials = range(1, asked.trials + 1), list[Trial]()
     if place is None:
-        site, place, make = make_jobs(prepared.target, prepared.stack, prepared.profile, asked, work.run, watched=True)
-
-        def as_job(where: Place) -> Trial:
+        site, place, make = make_jobs(prepared.target, stack, profile, run, work.run, watched=True)
+        for where in (of_trial(work, place, count) for count in numbers):
             job, made = make(where, posixpath.basename(where.output))
-            return Trial(made, partial(_in_job, work, measure, site, job, where.output, asked.deadline or 0.0))
-
-        return [as_job(of_trial(work, place, number)) for number in numbers]
+            trials.append(Trial(made, partial(_in_job, work, measure, site, job, where.output, deadline)))
+        return trials
+    if asked.logs:
+        # Nothing starts, so nodes need no real address.
+        place = place.model_copy(update={"master": place.master or "first"})
+        made = launch(stack, profile, run.values, place)
+        return [Trial(made, partial(_read, path)) for path in asked.logs]
     hosts = tuple(node.node for node in nodes) if connection.kind == "ssh" else ()
     if hosts:
-        place = _there(work, place, asked, nodes)
+        place = _there(work, place, run, nodes)
     activate = f"{place.environment}/.envbuild/activate.sh"
-
-    def as_run(where: Place) -> Trial:
-        made = launch(prepared.stack, prepared.profile, asked.values, where)
+    for where in (of_trial(work, place, count) for count in numbers):
+        made = launch(stack, profile, run.values, where)
         # A single command starts the other nodes itself.
-        run = OwnRun(made, activate, where.output, asked.deadline or 0.0, hosts[: len(made.commands)])
-        return Trial(made, partial(carry_out, work, measure, run))
-
-    return [as_run(of_trial(work, place, number)) for number in numbers]
+        own = OwnRun(made, activate, where.output, deadline, hosts[: len(made.commands)])
+        trials.append(Trial(made, partial(carry_out, work, measure, own)))
+    return trials
 
 
 def _there(work: Work, place: Place, asked: JobAsked, nodes: Sequence[NodeEvidence]) -> Place:
@@ -197,7 +191,7 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
     """Run the command `trials` times, or read `logs` of such runs; exit 1 where a run fails, 6 below its claim.
 
     Raises EnvbuildError `no-recipe` (exit 2) for a stack that does not say how it is measured, and as `narrowed`
-    and `trials_of` do.
+    and `make_jobs` do, and those of the recipe.
     """
     reference, measure = measured_by(prepared.stack)
     if asked.place is not None:
@@ -211,10 +205,7 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
             refuse_without_gpus(work, asked.place.gpus_per_node)
         nodes = [here] if asked.logs else environments_in_use(work)
         if all(node.exit == ExitCode.OK for node in nodes):
-            if asked.logs:
-                trials = _elsewhere(prepared, asked)
-            else:
-                trials = trials_of(work, measure, asked.run, asked.place, nodes, range(1, asked.trials + 1))
+            trials = _trials(work, measure, asked, nodes)
             # Which nodes a job runs on is known once it has run: its log has their facts.
             facts = None if asked.logs or asked.place is None else facts_of(work, nodes[0].node)
             first = trials[0].launch
@@ -332,15 +323,6 @@ def refuse_too_long(
         )
     late = f"{ran.model} has {most} h, and takes {real} h with its GPUs at {_USUAL:.0%} of their peak"
     return f"{late}: give it {cure}" if seconds / _USUAL > limit else ""
-
-
-def _elsewhere(prepared: Prepared, asked: Asked) -> list[Trial]:
-    """The logs of other runs, and the launch that they are compared by."""
-    assert asked.place is not None  # noqa: S101 - logs are of no job
-    # Nothing starts, so nodes need no real address.
-    place = asked.place.model_copy(update={"master": asked.place.master or "first"})
-    made = launch(prepared.stack, prepared.profile, asked.run.values, place)
-    return [Trial(made, partial(_read, path)) for path in asked.logs]
 
 
 def _read(log: Path, _: str) -> Log:
