@@ -13,7 +13,7 @@ import secrets
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection, Target, login_connection
@@ -37,46 +37,28 @@ KEPT = (
 )
 
 
-class Runner(Protocol):
-    """Runs one program and returns its result, whatever its exit code.
+class Runner:
+    """Runs programs where jobs are submitted: on this machine, or on a login node, by one SSH exchange for each."""
 
-    Raises EnvbuildError with exit code 3 if the host cannot be reached.
-    """
-
-    host: str
-
-    def run(self, argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = TIMEOUT) -> Finished:
-        """Run `argv`; `timeout` in seconds."""
-
-
-class Here:
-    """This machine, which is a login node or the only machine."""
-
-    host = "localhost"
+    def __init__(self, host: str = "localhost", connection: Connection | None = None) -> None:
+        """`connection` says how a login node is reached (`kind: ssh`); None: it is this machine."""
+        self.host, self.connection = host, connection
 
     def run(self, argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = TIMEOUT) -> Finished:
-        """Run `argv` with the environment of a fresh login."""
-        env = {name: os.environ[name] for name in KEPT if name in os.environ}
-        env["LC_ALL"] = "C.UTF-8"
-        return proc.run(list(argv), timeout=timeout, env=env, stdin=stdin, limit=LIMIT)
+        """Run one program with the environment of a fresh login, and return its result, whatever its exit code.
 
-
-class Login:
-    """A login node, with one SSH exchange for each program; output of start-up files does no harm."""
-
-    def __init__(self, host: str, connection: Connection) -> None:
-        """`connection` says how the host is reached (`kind: ssh`)."""
-        self.host = host
-        self.connection = connection
-
-    def run(self, argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = TIMEOUT) -> Finished:
-        """Run `argv` under `/bin/sh -s` as `Here` does; stdin goes along as base64."""
+        `timeout` in seconds. Output of a login node's start-up files does no harm. Raises EnvbuildError with exit
+        code 3 if the host cannot be reached.
+        """
+        if self.connection is None:
+            env = {name: os.environ[name] for name in KEPT if name in os.environ}
+            env["LC_ALL"] = "C.UTF-8"
+            return proc.run(list(argv), timeout=timeout, env=env, stdin=stdin, limit=LIMIT)
         from envbuild.transport import ssh
 
         nonce = secrets.token_hex(16)
-        return _finished(
-            ssh.exchange(self.host, _script(argv, stdin, nonce).encode(), self.connection, timeout, LIMIT), nonce
-        )
+        sent = _script(argv, stdin, nonce).encode()
+        return _finished(ssh.exchange(self.host, sent, self.connection, timeout, LIMIT), nonce)
 
 
 _SCRIPT = """\
@@ -91,6 +73,7 @@ printf '\\nend %s %d\\n' {nonce} $?
 
 
 def _script(argv: Sequence[str], stdin: bytes | None, nonce: str) -> str:
+    """The program for `/bin/sh -s` of a login node; stdin goes along as base64."""
     given = "</dev/null" if stdin is None else f"printf %s {base64.b64encode(stdin).decode()} | base64 -d |"
     return _SCRIPT.format(names=" ".join(KEPT), nonce=nonce, stdin=given, command=shlex.join(argv))
 
@@ -108,9 +91,8 @@ def _finished(done: Finished, nonce: str) -> Finished:
 
 def submit_host(target: Target) -> Runner:
     """Where jobs of a target are submitted: its login node, or this machine."""
-    connection = login_connection(target)
     login = target.connection.login
-    return Here() if connection is None or login is None else Login(login.host, connection)
+    return Runner() if login is None else Runner(login.host, login_connection(target))
 
 
 class Scheduler(ABC):

@@ -14,7 +14,7 @@ from envbuild.cli.choose import absolute
 from envbuild.cli.launch_cmd import asked_of, bench, launch
 from envbuild.errors import EnvbuildError
 from envbuild.launch.request import Place
-from envbuild.schedule.cluster import Here, Login
+from envbuild.schedule.cluster import Runner
 from tests.support.fails import fails
 from tests.support.files import write_file
 from tests.support.programs import executable
@@ -82,8 +82,7 @@ def test_d87_bench_prints_what_a_trial_runs_and_runs_nothing(
 def test_bench_prints_its_job_and_launch_its_commands_where_no_scheduler_answers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Here, "run", None)
-    monkeypatch.setattr(Login, "run", None)
+    monkeypatch.setattr(Runner, "run", None)
     words = ["opt-175b", "-t", "azure-nd96"]
     assert bench.main(args=[*words, "--dry-run"], standalone_mode=False) == 0
     out, err = capsys.readouterr()
@@ -113,7 +112,7 @@ def test_bench_prints_its_job_and_launch_its_commands_where_no_scheduler_answers
 def test_a_job_of_pbs_that_is_only_printed_names_gpus_and_queue_as_pbs_does(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Here, "run", None)
+    monkeypatch.setattr(Runner, "run", None)
     mine = tmp_path / "mine.yaml"
     mine.write_text("{name: mine, extends: polaris, scheduler: {account: lab}}\n")
     words = ["megatron-deepspeed-alcf", "-t", str(mine), "--trials", "3", "--dry-run"]

@@ -12,7 +12,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection, Login, Target
 from envbuild.node.proc import Finished
 from envbuild.schedule import cluster
-from envbuild.schedule.cluster import Here, Scheduler
+from envbuild.schedule.cluster import Runner, Scheduler
 from envbuild.schedule.job import Failure, Gres, Job, JobState, Phase, SchedulerUnavailableError, job_error, seconds_of
 from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.slurm import Slurm
@@ -79,7 +79,7 @@ def test_what_a_shell_carries_does_not_reach_a_job(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("https_proxy", "http://it's:$(id)@proxy")
     monkeypatch.setenv("PATH", "/home/you/cuda-11.3/bin", prepend=":")
     if where == "here":
-        said = Here().run(["env"]).out
+        said = Runner().run(["env"]).out
     else:
         text = cluster._script(["env"], None, "0" * 32)
         said = subprocess.run(["/bin/sh", "-s"], input=text, capture_output=True, text=True, check=True).stdout

@@ -10,7 +10,7 @@ import pytest
 
 from envbuild.errors import ExitCode
 from envbuild.model.target import Target
-from envbuild.schedule.cluster import Here
+from envbuild.schedule.cluster import Runner
 from envbuild.schedule.job import Failure, Gres, Job, JobStep, Phase, SchedulerUnavailableError, Share
 from envbuild.schedule.pbs import Attributes, Offer, Pbs, Queues, bad_nodes, offers, parse_job, parse_nodes
 from envbuild.schedule.wait import wait_for
@@ -29,7 +29,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePbs:
 
 @pytest.fixture
 def pbs(fake: FakePbs) -> Pbs:
-    return Pbs(Here())
+    return Pbs(Runner())
 
 
 def shell(fake: FakePbs, code: str, *words: object, **more: object) -> Job:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.schedule.cluster import Here
+from envbuild.schedule.cluster import Runner
 from envbuild.schedule.job import Failure, Gres, JobState, Phase, Share
 from envbuild.schedule.slurm import Slurm, parse_bad_nodes, parse_gres, parse_job, parse_partition, parse_sacct
 from tests.schedule.jobs import job
@@ -163,5 +163,5 @@ def test_d40_accounting_knows_of_a_step_that_was_killed_for_memory(
     for name, text in said.items():
         executable(tmp_path / name, f"#!/bin/sh\ncat <<'E'\n{text}\nE\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    state = Slurm(Here()).poll(job(), "7")
+    state = Slurm(Runner()).poll(job(), "7")
     assert (state.failure, state.exit, state.ended, state.good) == (failure, 137, True, False)

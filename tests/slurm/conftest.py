@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.schedule.cluster import Here
+from envbuild.schedule.cluster import Runner
 from envbuild.schedule.slurm import Slurm
 from tests.slurm.cluster import Cluster, UnavailableError, why_not
 from tests.slurm.job_world import JobWorld
@@ -38,7 +38,7 @@ def cluster(_one_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 @pytest.fixture
 def slurm(cluster: Cluster) -> Slurm:
     """The adapter."""
-    return Slurm(Here())
+    return Slurm(Runner())
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from envbuild.provision.jobs.site import JobSite, finish, is_local, run_to_end
 from envbuild.provision.jobs.survey import login_facts
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Job, JobState, JobStep, Phase, Step, job_error, seconds_of
 from envbuild.schedule.script import ensure_file, log_name
 
@@ -241,7 +240,7 @@ class _Follow:
     """Says what a job has printed since it was asked last, where its log lies on this machine and is begun."""
 
     def __init__(self, site: JobSite, job: Job, say: Callable[[str], None]) -> None:
-        self.local = isinstance(site.runner, Here)
+        self.local = site.runner.connection is None
         self._job = job
         self._say = say
         self._read = 0

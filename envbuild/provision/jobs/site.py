@@ -17,7 +17,7 @@ from envbuild.model.target import Target, proxies
 from envbuild.node.redact import redact_text
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
-from envbuild.schedule.cluster import LIMIT, Here, Runner, Scheduler, not_writable, submit_host
+from envbuild.schedule.cluster import LIMIT, Runner, Scheduler, not_writable, submit_host
 from envbuild.schedule.job import Job, JobState, Pool, Step, seconds_of
 from envbuild.schedule.pbs import Offer, Pbs, Queues
 from envbuild.schedule.script import log_name, status_name
@@ -224,7 +224,7 @@ def run_to_end(
         on_state(state)
 
     # Looking costs nothing here.
-    peek = Path(job.output, status_name(number)).exists if isinstance(site.runner, Here) else None
+    peek = Path(job.output, status_name(number)).exists if site.runner.connection is None else None
     try:
         state = wait_for(
             site.scheduler, job, number, start=site.start_deadline, on_change=changed,

@@ -25,7 +25,7 @@ from envbuild.provision.jobs.answers import _answers, answer_of, collect, first_
 from envbuild.provision.jobs.asked import Asked
 from envbuild.provision.jobs.launch import _bounded, _Follow, make_jobs
 from envbuild.provision.jobs.site import JobSite, place
-from envbuild.schedule.cluster import Here
+from envbuild.schedule.cluster import Runner
 from envbuild.schedule.job import Job, JobState, JobStep, Phase, job_error
 from envbuild.schedule.script import log_name
 from tests.launch.support import stack
@@ -40,20 +40,20 @@ FAILED = job_error("7", JobState(Phase.DONE, exit=137, word="FAILED"))
 
 def test_small_files_arrive_for_this_user_alone_and_come_back_by_node_of_the_last_run(tmp_path: Path) -> None:
     folder = tmp_path / "it's a folder"
-    place(Here(), str(folder), {"run.sh": b"\x00\xff", "answers-0/n 1/probe.json": b"\x00answer\n"})
+    place(Runner(), str(folder), {"run.sh": b"\x00\xff", "answers-0/n 1/probe.json": b"\x00answer\n"})
     assert (folder / "run.sh").read_bytes() == b"\x00\xff"
     assert folder.stat().st_mode & 0o777 == 0o700
     write_file(folder / "answers-0" / "n2" / "smoke.new", b"")
     for strange in ("answers-old/n1/probe.json", "answers-0/n\n3/probe.json"):
         write_file(folder / strange, "not of a job")
-    assert collect(Here(), str(folder)) == {"n 1": {"probe.json": b"\x00answer\n"}, "n2": {"smoke.new": b""}}
-    assert collect(Here(), str(tmp_path / "nowhere")) == {}
+    assert collect(Runner(), str(folder)) == {"n 1": {"probe.json": b"\x00answer\n"}, "n2": {"smoke.new": b""}}
+    assert collect(Runner(), str(tmp_path / "nowhere")) == {}
     with fails("not-writable"):
-        place(Here(), str(folder / "run.sh" / "folder"), {"a": b""})
+        place(Runner(), str(folder / "run.sh" / "folder"), {"a": b""})
     for name in ("answers-2", "answers-10"):
         write_file(folder / name / "n1" / "probe.json", name)
-    assert collect(Here(), str(folder)) == {"n1": {"probe.json": b"answers-10"}}, "Slurm has forgotten the job"
-    assert collect(Here(), str(folder), 11) == {}
+    assert collect(Runner(), str(folder)) == {"n1": {"probe.json": b"answers-10"}}, "Slurm has forgotten the job"
+    assert collect(Runner(), str(folder), 11) == {}
 
 
 def test_only_an_answer_of_the_node_program_is_one() -> None:
@@ -77,7 +77,7 @@ def run_script(folder: Path, *words: str, node: str = "n1", code: str = REPEATS,
     files = Asked("a", str(folder), requests).files()
     files["requests/node.pyz"] = f"import os, sys\n{code}\n".encode()
     files["requests/findings.sh"] = f"echo python={python}\n".encode()
-    place(Here(), str(folder), files)
+    place(Runner(), str(folder), files)
     env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": node}
     argv = ["/bin/sh", str(folder / "run.sh"), *[word for word in words if word == "-k"], str(folder), *verbs]
     return subprocess.run(argv, env=env, capture_output=True, check=False).returncode
@@ -103,7 +103,7 @@ def test_each_request_leaves_a_whole_answer_and_the_first_that_fails_is_the_last
     assert json.loads((answers / "n3/look.json").read_bytes())["verb"] == "container"
     for words, rc in ((("probe",), 1), (("-k", "probe"), 0)):
         assert run_script(tmp_path, *words, node="bare", python="") == rc
-        files = collect(Here(), str(tmp_path))["bare"]
+        files = collect(Runner(), str(tmp_path))["bare"]
         answer = _answers("bare", ["probe"], files, FAILED if rc else None)["probe"]
         assert answer.bare and answer.findings == {"python": ""}
 
@@ -124,7 +124,7 @@ def test_d40_an_answer_that_is_cut_off_is_none_and_the_step_is_told_with_how_it_
 ) -> None:
     text = f"if sys.argv[1] == 'smoke': {code}\nelse: {REPEATS}"
     assert run_script(tmp_path, "probe", "smoke", code=text) == rc
-    files = collect(Here(), str(tmp_path))["n1"]
+    files = collect(Runner(), str(tmp_path))["n1"]
     answers = _answers("n1", ["probe", "smoke"], files, failed)
     error = answers["smoke"].error
     assert answers["probe"].error is None and error is not None and f"n1 was in `smoke`, {told}" in error.what
@@ -154,7 +154,7 @@ def test_d40_a_step_that_the_kernel_kills_for_memory_is_told_as_such(tmp_path: P
     inside = ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(limited / "cgroup.procs"), *argv]
     env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": "n1"}
     assert subprocess.run(inside, env=env, capture_output=True).returncode == 137
-    error = first_death({"n0": {}, **collect(Here(), str(tmp_path))}, FAILED)
+    error = first_death({"n0": {}, **collect(Runner(), str(tmp_path))}, FAILED)
     assert (error.code, error.exit_code, error.details["node"]) == ("job-out-of-memory", 9, "n1")
     assert "n1 was in `install`, which the kernel killed because memory ran out" in error.what
     assert "--compile-jobs" in error.hint
@@ -167,7 +167,7 @@ def test_d46_answers_come_whole_in_several_exchanges_and_one_that_is_too_large_i
     monkeypatch.setattr(answers, "FILE_LIMIT", 100_000)
     sizes: list[int] = []
 
-    class Counted(Here):
+    class Counted(Runner):
         def run(self, argv: Any, **more: Any) -> Finished:
             done = super().run(argv, **more)
             sizes.append(len(done.out))

@@ -22,7 +22,7 @@ from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.jobs.survey import facts_file, keep_answers, read_answers, read_facts, write_facts
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.schedule.cluster import Here
+from envbuild.schedule.cluster import Runner
 from envbuild.schedule.job import JobStep
 from envbuild.schedule.slurm import Partition, Slurm
 from tests.provision.survey.test_up_to_date import facts, prepared
@@ -80,7 +80,7 @@ def target(**more: Any) -> Target:
 
 def site(states: dict[str, int], gpus: dict[tuple[str, str | None], int] | None = None, **more: Any) -> JobSite:
     partition = Partition("gpu", sum(states.values()), states, gpus or {}, knows_gpus=bool(gpus))
-    return JobSite(target(**more), Here(), Slurm(Here()), partition)
+    return JobSite(target(**more), Runner(), Slurm(Runner()), partition)
 
 
 def test_a_job_takes_all_nodes_of_a_partition_that_take_jobs() -> None:
@@ -143,7 +143,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[W
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
         work = Work(Settings(tmp_path / "runs"), run, journal, prepared=ready)
-        yield work, JobSite(ready.target, Here(), Slurm(Here()), partition)
+        yield work, JobSite(ready.target, Runner(), Slurm(Runner()), partition)
 
 
 @pytest.mark.parametrize("repair", [True, False])
