@@ -101,13 +101,13 @@ class Scheduler(ABC):
     `suffix`: ending of a script's file. `submits`, `shows` and `cancels`: the programs that begin, show and end a job.
     `carries`: the option that takes variables of the submitting shell along; empty where a job has all of them.
     `away`: their messages if no server answers, `unknown_job` what they say of a job that does not exist. `mine`:
-    command that lists the user's jobs. `limits`: what a refused job may have exceeded. `reruns`: a job may be requeued,
-    and its script knows how often.
+    command that lists the user's jobs. `limits`: what a refused job may have exceeded.
 
     Of a script: `number` and `rank` are the shell's words for the job's id and a node's rank, `again` what a further
-    run of one job adds to the id, `digits` an arithmetic expression of the id, `hosts` a redirection that brings the
-    names of the nodes, `count` how many they are, `opening` lines of its own with the name of the `{log}`. `runs`: a
-    note and what starts a program on every `node`, `once` on the first, or the `text` of bash on every node.
+    run of one job adds to the id (empty where none is requeued, or its script cannot know how often), `digits` an
+    arithmetic expression of the id, `hosts` a redirection that brings the names of the nodes, `count` how many they
+    are, `opening` lines of its own with the name of the `{log}`. `runs`: a note and what starts a program on every
+    `node`, `once` on the first, or the `text` of bash on every node.
     """
 
     name: ClassVar[str]
@@ -120,7 +120,6 @@ class Scheduler(ABC):
     unknown_job: ClassVar[re.Pattern[str]]
     mine: ClassVar[str]
     limits: ClassVar[str]
-    reruns: ClassVar[bool]
     number: ClassVar[str]
     again: ClassVar[str] = ""
     digits: ClassVar[str]
@@ -194,7 +193,7 @@ class Scheduler(ABC):
 
     def attempt(self, state: JobState) -> int:
         """Which run of its script a job is in, as the script counts it: a requeued one runs again."""
-        return state.restarts if self.reruns else 0
+        return state.restarts if self.again else 0
 
     def poll(self, job: Job, number: str) -> JobState:
         """The state of a job; once it is forgotten, what is known otherwise, or its own status file says.

@@ -301,7 +301,6 @@ class Pbs(Scheduler):
     unknown_job = re.compile(r"unknown job id|job has finished", re.IGNORECASE)
     mine = "qstat -u $USER"
     limits = "the queue's limits: `qstat -Qf QUEUE`; queue, account, time and file systems are in the target file"
-    reruns = False
     # The job id is `123.server`, of an array `123[4].server`.
     number, digits = '"${PBS_JOBID%%.*}"', "${JOB_ID%%[!0-9]*}"
     # PALS tells a rank its number as PALS_RANKID and PMI_RANK; Open MPI's mpiexec has a name of its own.

@@ -270,7 +270,6 @@ class Slurm(Scheduler):
     unknown_job = re.compile(r"invalid job id", re.IGNORECASE)
     mine = "squeue --me"
     limits = "the partition's limits: `scontrol show partition`; account, time and nodes are in the target file"
-    reruns = True
     number, digits, rank = '"$SLURM_JOB_ID"', "SLURM_JOB_ID", '"$SLURM_PROCID"'
     again = "${SLURM_RESTART_COUNT:+-$SLURM_RESTART_COUNT}"
     hosts, count = '< <(scontrol show hostnames "$SLURM_JOB_NODELIST")', '"$SLURM_JOB_NUM_NODES"'

@@ -29,18 +29,6 @@ _NEVER = {
 }
 
 
-class Clock:
-    """Time in seconds, as an object that tests can replace."""
-
-    def now(self) -> float:
-        """A clock that never goes back."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(seconds)
-
-
 def wait_for(
     scheduler: Scheduler,
     job: Job,
@@ -50,7 +38,6 @@ def wait_for(
     on_change: Callable[[JobState], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
     peek: Callable[[], bool] | None = None,
-    clock: Clock | None = None,
 ) -> JobState:
     """The state in which a job ended; `on_change` sees every new one. `peek` says cheaply whether it may have ended.
 
@@ -58,26 +45,25 @@ def wait_for(
     Raises EnvbuildError `job-not-started` (exit 75) and `job-refused` (exit 7), where the job is cancelled,
     `scheduler-silent` (exit 75; it is not), and KeyboardInterrupt when `cancelled` says so.
     """
-    clock = clock or Clock()
-    begun = heard = clock.now()
+    begun = heard = time.monotonic()
     restarts, silent = 0, False
     last: JobState | None = None
     steps = chain(PAUSES, repeat(LONG_PAUSE))
     while True:
         pause = next(steps)
         if start is not None and (last is None or last.waiting):
-            pause = max(0.0, min(pause, begun + start - clock.now()))
-        if _pause(clock, pause, cancelled, peek):
+            pause = max(0.0, min(pause, begun + start - time.monotonic()))
+        if _pause(pause, cancelled, peek):
             peek, steps = None, chain((SOON, *PAUSES[1:]), repeat(LONG_PAUSE))
         try:
             state = _poll(scheduler, job, number)
         except SchedulerUnavailableError as error:
-            if clock.now() - heard > PATIENCE:
-                raise _silent(number, str(error), clock.now() - heard) from error
+            if time.monotonic() - heard > PATIENCE:
+                raise _silent(number, str(error), time.monotonic() - heard) from error
             steps, silent = steps if silent else chain(AGAIN, repeat(LONG_PAUSE)), True
             continue
         steps, silent = chain(PAUSES[1:], repeat(LONG_PAUSE)) if silent else steps, False
-        heard = clock.now()
+        heard = time.monotonic()
         if state.restarts != restarts:
             # It was requeued, and waits anew.
             begun, restarts = heard, state.restarts
@@ -92,7 +78,7 @@ def wait_for(
         if state.waiting and state.reason in _NEVER:
             scheduler.cancel(number)
             raise _refused(number, state.reason)
-        if state.waiting and start is not None and clock.now() - begun >= start:
+        if state.waiting and start is not None and time.monotonic() - begun >= start:
             scheduler.cancel(number)
             raise _not_started(number, state, start)
 
@@ -107,18 +93,18 @@ def _poll(scheduler: Scheduler, job: Job, number: str) -> JobState:
         raise SchedulerUnavailableError(": ".join(filter(None, (error.what, error.why)))) from error
 
 
-def _pause(clock: Clock, seconds: float, cancelled: Callable[[], bool], peek: Callable[[], bool] | None) -> bool:
+def _pause(seconds: float, cancelled: Callable[[], bool], peek: Callable[[], bool] | None) -> bool:
     """Wait, at most until `peek` says that something has happened; whether it did."""
-    end = clock.now() + seconds
+    end = time.monotonic() + seconds
     while True:
         if cancelled():
             raise KeyboardInterrupt
-        left = end - clock.now()
+        left = end - time.monotonic()
         if left <= 0:
             return False
         if peek is not None and peek():
             return True
-        clock.sleep(min(PEEK, left))
+        time.sleep(min(PEEK, left))
 
 
 def _not_started(number: str, state: JobState, limit: float) -> EnvbuildError:

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection, Login, Target
 from envbuild.node.proc import Finished
-from envbuild.schedule import cluster
+from envbuild.schedule import cluster, wait
 from envbuild.schedule.cluster import Runner, Scheduler
 from envbuild.schedule.job import Failure, Gres, Job, JobState, Phase, SchedulerUnavailableError, job_error, seconds_of
 from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.slurm import Slurm
-from envbuild.schedule.wait import Clock, wait_for
+from envbuild.schedule.wait import wait_for
 from tests.schedule.jobs import job, training
 from tests.support.fails import fails
 
@@ -122,11 +122,13 @@ RUNNING = JobState(Phase.RUNNING, word="RUNNING")
 DONE = JobState(Phase.DONE, exit=0, word="COMPLETED")
 
 
-class FakeClock(Clock):
+class FakeClock:
+    """The module `time`, as far as waiting needs it."""
+
     def __init__(self) -> None:
         self.time = 0.0
 
-    def now(self) -> float:
+    def monotonic(self) -> float:
         return self.time
 
     def sleep(self, seconds: float) -> None:
@@ -156,8 +158,9 @@ class Script:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    monkeypatch.setattr(wait, "time", clock := FakeClock())
+    return clock
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,7 @@ def test_how_often_the_scheduler_is_asked(
     """`ends`: when the job leaves its status file, where that can be seen."""
     script, seen = Script(clock, answers), list[Phase]()
     peek = None if ends is None else lambda: clock.time >= ends
-    assert wait_for(script, job(), "1", clock=clock, on_change=lambda state: seen.append(state.phase), peek=peek).good
+    assert wait_for(script, job(), "1", on_change=lambda state: seen.append(state.phase), peek=peek).good
     assert script.asked == asked
     assert seen == [*dict.fromkeys(state.phase for _, state in answers if state), Phase.DONE]
 
@@ -184,7 +187,7 @@ def test_how_often_the_scheduler_is_asked(
 def test_a_job_that_asks_for_more_than_its_partition_has_is_not_waited_for(clock: FakeClock) -> None:
     script = Script(clock, [(1, PENDING), (1e9, JobState(Phase.PENDING, reason="PartitionTimeLimit", word="PENDING"))])
     with fails("job-refused", ExitCode.REFUSED) as caught:
-        wait_for(script, job(), "1", clock=clock, start=2400)
+        wait_for(script, job(), "1", start=2400)
     assert "less time than it asks for" in caught.value.why and "--run-timeout" in caught.value.hint
     assert (script.asked, script.cancelled) == ([0, 2], ["1"])
 
@@ -192,7 +195,7 @@ def test_a_job_that_asks_for_more_than_its_partition_has_is_not_waited_for(clock
 def test_a_job_that_has_not_begun_by_its_deadline_is_cancelled(clock: FakeClock) -> None:
     script = Script(clock, [(1e9, PENDING)])
     with fails("job-not-started", ExitCode.TRY_AGAIN) as caught:
-        wait_for(script, job(), "1", clock=clock, start=100)
+        wait_for(script, job(), "1", start=100)
     assert "Resources" in caught.value.why
     assert script.cancelled == ["1"]
     assert clock.time == pytest.approx(100)
@@ -207,23 +210,23 @@ def test_a_job_that_begins_in_time_is_not_cancelled(
     clock: FakeClock, answers: list[tuple[float, JobState | None]], start: float
 ) -> None:
     script = Script(clock, answers)
-    assert wait_for(script, job(), "1", clock=clock, start=start).good
+    assert wait_for(script, job(), "1", start=start).good
     assert script.cancelled == []
 
 
 def test_a_silent_scheduler_is_asked_again_and_given_up_after_a_long_time(clock: FakeClock) -> None:
     back = Script(clock, [(10, RUNNING), (900, None)])
-    assert wait_for(back, job(), "1", clock=clock).good
+    assert wait_for(back, job(), "1").good
     gone = Script(clock, [(clock.time + 10, RUNNING), (1e9, None)])
     with fails("scheduler-silent"):
-        wait_for(gone, job(), "1", clock=clock)
+        wait_for(gone, job(), "1")
     assert gone.cancelled == []
     script, end = Script(clock, [(1e9, RUNNING)]), clock.time + 5
     with pytest.raises(KeyboardInterrupt):
-        wait_for(script, job(), "1", clock=clock, cancelled=lambda: clock.time > end)
+        wait_for(script, job(), "1", cancelled=lambda: clock.time > end)
     assert script.cancelled == [], "an interrupt leaves the job alone"
     failed = JobState(Phase.FAILED, failure=Failure.NODE_FAIL)
-    assert wait_for(Script(clock, [(1e9, failed)]), job(), "1", clock=clock) == failed
+    assert wait_for(Script(clock, [(1e9, failed)]), job(), "1") == failed
 
 
 def test_a_login_host_out_of_reach_is_a_silent_scheduler_and_any_other_error_ends_the_waiting(
@@ -238,10 +241,10 @@ def test_a_login_host_out_of_reach_is_a_silent_scheduler_and_any_other_error_end
         return poll(job, number)
 
     monkeypatch.setattr(script, "poll", unreachable_for_a_while)
-    assert wait_for(script, job(), "1", clock=clock).good
+    assert wait_for(script, job(), "1").good
     clock.time, error = 0.0, EnvbuildError("not-writable", "no")
     with pytest.raises(EnvbuildError, match="not-writable"):
-        wait_for(script, job(), "1", clock=clock)
+        wait_for(script, job(), "1")
 
 
 @pytest.mark.parametrize(

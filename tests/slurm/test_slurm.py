@@ -7,15 +7,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from envbuild.errors import ExitCode
+from envbuild.schedule import wait
 from envbuild.schedule.job import Failure, Gres, Job, JobState, JobStep, JobText, Phase, SchedulerUnavailableError
 from envbuild.schedule.script import AGAIN
 from envbuild.schedule.slurm import Slurm
-from envbuild.schedule.wait import Clock, wait_for
+from envbuild.schedule.wait import wait_for
 from tests.slurm.cluster import GPUS, NODES, Cluster
 from tests.support import patience
 from tests.support.fails import fails
@@ -32,14 +34,11 @@ def shell(cluster: Cluster, code: str, **more: Any) -> Job:
     return Job(**{**given, **more})
 
 
-class Hurried(Clock):
-    """Ten times as fast, so that no minute between two questions has to be waited for."""
-
-    def now(self) -> float:
-        return super().now() * 10
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds / 10)
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time runs ten times as fast, so that no minute between two questions has to be waited for."""
+    fast = SimpleNamespace(monotonic=lambda: time.monotonic() * 10, sleep=lambda seconds: time.sleep(seconds / 10))
+    monkeypatch.setattr(wait, "time", fast)
 
 
 def until(slurm: Slurm, job: Job, number: str, wanted: Callable[[JobState], bool], seconds: float = 120) -> JobState:
@@ -165,19 +164,20 @@ def test_a_cancelled_job_says_so_and_its_programs_end(cluster: Cluster, slurm: S
     slurm.cancel("99999")
 
 
+@pytest.mark.usefixtures("hurried")
 def test_a_job_that_is_cancelled_elsewhere_or_asks_for_too_much_time_is_noticed(cluster: Cluster, slurm: Slurm) -> None:
     job = shell(cluster, "true", nodes=NODES + 1)
     number = slurm.submit(job)
     states: list[JobState] = []
     threading.Timer(1.0, lambda: cluster.run("scancel", number)).start()
-    state = wait_for(slurm, job, number, on_change=states.append, clock=Hurried())
+    state = wait_for(slurm, job, number, on_change=states.append)
     assert state.failure is Failure.CANCELLED
     assert states[0].phase is Phase.PENDING
     # Its partition gives less.
     job = shell(cluster, "true", time_limit=2 * 3600)
     number = slurm.submit(job)
     with fails("job-refused", ExitCode.REFUSED):
-        wait_for(slurm, job, number, clock=Hurried())
+        wait_for(slurm, job, number)
     assert ended(slurm, job, number).failure is Failure.CANCELLED
 
 
@@ -237,6 +237,7 @@ def _comes_back(cluster: Cluster, told: Path) -> None:
     told.touch()
 
 
+@pytest.mark.usefixtures("hurried")
 def test_a_restart_of_slurmctld_during_polling_costs_nothing_but_time(cluster: Cluster, slurm: Slurm) -> None:
     # It ends when slurmctld is back: what could not tell slurmctld its end tries again a minute later.
     job = shell(cluster, "echo begun; until [ -e back ]; do sleep 0.2; done; exit 5")
@@ -249,7 +250,7 @@ def test_a_restart_of_slurmctld_during_polling_costs_nothing_but_time(cluster: C
     finally:
         threading.Timer(2.0, _comes_back, (cluster, Path(job.output, "back"))).start()
     status = Path(job.output, f"status-{number}")
-    state = wait_for(slurm, job, number, peek=status.exists, clock=Hurried())
+    state = wait_for(slurm, job, number, peek=status.exists)
     assert (state.phase, state.exit) == (Phase.DONE, 5), slurm.logs(job, number)
 
 
@@ -263,6 +264,7 @@ def test_what_slurm_has_forgotten_the_status_file_knows(cluster: Cluster, slurm:
     assert slurm.poll(job, "88889").phase is Phase.LOST
 
 
+@pytest.mark.usefixtures("hurried")
 def test_a_node_that_has_to_be_powered_up_is_waited_for(cluster: Cluster, slurm: Slurm) -> None:
     cluster.power_down()
     cluster.boot_takes(4.0)
@@ -271,7 +273,7 @@ def test_a_node_that_has_to_be_powered_up_is_waited_for(cluster: Cluster, slurm:
     job = shell(cluster, "echo up", queue="cloud", gpus_per_node=2, gres=partition.gres())
     number = slurm.submit(job)
     states: list[JobState] = []
-    state = wait_for(slurm, job, number, start=550.0, on_change=states.append, clock=Hurried())
+    state = wait_for(slurm, job, number, start=550.0, on_change=states.append)
     assert state.good, (states, cluster.states())
     assert Phase.CONFIGURING in {each.phase for each in states}
     assert state.nodes == ("cloud1",)

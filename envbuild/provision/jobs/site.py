@@ -120,7 +120,7 @@ class JobSite:
 
     def cost(self, job: Job) -> str:
         """What a job takes, in words; at each start, where Slurm may start it again."""
-        again = ", at each start (`requeue`)" if job.requeue and self.scheduler.reruns else ""
+        again = ", at each start (`requeue`)" if job.requeue and self.scheduler.again else ""
         return f"{job.cost()}{again}"
 
     def job(self, name: str, steps: Sequence[Step], output: str, time_limit: int) -> Job:
