@@ -122,6 +122,10 @@ RUNNING = JobState(Phase.RUNNING, word="RUNNING")
 DONE = JobState(Phase.DONE, exit=0, word="COMPLETED")
 
 
+def test_the_runs_of_a_job_are_counted_where_its_script_can_count_them() -> None:
+    assert [scheduler(Runner()).attempt(AGAIN) for scheduler in (Slurm, Pbs)] == [1, 0]
+
+
 class FakeClock:
     """The module `time`, as far as waiting needs it."""
 
