@@ -49,6 +49,7 @@ _FINDINGS = {
     "problem": (f"{ExitCode.INTEGRITY:d}", ("code", "topic", "what")),
     "LockFinding": (f"{ExitCode.CHECK_FAILED:d}", ("code", "kind", "subject", "what", "exit_code")),
     "DraftFinding": ("none", ("code", "about", "statements", "what", "hint")),
+    **dict.fromkeys(("of_statements", "of_packages", "of_sources"), ("none", ("code", "of", "what", "hint", "about"))),
 }
 _MAKERS = {**_ERRORS, **_FINDINGS}
 _SIGNS = ("%s", "%d", "%r", "%.12s", "%.1f", "%g")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from packaging.requirements import Requirement
 from packaging.version import Version
 
-from envbuild.init.draft import AS_ASKED, Draft, DraftSource, Wanted
+from envbuild.init.draft import AS_ASKED, Choice, Draft, DraftSource, Wanted
 from envbuild.init.known import Known, exact_version
 from envbuild.init.readers.requirement import name_of, requirement
 from envbuild.init.statement import Statement
@@ -33,6 +32,7 @@ _ENDED = re.compile(r"ubuntu(?:14|16|18)\.04|centos[678]")
 _INSTALLING = ("package", "conda", "source", "local", "file", "build")
 _AMPERE = ("8.0", "8.6", "ampere", "9.0", "hopper")
 _UNREAD = re.compile(r"\.(?:sh|txt|ya?ml|toml|in|cfg)$|^\$|^requirements")
+_RELEASE = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,31 @@ class DraftFinding:
 
 def find(draft: Draft, known: Known) -> tuple[DraftFinding, ...]:
     """The findings of all rules: those about the statements alone, then those that ask the catalog."""
-    alone = (finding for rule in _OF_DRAFT for finding in rule(draft))
-    compared = (finding for rule in _OF_BOTH for finding in rule(draft, known))
-    return (*alone, *compared)
+    return tuple(finding for rule in _RULES for finding in rule(draft, known))
+
+
+def of_statements(
+    rule: str, statements: Sequence[Statement], truth: str, does: str, about: Iterable[str] | None = None
+) -> Iterator[DraftFinding]:
+    """The finding that statements give, none without any; `about`: what they name, their values if it is not given."""
+    if statements:
+        names = (statement.value for statement in statements) if about is None else about
+        yield DraftFinding(rule, tuple(names), tuple(statements), truth, does)
+
+
+def of_packages(rule: str, packages: Sequence[Wanted], truth: str, does: str) -> Iterator[DraftFinding]:
+    """The finding that packages give, by what was said of each last."""
+    last = [package.statements[-1] for package in packages]
+    yield from of_statements(rule, last, truth, does, (package.name for package in packages))
+
+
+def of_sources(rule: str, sources: Sequence[DraftSource], truth: str, does: str) -> Iterator[DraftFinding]:
+    """The finding that sources give, by what was said of each first."""
+    yield from of_statements(rule, _first(sources), truth, does, _names(sources))
 
 
 def _trait(draft: Draft, name: str) -> tuple[Statement, ...]:
-    return tuple(
-        statement
-        for statement in draft.statements
-        if statement.kind == "trait" and statement.value == name and not statement.optional
-    )
+    return tuple(statement for statement in draft.of("trait") if statement.value == name)
 
 
 def _active(draft: Draft) -> tuple[DraftSource, ...]:
@@ -71,113 +85,102 @@ def _active(draft: Draft) -> tuple[DraftSource, ...]:
     return tuple(source for source in draft.sources if not source.optional)
 
 
-def _cloned(source: DraftSource) -> bool:
-    return any(statement.kind == "source" for statement in source.statements)
+def _values(statements: Iterable[Statement]) -> dict[str, None]:
+    return dict.fromkeys(statement.value for statement in statements)
 
 
-def python_open(draft: Draft) -> Iterator[DraftFinding]:
+def python_open(draft: Draft, _: Known) -> Iterator[DraftFinding]:
     """No Python, or only a lower bound."""
-    firm = any(not statement.get("inferred") for statement in draft.python.statements) and not draft.python.default
-    guessed = [statement for statement in draft.of("python") if statement.get("inferred") in ("wheel",)]
-    if draft.installs and not (firm or (draft.python.statements and not draft.python.default and not guessed)):
-        statements = draft.python.statements
-        truth = f"the files say only `{statements[0].value}`" if statements else "no file says which Python"
+    python = draft.python
+    firm = any(not statement.get("inferred") for statement in python.statements) and not python.default
+    guessed = [statement for statement in draft.of("python") if statement.get("inferred") == "wheel"]
+    if draft.installs and not (firm or (python.statements and not python.default and not guessed)):
+        truth = (
+            f"the files say only `{python.statements[0].value}`" if python.statements else "no file says which Python"
+        )
         if guessed:
             truth = "only the name of a wheel says which Python"
-        does = f"takes Python {draft.python.value}: {draft.python.why or 'it is the one that fits'}"
-        yield DraftFinding("python-open", ("python",), statements, truth, does)
+        does = f"takes Python {python.value}: {python.why or 'it is the one that fits'}"
+        yield DraftFinding("python-open", ("python",), python.statements, truth, does)
 
 
 def torch_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """torch that is absent, floats, is older than the catalog, or comes in the index's own flavour."""
     torch = draft.torch
-    if torch is None:
-        wanting = [source.name for source in draft.sources if source.needs_torch and not source.optional]
-        if wanting and draft.image is None and not _listed_elsewhere(draft):
-            truth = f"{', '.join(wanting)} need torch, and no file names it"
-            yield DraftFinding("torch-absent", tuple(wanting), (), truth, "asks you for a release")
-        return
-    if torch.default and not torch.statements:
-        if _listed_elsewhere(draft):
-            return
-        wanting = [package.name for package in draft.packages if package.name in known.want_torch]
-        truth = f"{', '.join(wanting[:4])} need torch" if wanting else "the code imports torch"
-        truth += ", and no file names it"
-        yield DraftFinding(
-            "torch-absent", tuple(wanting or ["torch"]), (), truth, f"takes torch {torch.value or '?'}: {torch.why}"
-        )
+    if torch is None or (torch.default and not torch.statements):
+        yield from _absent_torch(draft, known)
     elif torch.default:
         truth = f"torch{draft.torch_specifier} is whatever the index has on the day of the installation"
-        yield DraftFinding(
-            "torch-floating", ("torch",), torch.statements, truth, f"takes {torch.value or '?'}: {torch.why}"
+        yield from of_statements(
+            "torch-floating", torch.statements, truth, f"takes {torch.value or '?'}: {torch.why}", ["torch"]
         )
-        yield from _other_flavour(draft, torch.value, known)
-    elif torch.value:
-        yield from _known_torch(draft, torch.value, known)
+        yield from _other_flavour(draft, torch, known)
+    elif _RELEASE.fullmatch(torch.value):
+        yield from _known_torch(draft, torch, known)
+
+
+def _absent_torch(draft: Draft, known: Known) -> Iterator[DraftFinding]:
+    """torch that no file names, unless a list that was not read may do so."""
+    torch = draft.torch
+    if _listed_elsewhere(draft):
+        return
+    if torch is not None:
+        names = [package.name for package in draft.packages if package.name in known.want_torch]
+        who = f"{', '.join(names[:4])} need torch" if names else "the code imports torch"
+        yield DraftFinding("torch-absent", tuple(names or ["torch"]), (), f"{who}, and no file names it",
+                           f"takes torch {torch.value or '?'}: {torch.why}")  # fmt: skip
+    elif names := [source.name for source in _active(draft) if source.needs_torch and draft.image is None]:
+        truth = f"{', '.join(names)} need torch, and no file names it"
+        yield DraftFinding("torch-absent", tuple(names), (), truth, "asks you for a release")
 
 
 def _listed_elsewhere(draft: Draft) -> bool:
     """Whether a project or a list is installed whose own requirements were not read."""
-    return bool(
-        draft.of("local") or [statement for statement in draft.of("file") if statement.get("by") in ("-r", "conda")]
-    )
+    return bool(draft.of("local")) or any(statement.get("by") in ("-r", "conda") for statement in draft.of("file"))
 
 
-def _known_torch(draft: Draft, version: str, known: Known) -> Iterator[DraftFinding]:
-    statements = draft.torch.statements if draft.torch else ()
-    if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", version):
-        return
+def _known_torch(draft: Draft, torch: Choice, known: Known) -> Iterator[DraftFinding]:
+    """A release beyond the tables, or one whose flavour is not said, is not there or is not the default index's."""
+    version, release, flavour = torch.value, known.compat.torch.get(torch.value), draft.flavour
+    about, texts = [f"torch {version}"], torch.statements
     if Version(version) < known.oldest_torch:
-        yield DraftFinding("torch-below-catalog", (f"torch {version}",), statements,
-                           f"it is older than {known.oldest_torch}, the first release in envbuild's tables",
-                           "keeps it, and judges nothing about it")  # fmt: skip
+        yield from of_statements("torch-below-catalog", texts,
+                                 f"it is older than {known.oldest_torch}, the first release in envbuild's tables",
+                                 "keeps it, and judges nothing about it", about)  # fmt: skip
     elif Version(version) > known.newest_torch:
-        yield DraftFinding("torch-above-catalog", (f"torch {version}",), statements,
-                           f"it is newer than {known.newest_torch}, the last release in envbuild's tables",
-                           "keeps it, and judges nothing about it")  # fmt: skip
-    elif version not in known.compat.torch:
-        yield DraftFinding("version-missing", (f"torch {version}",), statements, "there is no such release of torch",
-                           "asks you for another release")  # fmt: skip
-    else:
-        yield from _known_flavour(draft, version, known)
+        yield from of_statements("torch-above-catalog", texts,
+                                 f"it is newer than {known.newest_torch}, the last release in envbuild's tables",
+                                 "keeps it, and judges nothing about it", about)  # fmt: skip
+    elif release is None:
+        truth = "there is no such release of torch"
+        yield from of_statements("version-missing", texts, truth, "asks you for another release", about)
+    elif flavour is not None and not flavour.default:
+        yield from _other_flavour(draft, torch, known)
+    elif flavour is not None and release.pypi_flavour is None:
+        does = f"takes {flavour.value} from PyTorch's own index"
+        yield from of_statements("index-missing", texts, f"the default index has no torch {version}", does, about)
+    elif flavour is not None and any(statement.kind in ("package", "conda") for statement in texts):
+        truth = f"no CUDA flavour is named: the default index has {flavour.value}"
+        yield from of_statements("flavour-by-default", texts, truth, f"takes {flavour.value}", about)
 
 
-def _known_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFinding]:
-    release, flavour = known.compat.torch[version], draft.flavour
-    if flavour is None or draft.torch is None:
-        return
-    if release.pypi_flavour is None and flavour.default:
-        yield DraftFinding("index-missing", (f"torch {version}",), draft.torch.statements,
-                           f"the default index has no torch {version}",
-                           f"takes {flavour.value} from PyTorch's own index")  # fmt: skip
-    elif flavour.default:
-        if any(statement.kind in ("package", "conda") for statement in draft.torch.statements):
-            yield DraftFinding("flavour-by-default", (f"torch {version}",), draft.torch.statements,
-                               f"no CUDA flavour is named: the default index has {flavour.value}",
-                               f"takes {flavour.value}")  # fmt: skip
-    else:
-        yield from _other_flavour(draft, version, known)
-
-
-def _other_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFinding]:
+def _other_flavour(draft: Draft, torch: Choice, known: Known) -> Iterator[DraftFinding]:
     """A flavour that the release does not have, or that a sentence names and no command."""
-    release, flavour = known.compat.torch.get(version), draft.flavour
+    version, release, flavour = torch.value, known.compat.torch.get(torch.value), draft.flavour
     if release is None or flavour is None or flavour.default or flavour.why.endswith(AS_ASKED):
         return
     label = flavour.why.rpartition(" ")[2] or flavour.value
-    newest = draft.torch is not None and draft.torch.default  # the page names no release, so it says nothing wrong
-    if label not in release.builds and label.startswith("cu") and not newest:
-        builds = ", ".join(sorted(release.builds))
-        yield DraftFinding("flavour-missing", (f"torch {version}+{label}",), flavour.statements,
-                           f"torch {version} has only {builds}, and no {label}",
-                           f"takes {flavour.value}")  # fmt: skip
+    does = f"takes {flavour.value}"
+    # A page that names no release says nothing wrong.
+    if label not in release.builds and label.startswith("cu") and not torch.default:
+        truth = f"torch {version} has only {', '.join(sorted(release.builds))}, and no {label}"
+        yield DraftFinding("flavour-missing", (f"torch {version}+{label}",), flavour.statements, truth, does)
     elif flavour.why:
-        yield DraftFinding("flavour-by-default", (f"torch {version}",), flavour.statements,
-                           f"{flavour.why}, and the default index has torch {version} for {flavour.value}",
-                           f"takes {flavour.value}")  # fmt: skip
+        truth = f"{flavour.why}, and the default index has torch {version} for {flavour.value}"
+        yield DraftFinding("flavour-by-default", (f"torch {version}",), flavour.statements, truth, does)
 
 
-def conda_rules(draft: Draft) -> Iterator[DraftFinding]:
+def conda_rules(draft: Draft, _: Known) -> Iterator[DraftFinding]:
     """torch of a channel, two installers in one environment, channels of persons, terms to accept."""
     torch = next((statement for statement in draft.conda if statement.get("name") in ("pytorch", "torch")), None)
     if torch is not None and draft.torch is not None:
@@ -185,27 +188,25 @@ def conda_rules(draft: Draft) -> Iterator[DraftFinding]:
         does = f"takes the wheel of torch {draft.torch.value}{flavour}"
         yield DraftFinding("conda-torch", (torch.value,), (torch,), "conda's build differs from the wheel", does)
     by_pip = [statement for statement in draft.of("package") if statement.via in ("pip", "environment.yml", "sudo")]
-    by_pip += [
-        statement
-        for statement in draft.of("source", "local")
-        if statement.get("how") == "pip" or statement.kind == "local"
-    ]
+    by_pip += [way for way in draft.of("source", "local") if way.get("how") == "pip" or way.kind == "local"]
     pip_files = [statement for statement in draft.of("file") if statement.get("by") == "-r"]
     real = [statement for statement in draft.conda if statement.get("name") not in ("pip", "python")]
     if real and [statement for statement in by_pip if not statement.get("legacy")] + pip_files:
-        yield DraftFinding("conda-pip", ("page",), (real[0], *by_pip[:1]), "conda and pip install into one environment",
-                           "takes all of it as wheels, in one resolution")  # fmt: skip
+        truth = "conda and pip install into one environment"
+        does = "takes all of it as wheels, in one resolution"
+        yield DraftFinding("conda-pip", ("page",), (real[0], *by_pip[:1]), truth, does)
     for channel in draft.of("channel"):
         name = channel.value.rstrip("/").rpartition("/")[2].lower()
         if name in ("defaults", "anaconda", "main"):
-            yield DraftFinding("licence-accept", (channel.value,), (channel,), "this channel has terms to accept",
-                               "takes wheels from the index")  # fmt: skip
+            yield from of_statements(
+                "licence-accept", [channel], "this channel has terms to accept", "takes wheels from the index"
+            )
         elif name not in _CHANNELS and "label" not in channel.value:
             truth = f"{name} is one person's channel"
-            yield DraftFinding("conda-personal-channel", (channel.value,), (channel,), truth, "takes nothing from it")
+            yield from of_statements("conda-personal-channel", [channel], truth, "takes nothing from it")
 
 
-def unpinned(draft: Draft) -> Iterator[DraftFinding]:
+def unpinned(draft: Draft, _: Known) -> Iterator[DraftFinding]:
     """Packages without an exact version."""
     loose = [
         package
@@ -214,14 +215,8 @@ def unpinned(draft: Draft) -> Iterator[DraftFinding]:
         and not exact_version(package.requirement.specifier)
         and not (package.requirement.url or package.statements[-1].get("address"))
     ]
-    if loose:
-        names, last = tuple(package.name for package in loose), tuple(package.statements[-1] for package in loose)
-        yield DraftFinding("unpinned", names, last,
-                           f"{plural(len(loose), 'package')} without an exact version", _as_of(draft))  # fmt: skip
-
-
-def _as_of(draft: Draft) -> str:
-    return f"takes what the index had on {draft.as_of}" if draft.as_of else "takes what the lock resolves to"
+    does = f"takes what the index had on {draft.as_of}" if draft.as_of else "takes what the lock resolves to"
+    yield from of_packages("unpinned", loose, f"{plural(len(loose), 'package')} without an exact version", does)
 
 
 def _places_of(rule: str, sources: Iterable[DraftSource], truth: str) -> Iterator[DraftFinding]:
@@ -230,13 +225,17 @@ def _places_of(rule: str, sources: Iterable[DraftSource], truth: str) -> Iterato
     groups = grouped(sources, lambda source: bool(source.install) and not source.optional)
     for installed, group in groups.items():
         does = pins if installed else "clones and pins nothing: only a comment of the draft names it"
-        yield DraftFinding(rule, _names(group), _first(group), truth, does)
+        yield from of_sources(rule, group, truth, does)
 
 
 def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """Sources by nothing, by a moving name, by a short hash, over ssh, or by an old address."""
     ways = [source for source in draft.sources if source.optional and source.statements[0].get("alternative")]
-    sources = [source for source in (*_active(draft), *ways) if _cloned(source)]
+    sources = [
+        source
+        for source in (*_active(draft), *ways)
+        if any(statement.kind == "source" for statement in source.statements)
+    ]
     bare = [source for source in sources if not source.ref]
     yield from _places_of("git-unpinned", bare, "git clones whatever the default branch has that day")
     moving = [
@@ -244,17 +243,12 @@ def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     ]
     yield from _places_of("git-branch", moving, "these look like branches, and a branch moves")
     short = [source for source in sources if _SHORT.fullmatch(source.ref) and not source.ref.isdigit()]
-    if short:
-        yield DraftFinding("short-sha", _names(short), _first(short), "a short hash can mean several commits",
-                           "asks for the full hash")  # fmt: skip
+    yield from of_sources("short-sha", short, "a short hash can mean several commits", "asks for the full hash")
     secure = [source for source in sources if any(statement.get("ssh") for statement in source.statements)]
-    if secure:
-        yield DraftFinding("ssh-clone", _names(secure), _first(secure), "git over ssh needs a key", "clones by https")
+    yield from of_sources("ssh-clone", secure, "git over ssh needs a key", "clones by https")
     moved = [source for source in sources if source.url in known.moved]
-    if moved:
-        yield DraftFinding("repo-moved", _names(moved), _first(moved),
-                           f"the repository is now {known.moved[moved[0].url]}",
-                           "keeps the old address, which redirects")  # fmt: skip
+    truth = f"the repository is now {known.moved[moved[0].url]}" if moved else ""
+    yield from of_sources("repo-moved", moved, truth, "keeps the old address, which redirects")
 
 
 def _names(sources: Iterable[DraftSource]) -> tuple[str, ...]:
@@ -270,38 +264,30 @@ def build_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     exact = [package for package in draft.packages if not _has_wheel(package)]
     compiled = [(package, row) for package in exact if (row := known.compiled_package(package.requirement)) is not None]
     without = [package for package, row in compiled if not row.wheel]
-    if without:
-        names, last = tuple(package.name for package in without), tuple(package.statements[-1] for package in without)
-        yield DraftFinding("no-wheel", names, last,
-                           "the index has only a source distribution, which is compiled during the installation",
-                           "asks for `--allow-build`, or takes a source" + _against(names, known))  # fmt: skip
+    truth = "the index has only a source distribution, which is compiled during the installation"
+    needs = dict.fromkeys(need for package in without for need in known.compat.system.get(package.name, ()))
+    against = f"; they are compiled against packages of the system: {', '.join(needs)}" if needs else ""
+    yield from of_packages("no-wheel", without, truth, f"asks for `--allow-build`, or takes a source{against}")
     python = "" if draft.python.default else draft.python.value
     early = [package for package in exact if known.has_no_wheel(package.requirement, python)]
-    if early:
-        yield DraftFinding("no-wheel", tuple(package.name for package in early), tuple(e.statements[-1] for e in early),
-                           f"these releases are older than Python {python}, and have no wheel for it",
-                           "asks for another Python or newer releases")  # fmt: skip
+    truth = f"these releases are older than Python {python}, and have no wheel for it"
+    yield from of_packages("no-wheel", early, truth, "asks for another Python or newer releases")
     yield from _nvcc(draft, known, [package for package, row in compiled if row.cuda == "build" and not row.wheel])
     yield from _needs_torch(draft)
     legacy = [statement for statement in draft.statements if statement.get("legacy")]
-    if legacy and draft.build_backend is None:
-        yield DraftFinding("legacy-build", _places(legacy), tuple(legacy),
-                           "setup.py install and develop do not record which files they install",
-                           "installs the source without these commands")  # fmt: skip
+    if draft.build_backend is None:
+        truth = "setup.py install and develop do not record which files they install"
+        yield from of_statements(
+            "legacy-build", legacy, truth, "installs the source without these commands", _places(legacy)
+        )
     flags = _trait(draft, "pip-global-option")
-    if flags:
-        yield DraftFinding("pip-global-option", tuple(_last(statement.get("source")) for statement in flags), flags,
-                           "pip 25.3 removed --global-option", "passes the flags to the build itself")  # fmt: skip
+    folders = [_last(statement.get("source")) for statement in flags]
+    does = "passes the flags to the build itself"
+    yield from of_statements("pip-global-option", flags, "pip 25.3 removed --global-option", does, folders)
     editable = [statement for statement in draft.of("local", "source") if statement.get("editable")]
-    if editable:
-        yield DraftFinding("editable-install", _places(editable), tuple(editable),
-                           "an editable install runs whatever is in the folder",
-                           "pins its commit, or reports a local folder's changes")  # fmt: skip
-
-
-def _against(names: Iterable[str], known: Known) -> str:
-    needs = dict.fromkeys(need for name in names for need in known.compat.system.get(name, ()))
-    return f"; they are compiled against packages of the system: {', '.join(needs)}" if needs else ""
+    truth = "an editable install runs whatever is in the folder"
+    does = "pins its commit, or reports a local folder's changes"
+    yield from of_statements("editable-install", editable, truth, does, _places(editable))
 
 
 def _has_wheel(wanted: Wanted) -> bool:
@@ -334,16 +320,12 @@ def _nvcc(draft: Draft, known: Known, packages: list[Wanted]) -> Iterator[DraftF
         and ((statement.get("legacy") and _cuda_name(statement)) or _compiled_folder(statement, known))
     ]
     extensions = [statement for statement in draft.of("extension") if statement.get("cuda")]
-    names = (
-        [package.name for package in packages]
-        + list(_names(sources))
-        + [statement.value for statement in extensions + optional_own]
-    )
-    if names and not brought:
-        quoted = (*_first(sources), *(package.statements[-1] for package in packages), *extensions, *optional_own)
-        yield DraftFinding("needs-nvcc", tuple(dict.fromkeys(names)), quoted,
-                           "CUDA code is compiled, and no file names a toolkit or compiler",
-                           "leaves it out as a comment, unless a build flag tells `plan` of nvcc")  # fmt: skip
+    names = [*(package.name for package in packages), *_names(sources), *_values(extensions + optional_own)]
+    quoted = [*_first(sources), *(package.statements[-1] for package in packages), *extensions, *optional_own]
+    if not brought:
+        truth = "CUDA code is compiled, and no file names a toolkit or compiler"
+        does = "leaves it out as a comment, unless a build flag tells `plan` of nvcc"
+        yield from of_statements("needs-nvcc", quoted, truth, does, dict.fromkeys(names))
 
 
 def _compiled_folder(statement: Statement, known: Known) -> bool:
@@ -357,24 +339,22 @@ def _cuda_name(statement: Statement) -> bool:
 
 
 def _needs_torch(draft: Draft) -> Iterator[DraftFinding]:
-    imports = _trait(draft, "build-imports-torch")
-    if imports and draft.build_backend is None:
-        yield DraftFinding("build-needs-torch", ("this repository",), imports,
-                           "the build imports torch, which an isolated build does not have",
-                           "builds after torch, without isolation")  # fmt: skip
+    truth = "the build imports torch, which an isolated build does not have"
+    does = "builds after torch, without isolation"
+    if draft.build_backend is None:
+        yield from of_statements(
+            "build-needs-torch", _trait(draft, "build-imports-torch"), truth, does, ["this repository"]
+        )
     isolated = [
         source
         for source in _active(draft)
         if source.needs_torch and source.cuda == "build" and source.install
         and not any(statement.get("no_isolation") or statement.get("legacy") for statement in source.statements)
     ]  # fmt: skip
-    if isolated:
-        yield DraftFinding("build-needs-torch", _names(isolated), _first(isolated),
-                           "the build imports torch, which an isolated build does not have",
-                           "builds after torch, without isolation")  # fmt: skip
+    yield from of_sources("build-needs-torch", isolated, truth, does)
 
 
-def backend(draft: Draft) -> Iterator[DraftFinding]:
+def backend(draft: Draft, _: Known) -> Iterator[DraftFinding]:
     """A build backend that no requirement of the build brings."""
     statement = draft.build_backend
     module = statement.get("backend").partition(".")[0].partition(":")[0] if statement else ""
@@ -383,12 +363,11 @@ def backend(draft: Draft) -> Iterator[DraftFinding]:
     wanted = {name_of(text).replace("-", "_") for text in statement.get("requires").split("\n")}
     brings = {module, f"{module}_core"} if statement.get("backend") != "poetry.masonry.api" else {"poetry"}
     if not wanted & brings and module != "setuptools":
-        yield DraftFinding("missing-build-backend", (module,), (statement,),
-                           f"its build requirements lack {module}",
+        yield DraftFinding("missing-build-backend", (module,), (statement,), f"its build requirements lack {module}",
                            "puts the code on sys.path, and builds nothing")  # fmt: skip
 
 
-def shell_rules(draft: Draft) -> Iterator[DraftFinding]:
+def shell_rules(draft: Draft, _: Known) -> Iterator[DraftFinding]:
     """Commands that do something else than is meant, need root, or change what they must not."""
     for trait, truth, does in (
         ("shell-slip", "the command does not do what is meant", "does what is meant"),
@@ -403,50 +382,41 @@ def shell_rules(draft: Draft) -> Iterator[DraftFinding]:
     ):  # fmt: skip
         statements = _trait(draft, trait)
         if statements:
-            about = tuple(statement.get("why") or statement.get("path") or statement.text for statement in statements)
-            yield DraftFinding(trait, about, statements, statements[0].get("why") or truth, does)
-    startup = draft.of("startup")
-    if startup:
-        yield DraftFinding("start-up-file", tuple(statement.value for statement in startup), startup,
-                           "the environment depends on a start-up file of a shell", "does not change it")  # fmt: skip
-    edits = draft.of("edit")
-    opened = [statement for statement in draft.of("import") if re.search(r"\bAutoFix\(|\.fix\(", statement.text)]
-    if edits or opened:
-        statements = (*edits, *opened)
-        by_hand = " by hand" if all(statement.get("by") == "prose" for statement in statements) else ""
-        yield DraftFinding("edited-by-sed", tuple(statement.value for statement in statements), statements,
-                           f"files that were installed or cloned are edited{by_hand}", "asks for a patch")  # fmt: skip
+            about = [statement.get("why") or statement.get("path") or statement.text for statement in statements]
+            yield from of_statements(trait, statements, statements[0].get("why") or truth, does, about)
+    truth = "the environment depends on a start-up file of a shell"
+    yield from of_statements("start-up-file", draft.of("startup"), truth, "does not change it")
+    edits = [*draft.of("edit")]
+    edits += [statement for statement in draft.of("import") if re.search(r"\bAutoFix\(|\.fix\(", statement.text)]
+    by_hand = " by hand" if all(statement.get("by") == "prose" for statement in edits) else ""
+    yield from of_statements("edited-by-sed", edits, f"files that were installed or cloned are edited{by_hand}",
+                             "asks for a patch")  # fmt: skip
 
 
-def fetch_rules(draft: Draft) -> Iterator[DraftFinding]:
+def fetch_rules(draft: Draft, _: Known) -> Iterator[DraftFinding]:
     """What is fetched by a moving address, and what stands in other files."""
     moving = [
         statement
         for statement in draft.of("download")
         if re.search(r"latest|/(?:master|main)/|get-pip\.py|nightly|install\.sh$", statement.value)
     ]
-    moving += [statement for statement in draft.of("build", "file", "image") if re.search(r"latest", statement.value)]
-    if moving:
-        addresses = tuple(dict.fromkeys(statement.value for statement in moving))
-        yield DraftFinding("latest-download", addresses, tuple(moving),
-                           "the file at this address changes", "leaves it out")  # fmt: skip
-    files = [
-        statement
-        for statement in draft.of("file")
-        if _UNREAD.search(statement.value) and statement.get("read") != "yes"
-    ]
-    if files:
-        yield DraftFinding("file-elsewhere", tuple(dict.fromkeys(statement.value for statement in files)), tuple(files),
-                           "packages or commands are in a file that was not given", "asks you for it")  # fmt: skip
+    moving += [statement for statement in draft.of("build", "file", "image") if "latest" in statement.value]
+    yield from of_statements(
+        "latest-download", moving, "the file at this address changes", "leaves it out", _values(moving)
+    )
+    files = [file for file in draft.of("file") if _UNREAD.search(file.value) and file.get("read") != "yes"]
+    truth = "packages or commands are in a file that was not given"
+    yield from of_statements("file-elsewhere", files, truth, "asks you for it", _values(files))
     made = draft.of("activate")
     base = [statement for statement in made if statement.get("base")]
     if base:
-        yield DraftFinding("env-elsewhere", tuple(statement.value for statement in base), tuple(base),
-                           "it builds on an environment that is made elsewhere",
-                           "asks which packages that environment has")  # fmt: skip
-    elif made and not draft.of("package", "conda", "source", "local") and not _listed_elsewhere(draft):
-        yield DraftFinding("env-elsewhere", tuple(statement.value for statement in made), made,
-                           "the environment is made elsewhere", "drafts a target and no profile")  # fmt: skip
+        truth = "it builds on an environment that is made elsewhere"
+        does = "asks which packages that environment has"
+        yield from of_statements("env-elsewhere", base, truth, does)
+    elif not draft.of("package", "conda", "source", "local") and not _listed_elsewhere(draft):
+        yield from of_statements(
+            "env-elsewhere", made, "the environment is made elsewhere", "drafts a target and no profile"
+        )
 
 
 def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
@@ -457,9 +427,8 @@ def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
                            "one package is named twice", "takes the one with a version")  # fmt: skip
     differing = [package for package in draft.packages if _contradicted(package)]
     if differing:
-        statements = tuple(statement for package in differing[:1] for statement in package.statements)
         taken = ", ".join(f"{package.name}{package.requirement.specifier}" for package in differing)
-        yield DraftFinding("contradiction", tuple(package.name for package in differing), statements,
+        yield DraftFinding("contradiction", tuple(package.name for package in differing), differing[0].statements,
                            "two files name two versions of one package", f"takes {taken}")  # fmt: skip
     pythons = [
         statement
@@ -473,9 +442,8 @@ def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     yield from _pinned_cudnn(draft, known)
     yield from _other_torch(draft, known)
     foreign = [statement for statement in draft.of("package", "conda") if _name(statement) in known.other_systems]
-    if foreign:
-        yield DraftFinding("platform-mismatch", tuple(map(_name, foreign)), tuple(foreign),
-                           "the list was frozen on another operating system", "leaves them out")  # fmt: skip
+    truth = "the list was frozen on another operating system"
+    yield from of_statements("platform-mismatch", foreign, truth, "leaves them out", map(_name, foreign))
     by_name = {package.name: package for package in draft.packages}
     for group in known.compat.twins:
         if len(twins := [name for name in by_name if name in group]) > 1:
@@ -506,20 +474,16 @@ def _other_torch(draft: Draft, known: Known) -> Iterator[DraftFinding]:
             yield DraftFinding("conflict", (package.name, "torch"), said_of,
                                f"{package.index_text} is built for torch {theirs}, and torch is {ours}",
                                "keeps both: locking refuses them and says which one to change")  # fmt: skip
-    wheels = [
-        statement
-        for statement in draft.of("python")
-        if statement.get("inferred") == "wheel" and python not in statement.value
-    ]
+    wheels = [wish for wish in draft.of("python") if wish.get("inferred") == "wheel" and python not in wish.value]
     if python and wheels:
         yield DraftFinding("conflict", ("python",), (*draft.python.statements, *wheels),
                            f"a wheel is for another Python than {python}", "keeps the named Python")  # fmt: skip
 
 
 def _contradicted(wanted: Wanted) -> bool:
-    wishes = [(statement.place.file, _parsed(statement)) for statement in wanted.statements]
-    versions = {exact_version(wish.specifier) for _, wish in wishes if wish is not None} - {""}
-    return len(versions) > 1 and len({file for file, _ in wishes}) > 1
+    wishes = [requirement(statement.value) for statement in wanted.statements if statement.kind == "package"]
+    versions = {exact_version(wish.specifier) for wish in wishes if wish is not None} - {""}
+    return len(versions) > 1 and len({statement.place.file for statement in wanted.statements}) > 1
 
 
 def _said_twice(wanted: Wanted) -> bool:
@@ -534,10 +498,6 @@ def _said_twice(wanted: Wanted) -> bool:
     return any(sum(statement.place.file == file for statement in places) > 1 for file in files) and len(texts) > 1
 
 
-def _parsed(statement: Statement) -> Requirement | None:
-    return requirement(statement.value) if statement.kind == "package" else None
-
-
 def _pinned_cudnn(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     cudnn = next((package for package in draft.packages if re.fullmatch(r"nvidia-cudnn-cu1[0-9]", package.name)), None)
     if cudnn is None or draft.torch is None or draft.torch.default:
@@ -548,44 +508,46 @@ def _pinned_cudnn(draft: Draft, known: Known) -> Iterator[DraftFinding]:
                            f"torch {draft.torch.value} wants {cudnn.name}=={theirs}", "takes torch's own")  # fmt: skip
 
 
-def image_rules(draft: Draft) -> Iterator[DraftFinding]:
+def image_rules(draft: Draft, _: Known) -> Iterator[DraftFinding]:
     """Lists of architectures, and base images that float."""
     archs = draft.environment.get("TORCH_CUDA_ARCH_LIST")
     if archs is not None and not any(name in archs.value.lower() for name in _AMPERE):
-        yield DraftFinding("arch-list", (archs.value,), (archs,), "GPUs from Ampere on are left out",
-                           "lets the target's GPUs decide")  # fmt: skip
+        yield from of_statements(
+            "arch-list", [archs], "GPUs from Ampere on are left out", "lets the target's GPUs decide"
+        )
     image = draft.image
-    if image is not None and (":" not in image.value.rpartition("/")[2] or image.value.endswith(":latest")):
-        yield DraftFinding("base-image", (image.value,), (image,), "the image has no fixed tag", "asks for one")
-    elif image is not None and _MIRRORED.match(image.value) and not _REGISTRIES.match(image.value):
-        yield DraftFinding("base-image", (image.value,), (image,),
-                           f"{image.value.partition('/')[0]} is not a registry of the image's maker",
-                           "names the image")  # fmt: skip
-    elif image is not None and (_WITHDRAWN.search(image.value) or _ENDED.search(image.value)):
-        truth = "tags of CUDA without a patch number were withdrawn" if _WITHDRAWN.search(image.value) else ""
-        truth = truth or "its operating system is past the end of its support"
-        yield DraftFinding("base-image", (image.value,), (image,), truth, "needs no image")
+    if image is None:
+        return
+    if ":" not in image.value.rpartition("/")[2] or image.value.endswith(":latest"):
+        yield from of_statements("base-image", [image], "the image has no fixed tag", "asks for one")
+    elif _MIRRORED.match(image.value) and not _REGISTRIES.match(image.value):
+        host = image.value.partition("/")[0]
+        yield from of_statements(
+            "base-image", [image], f"{host} is not a registry of the image's maker", "names the image"
+        )
+    elif _WITHDRAWN.search(image.value):
+        truth = "tags of CUDA without a patch number were withdrawn"
+        yield from of_statements("base-image", [image], truth, "needs no image")
+    elif _ENDED.search(image.value):
+        yield from of_statements(
+            "base-image", [image], "its operating system is past the end of its support", "needs no image"
+        )
 
 
 def stale_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """Services, repositories and files that are gone or were replaced, and ways that the page offers beside one."""
+    taken = [statement for statement in draft.statements if not statement.optional and statement.kind != "run"]
     for pattern, truth in known.gone.items():
-        statements = [
-            statement for statement in draft.statements if not statement.optional and re.search(pattern, statement.text)
-        ]
-        statements = list(
-            {statement.place.line: statement for statement in statements if statement.kind != "run"}.values()
-        )
-        if statements:
-            yield DraftFinding("stale-service", (truth,), tuple(statements), truth, "takes nothing from it")
-    ways = [
-        statement for statement in draft.statements if statement.get("alternative") and statement.kind in _INSTALLING
-    ]
-    if ways:
-        about = tuple(dict.fromkeys(statement.value for statement in ways))
-        yield DraftFinding("alternatives", about, tuple({way.place.line: way for way in ways}.values()),
-                           "the page offers several ways", "takes the first")  # fmt: skip
+        gone = {statement.place.line: statement for statement in taken if re.search(pattern, statement.text)}
+        yield from of_statements("stale-service", [*gone.values()], truth, "takes nothing from it", [truth])
+    ways = [way for way in draft.statements if way.get("alternative") and way.kind in _INSTALLING]
+    lines = {way.place.line: way for way in ways}
+    yield from of_statements(
+        "alternatives", [*lines.values()], "the page offers several ways", "takes the first", _values(ways)
+    )
 
 
-_OF_DRAFT = (backend, python_open, conda_rules, unpinned, shell_rules, fetch_rules, image_rules)
-_OF_BOTH = (torch_rules, git_rules, build_rules, together, stale_rules)
+_RULES = (
+    backend, python_open, conda_rules, unpinned, shell_rules, fetch_rules, image_rules,
+    torch_rules, git_rules, build_rules, together, stale_rules,
+)  # fmt: skip
