@@ -95,7 +95,6 @@ class DraftSource:
     flags: tuple[str, ...] = ()
     cuda: str = ""
     needs_torch: bool = False
-    no_deps: bool = False
     own: bool = False
     optional: bool = False
     commit: str = ""  # what git says of the ref
@@ -454,79 +453,55 @@ def _python(
     return Choice(value, tuple(wishes), default=True, why="the usual Python of that time that fits"), tuple(fitting)
 
 
-@dataclass
-class _Repository:
-    """A source while its statements are read."""
-
-    statements: list[Statement]
-    ref: str = ""
-    name: str = ""
-    install: str = ""
-    subdirectories: dict[str, None] = field(default_factory=dict)
-    flags: dict[str, None] = field(default_factory=dict)
-    legacy: bool = False
-    no_deps: bool = False
-    builds: bool = False
-    optional: bool = True
-
-
 def _sources(statements: Sequence[Statement], origin: Origin, known: Known) -> tuple[DraftSource, ...]:
-    repositories: dict[str, _Repository] = {}
+    repositories: dict[str, list[Statement]] = {}
     cuda_of_own = any(statement.value == "compiles-cuda" or statement.get("cuda") for statement in statements)
     for statement in statements:
         address = statement.value if statement.kind == "source" else statement.get("source")
-        if statement.kind in ("local", "build", "extension") and not address:
-            address = origin.url
-        if statement.kind in ("source", "checkout", "local", "build", "extension") and address:
-            if statement.kind not in ("source", "local", "build", "extension") and address not in repositories:
-                continue
-            place = repositories.setdefault(address, _Repository([]))
-            _add(place, statement)
-    return tuple(_finished(url, place, origin, known, cuda_of_own=cuda_of_own) for url, place in repositories.items())
+        if statement.kind in ("source", "local", "build", "extension") and (address := address or origin.url):
+            repositories.setdefault(address, []).append(statement)
+        elif statement.kind == "checkout" and address in repositories:
+            repositories[address].append(statement)
+    return tuple(_source(url, about, origin, known, cuda_of_own=cuda_of_own) for url, about in repositories.items())
 
 
-def _add(place: _Repository, statement: Statement) -> None:
-    place.statements.append(statement)
-    place.optional = place.optional and statement.optional
-    place.no_deps = place.no_deps or bool(statement.get("no_deps"))
-    if statement.kind == "source":
-        place.ref = statement.get("ref") or place.ref
-        place.name = statement.get("name") or place.name
-        if statement.get("how") == "pip":
-            place.install = "editable" if statement.get("editable") else "wheel"
-        if statement.get("subdirectory"):
-            place.subdirectories[statement.get("subdirectory")] = None
-    elif statement.kind == "checkout":
-        place.ref = statement.value
-    elif statement.kind == "local":
-        place.install = "editable" if statement.get("editable") else "wheel"
-        place.subdirectories[statement.value] = None
-        place.flags.update(dict.fromkeys(statement.get("flags").split()))
-    elif statement.kind == "build":
-        place.builds = True
-        place.subdirectories[statement.value] = None
-
-
-def _finished(url: str, place: _Repository, origin: Origin, known: Known, *, cuda_of_own: bool) -> DraftSource:
+def _source(
+    url: str, statements: Sequence[Statement], origin: Origin, known: Known, *, cuda_of_own: bool
+) -> DraftSource:
+    """A repository of the statements about it: the last ref, name and way to install it count."""
+    names = [statement.get("name") for statement in statements if statement.kind == "source" and statement.get("name")]
+    refs = [
+        statement.get("ref") if statement.kind == "source" else statement.value
+        for statement in statements
+        if statement.kind == "checkout" or (statement.kind == "source" and statement.get("ref"))
+    ]
+    installed = [
+        "editable" if statement.get("editable") else "wheel"
+        for statement in statements
+        if statement.kind == "local" or (statement.kind == "source" and statement.get("how") == "pip")
+    ]
+    folders = dict.fromkeys(
+        statement.get("subdirectory") if statement.kind == "source" else statement.value
+        for statement in statements
+        if statement.kind in ("source", "local", "build")
+    )
+    flags = [flag for statement in statements if statement.kind == "local" for flag in statement.get("flags").split()]
+    name = next(reversed(names), PurePosixPath(url).name).lower()
     own = bool(origin.url) and same_repository(url, origin.url)
     compiled = known.compiled_source(url)
-    cuda = compiled.cuda if compiled else ""
-    if own and (cuda_of_own or (place.builds and _KERNELS.search(" ".join(place.subdirectories)))):
-        cuda = "build"
-    name = place.name or PurePosixPath(url).name
+    kernels = any(statement.kind == "build" for statement in statements) and _KERNELS.search(" ".join(folders))
     return DraftSource(
         url=url,
-        ref=place.ref,
-        name=re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "source",
-        statements=tuple(place.statements),
-        install=place.install,
-        subdirectories=tuple(folder for folder in place.subdirectories if folder != "."),
-        flags=tuple(place.flags),
-        cuda=cuda,
+        ref=next(reversed(refs), ""),
+        name=re.sub(r"[^a-z0-9._-]+", "-", name).strip("-._") or "source",
+        statements=tuple(statements),
+        install=next(reversed(installed), ""),
+        subdirectories=tuple(folder for folder in folders if folder not in ("", ".")),
+        flags=tuple(dict.fromkeys(flags)),
+        cuda="build" if own and (cuda_of_own or kernels) else compiled.cuda if compiled else "",
         needs_torch=bool(compiled and compiled.torch),
-        no_deps=place.no_deps,
         own=own,
-        optional=place.optional,
+        optional=all(statement.optional for statement in statements),
     )
 
 
