@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from envbuild.init.readers.shell import Shell
 from envbuild.init.readers.words import plain
-from envbuild.init.statement import Place, Statement, quoted
+from envbuild.init.statement import Kind, Place, Statement, quoted
 
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
 _HEREDOC = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?")
@@ -123,22 +123,23 @@ def _from(item: _Instruction, shell: Shell, stages: dict[str, str], place: Place
 
 def image_facts(image: str, place: Place, shown: str) -> Iterator[Statement]:
     """A base image and what its name says of CUDA, Python and torch."""
-    devel = "yes" if "devel" in image or _NGC.search(image) else ""
-    yield Statement("image", image, place, shown, "dockerfile", options={"devel": devel} if devel else {})
+
+    def fact(kind: Kind, value: str, **options: str) -> Statement:
+        return Statement(kind, value, place, shown, "dockerfile", options=options)
+
+    yield fact("image", image, **({"devel": "yes"} if "devel" in image or _NGC.search(image) else {}))
     if match := _CUDA.search(image):
-        yield Statement("cuda", match[1], place, shown, "dockerfile", options={"by": "image"})
+        yield fact("cuda", match[1], by="image")
     if match := _PYTORCH.search(image):
-        yield Statement("torch", f"=={match[1]}", place, shown, "dockerfile", options={"by": "image"})
-        yield Statement("cuda", match[2], place, shown, "dockerfile", options={"by": "image"})
+        yield fact("torch", f"=={match[1]}", by="image")
+        yield fact("cuda", match[2], by="image")
     if match := _PYTHON.search(image):
-        yield Statement("python", f"=={match[1]}.*", place, shown, "dockerfile")
+        yield fact("python", f"=={match[1]}.*")
     if match := _NGC.search(image):
         python = next(minor for until, minor in _NGC_PYTHONS if match[1] <= until)
-        options = {"inferred": "image"}
-        yield Statement("python", f"=={python}.*", place, shown, "dockerfile", options=options)
+        yield fact("python", f"=={python}.*", inferred="image")
     if (match := re.search(r"ubuntu:?([0-9]{2}\.[0-9]{2})", image)) and match[1] in _UBUNTU:
-        options = {"inferred": "image"}
-        yield Statement("python", f"=={_UBUNTU[match[1]]}.*", place, shown, "dockerfile", options=options)
+        yield fact("python", f"=={_UBUNTU[match[1]]}.*", inferred="image")
 
 
 def _env(item: _Instruction, shell: Shell, place: Place, shown: str) -> Iterator[Statement]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from envbuild.init.readers.requirement import (
     GitAddress,
+    Spec,
     conda_spec,
     git_address,
     is_git,
@@ -17,7 +19,7 @@ from envbuild.init.readers.requirement import (
     wheel,
 )
 from envbuild.init.readers.words import Command
-from envbuild.init.statement import Kind, Statement, without_credentials
+from envbuild.init.statement import Kind, Place, Statement, without_credentials
 
 # Options of pip and uv that take a value.
 _VALUED = frozenset(
@@ -33,22 +35,35 @@ _CONDA_VALUED = frozenset(("-n", "--name", "-p", "--prefix", "-c", "--channel", 
 _SLIP = re.compile(r"=[0-9][0-9.*,<>=]*$")
 
 
-class Maker(Protocol):
-    """What makes statements about the command, or line of a list, that is being read."""
+@dataclass
+class Position:
+    """Where a shell is: the folder, the clones and wheels in it, and the command that is being read.
+
+    `where` is the clone that commands are in (empty: the page's own repository, or none) and the folder in it.
+    """
+
+    file: str
+    optional: bool = False
+    clones: dict[str, str] = field(default_factory=dict)  # folder to address
+    wheels: dict[str, str] = field(default_factory=dict)  # name of a file to its address
+    where: tuple[str, str] = ("", "")
+    _line: int = 1
+    _column: int = 1
+    _text: str = ""
+    _via: str = ""
 
     def make(self, kind: Kind, value: str, **options: str) -> Statement:
-        """A statement about it."""
-
-
-class Place(Maker, Protocol):
-    """A shell as installers see it: the folder it is in, what was cloned, and wheels by their addresses."""
-
-    clones: dict[str, str]
-    wheels: dict[str, str]
-    where: tuple[str, str]
+        """A statement of the command that is being read."""
+        place = Place(self.file, self._line, self._column)
+        kept = {name: text for name, text in options.items() if text}
+        return Statement(kind, value, place, self._text, self._via, self.optional, kept)
 
     def source(self, address: GitAddress, how: str, **options: str) -> Statement:
-        """A repository."""
+        """A repository; `how` it comes: clone or pip."""
+        return self.make(
+            "source", address.url, ref=address.ref, name=address.name, subdirectory=address.subdirectory,
+            ssh="yes" if address.ssh else "", how=how, **options,
+        )  # fmt: skip
 
 
 class Words(NamedTuple):
@@ -80,7 +95,7 @@ def taken_apart(words: list[str], valued: frozenset[str]) -> Words:
     return out
 
 
-def pip(shell: Place, words: list[str], command: Command) -> Iterator[Statement]:
+def pip(shell: Position, words: list[str], command: Command) -> Iterator[Statement]:
     """Statements of pip and of uv, which takes the same words after `uv pip`, and names after `uv add`."""
     if words[0] == "uv":
         if words[1:2] == ["venv"]:
@@ -98,13 +113,13 @@ def pip(shell: Place, words: list[str], command: Command) -> Iterator[Statement]
         yield from _installed(shell, parts, command)
 
 
-def _uv_venv(shell: Place, words: list[str]) -> Iterator[Statement]:
+def _uv_venv(shell: Position, words: list[str]) -> Iterator[Statement]:
     for value in taken_apart(words[2:], _VALUED).values("-p", "--python"):
         if match := re.fullmatch(r"(?:python|cpython-?)?(3\.[0-9]+)(?:\.[0-9]+)?", value):
             yield shell.make("python", f"=={match[1]}.*")
 
 
-def _installed(shell: Place, parts: Words, command: Command) -> Iterator[Statement]:
+def _installed(shell: Position, parts: Words, command: Command) -> Iterator[Statement]:
     indexes = [without_credentials(url) for url in parts.values("-i", "--index-url", "--index", "--default-index")]
     extra = [without_credentials(url) for url in parts.values("--extra-index-url")]
     links = [without_credentials(url) for url in parts.values("-f", "--find-links")]
@@ -154,13 +169,13 @@ def _flags(parts: Words) -> str:
     return " ".join(dict.fromkeys(plain))
 
 
-def _place(shell: Place, name: str) -> str:
+def _place(shell: Position, name: str) -> str:
     if re.match(r"https?://|/|~|\$", name):
         return without_credentials(name) if "://" in name else name
     return str(PurePosixPath(shell.where[1], name))
 
 
-def _one(shell: Place, word: str, how: dict[str, str], *, editable: bool) -> Iterator[Statement]:
+def _one(shell: Position, word: str, how: dict[str, str], *, editable: bool) -> Iterator[Statement]:
     marks = how | {"editable": "yes" if editable else ""}
     if is_git(word):
         address = git_address(word)
@@ -193,7 +208,7 @@ def _extras(word: str) -> tuple[str, str]:
     return (folder, extras) if sign and word.endswith("]") and "]" not in extras else (word, "")
 
 
-def _folder(shell: Place, folder: str, extras: str, marks: dict[str, str]) -> Iterator[Statement]:
+def _folder(shell: Position, folder: str, extras: str, marks: dict[str, str]) -> Iterator[Statement]:
     source, inside = shell.where
     for part in PurePosixPath(folder).parts:
         if part.lower() in shell.clones and not (source and inside):
@@ -205,7 +220,7 @@ def _folder(shell: Place, folder: str, extras: str, marks: dict[str, str]) -> It
     yield shell.make("local", inside or ".", source=source, extras=extras, **marks)
 
 
-def conda(shell: Place, words: list[str]) -> Iterator[Statement]:
+def conda(shell: Position, words: list[str]) -> Iterator[Statement]:
     """Statements of conda, mamba and micromamba."""
     verbs = [word for word in words[1:] if not word.startswith("-")]
     if not verbs:
@@ -235,20 +250,21 @@ def conda(shell: Place, words: list[str]) -> Iterator[Statement]:
             continue
         named = named or spec.name == "python"
         yield shell.make("conda", word, name=spec.name, version=spec.version, channels=spec.channel or joined)
-        yield from conda_facts(shell, spec.name, spec.version)
+        for kind, value, by in conda_facts(spec):
+            yield shell.make(kind, value, by=by)
     if verbs[0] == "create" and not named:
         yield shell.make("trait", "conda-without-python")
 
 
-def conda_facts(maker: Maker, name: str, version: str) -> Iterator[Statement]:
-    """What a match spec says about Python, CUDA and the compiler."""
-    number = version.removeprefix("==")
+def conda_facts(spec: Spec) -> Iterator[tuple[Kind, str, str]]:
+    """What a match spec says about Python, CUDA and the compiler: kind and value of a statement, and its `by`."""
+    name, version, number = spec.name, spec.version, spec.version.removeprefix("==")
     if name == "python" and version:
         exact = re.fullmatch(r"==(3\.[0-9]+)(\.[0-9*]+)*", version)
-        yield maker.make("python", f"=={exact[1]}.*" if exact else version)
+        yield "python", f"=={exact[1]}.*" if exact else version, ""
     elif name in ("cudatoolkit", "pytorch-cuda", "cuda-version") and version.startswith("=="):
-        yield maker.make("cuda", number, by=name)
+        yield "cuda", number, name
     elif name in ("cuda", "cuda-toolkit", "cuda-nvcc", "cudatoolkit-dev"):
-        yield maker.make("cuda", number, by="toolkit")
+        yield "cuda", number, "toolkit"
     elif re.fullmatch(r"gcc(_linux-64)?|gxx(_linux-64)?|gcc-[0-9]+", name):
-        yield maker.make("gcc", number or name.removeprefix("gcc-").removeprefix("gcc"), by="conda")
+        yield "gcc", number or name.removeprefix("gcc-").removeprefix("gcc"), "conda"

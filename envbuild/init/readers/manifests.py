@@ -46,6 +46,10 @@ class Lines:
         place, text = Place(self.file, number, column), self._quoted(shown.strip())
         return Statement(kind, value, place, text, self.via, bool(self.extra), kept)
 
+    def within(self, extra: str) -> Lines:
+        """The same lines in an extra or group."""
+        return Lines(self.file, self.text, self.via, extra)
+
     @cached_property
     def lines(self) -> list[str]:
         """The lines of the file."""
@@ -114,7 +118,7 @@ def requirements(text: str, file: str) -> Iterator[Statement]:
 def _editable(lines: Lines, value: str, number: int) -> Iterator[Statement]:
     for statement in lines.wanted(value if is_git(value) else value.partition("[")[0] or ".", line=number):
         kind: Kind = "local" if statement.kind in ("package", "unknown", "local") else statement.kind
-        yield lines.make(kind, statement.value, line=number, **(dict(statement.options) | {"editable": "yes"}))
+        yield lines.make(kind, statement.value, line=number, **{**statement.options, "editable": "yes"})
 
 
 def _logical(text: str) -> Iterator[tuple[int, str]]:
@@ -134,18 +138,6 @@ def _logical(text: str) -> Iterator[tuple[int, str]]:
         yield first, joined.strip()
 
 
-@dataclass
-class _Line:
-    """Makes statements about one line of a list, as `conda_facts` wants it."""
-
-    lines: Lines
-    number: int
-
-    def make(self, kind: Kind, value: str, **options: str) -> Statement:
-        """A statement about the line."""
-        return self.lines.make(kind, value, line=self.number, **options)
-
-
 def _conda(lines: Lines, text: str, number: int, channels: str) -> Iterator[Statement]:
     spec = conda_spec(text)
     if spec is None:
@@ -154,7 +146,8 @@ def _conda(lines: Lines, text: str, number: int, channels: str) -> Iterator[Stat
     yield lines.make(
         "conda", text, line=number, name=spec.name, version=spec.version, channels=spec.channel or channels
     )
-    yield from conda_facts(_Line(lines, number), spec.name, spec.version)
+    for kind, value, by in conda_facts(spec):
+        yield lines.make(kind, value, line=number, by=by)
 
 
 def environment_yml(text: str, file: str) -> Iterator[Statement]:
@@ -168,8 +161,9 @@ def environment_yml(text: str, file: str) -> Iterator[Statement]:
     for entry in listed:
         number = document.locate(entry.where)[0]
         if entry.kind == "pip":
-            for _, line_text in _logical(entry.text):
-                yield from _moved(requirements(line_text, file), lines, number)
+            for _, wish in _logical(entry.text):
+                for statement in requirements(wish, file):
+                    yield lines.make(statement.kind, statement.value, line=number, **statement.options)
         elif entry.kind == "conda" and entry.text:
             yield from _conda(lines, entry.text, number, channels)
         elif entry.kind == "channel" and entry.text:
@@ -195,11 +189,6 @@ def meta_yaml(text: str, file: str) -> Iterator[Statement]:
             if isinstance(entry, str) and entry.strip():
                 spec = re.sub(r"\s+(?=[0-9])", "=", entry.strip(), count=1)
                 yield from _conda(lines, spec, places.get(entry.strip(), 1), "")
-
-
-def _moved(statements: Iterator[Statement], lines: Lines, line: int) -> Iterator[Statement]:
-    for statement in statements:
-        yield lines.make(statement.kind, statement.value, line=line, **dict(statement.options))
 
 
 def _yaml(text: str, file: str) -> Any:
@@ -250,7 +239,7 @@ def pyproject(text: str, file: str) -> Iterator[Statement]:
     yield from _poetry(lines, _table(tool, "poetry"))
     yield from _uv(lines, _table(tool, "uv"))
     for name, environment in _table(_table(tool, "hatch"), "envs").items():
-        group = Lines(file, text, "pyproject", f"hatch:{name}")
+        group = lines.within(f"hatch:{name}")
         for wish in _strings(environment.get("dependencies") if isinstance(environment, dict) else None):
             yield from group.wanted(wish)
     yield from _pixi(lines, _table(tool, "pixi"))
@@ -280,7 +269,7 @@ def _dynamic(lines: Lines, tool: Mapping[str, Any]) -> Iterator[Statement]:
 
 def _extras(lines: Lines, table: Mapping[str, Any], noun: str) -> Iterator[Statement]:
     for name, listed in table.items():
-        inside = Lines(lines.file, lines.text, lines.via, f"{noun}:{name}")
+        inside = lines.within(f"{noun}:{name}")
         for text in _strings(listed):
             yield from inside.wanted(text)
 
@@ -289,9 +278,9 @@ def _poetry(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]:
     if isinstance(table.get("name"), str):
         yield lines.make("trait", "project", str(table["name"]), name=str(table["name"]))
     yield from _poetry_table(lines, _table(table, "dependencies"))
-    yield from _poetry_table(Lines(lines.file, lines.text, lines.via, "group:dev"), _table(table, "dev-dependencies"))
+    yield from _poetry_table(lines.within("group:dev"), _table(table, "dev-dependencies"))
     for name, group in _table(table, "group").items():
-        inside = Lines(lines.file, lines.text, lines.via, f"group:{name}")
+        inside = lines.within(f"group:{name}")
         yield from _poetry_table(inside, _table(group, "dependencies") if isinstance(group, dict) else {})
 
 
@@ -303,8 +292,7 @@ def _poetry_table(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]
         if name == "python":
             yield lines.make("python", specifier(version), name, by="requires-python")
         elif isinstance(detail.get("git"), str):
-            ref = str(detail.get("rev") or detail.get("tag") or detail.get("branch") or "")
-            yield from lines.wanted(f"{name} @ git+{detail['git']}{'@' + ref if ref else ''}")
+            yield from lines.wanted(_of_git(name, detail))
         elif isinstance(detail.get("path"), str):
             yield lines.make("local", str(detail["path"]), name, editable="yes" if detail.get("develop") else "")
         elif isinstance(detail.get("url"), str):
@@ -312,10 +300,15 @@ def _poetry_table(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]
         else:
             extra = "poetry:optional" if detail.get("optional") else lines.extra
             extras = f"[{','.join(_strings(detail.get('extras')))}]" if detail.get("extras") else ""
-            inside = Lines(lines.file, lines.text, lines.via, extra)
+            inside = lines.within(extra)
             wish = requirement(f"{name}{extras}{specifier(version)}")
             if wish:
                 yield inside.make("package", str(wish), f"{name} " if f"\n{name} " in lines.text else name)
+
+
+def _of_git(name: str, detail: Mapping[str, Any]) -> str:
+    ref = str(detail.get("rev") or detail.get("tag") or detail.get("branch") or "")
+    return f"{name} @ git+{detail['git']}{'@' + ref if ref else ''}"
 
 
 def specifier(text: str) -> str:
@@ -339,15 +332,14 @@ def specifier(text: str) -> str:
 
 def _uv(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]:
     for text in _strings(table.get("dev-dependencies")):
-        yield from Lines(lines.file, lines.text, lines.via, "group:dev").wanted(text)
+        yield from lines.within("group:dev").wanted(text)
     for entry in table.get("index", ()) if isinstance(table.get("index"), list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("url"), str):
             yield lines.make("index", without_credentials(entry["url"]), entry["url"], place="uv")
     for name, entry in _table(table, "sources").items():
         first = entry[0] if isinstance(entry, list) and entry else entry
         if isinstance(first, dict) and isinstance(first.get("git"), str):
-            ref = str(first.get("rev") or first.get("tag") or first.get("branch") or "")
-            yield from lines.wanted(f"{name} @ git+{first['git']}{'@' + ref if ref else ''}")
+            yield from lines.wanted(_of_git(name, first))
         elif isinstance(first, dict) and isinstance(first.get("path"), str):
             yield lines.make("local", first["path"], name, editable="yes" if first.get("editable") else "")
     for name in _strings(table.get("no-build-isolation-package")):
@@ -367,15 +359,14 @@ def _pixi_version(entry: Any) -> str:
 
 def pixi(text: str, file: str) -> Iterator[Statement]:
     """pixi.toml."""
-    data = _toml(text) or {}
-    yield from _pixi(Lines(file, text, "pixi"), data)
+    yield from _pixi(Lines(file, text, "pixi"), _toml(text) or {})
 
 
 def pipfile(text: str, file: str) -> Iterator[Statement]:
     """Pipfile of pipenv."""
     data, lines = _toml(text) or {}, Lines(file, text, "pipfile")
     yield from _poetry_table(lines, _table(data, "packages"))
-    yield from _poetry_table(Lines(file, text, "pipfile", "group:dev"), _table(data, "dev-packages"))
+    yield from _poetry_table(lines.within("group:dev"), _table(data, "dev-packages"))
     yield from _pipenv_python(lines, data)
 
 
@@ -401,7 +392,7 @@ def setup_cfg(text: str, file: str) -> Iterator[Statement]:
     if parser.has_section("options.extras_require"):
         for extra, listed in parser.items("options.extras_require"):
             for _, wish in _logical(listed):
-                yield from Lines(file, text, "setup.cfg", f"extra:{extra}").wanted(wish)
+                yield from lines.within(f"extra:{extra}").wanted(wish)
 
 
 def locked(text: str, file: str) -> Iterator[Statement]:
@@ -414,7 +405,7 @@ def locked(text: str, file: str) -> Iterator[Statement]:
     data = _toml(text) or (document.data if document is not None and isinstance(document.data, dict) else {})
     yield from _pipenv_python(lines, _table(data, "_meta"))
     yield from _poetry_table(lines, _table(data, "default"))
-    yield from _poetry_table(Lines(file, text, "lock", "group:dev"), _table(data, "develop"))
+    yield from _poetry_table(lines.within("group:dev"), _table(data, "develop"))
     entries = data.get("package") or data.get("packages")
     for entry in entries if isinstance(entries, list) else ():
         yield from _locked_entry(lines, entry) if isinstance(entry, dict) else ()

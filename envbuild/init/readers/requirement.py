@@ -40,13 +40,11 @@ def git_address(text: str) -> GitAddress | None:
     """`git+URL@REF#egg=NAME`, also with `NAME @` before it, a plain address of a repository, or `git@HOST:PATH`."""
     match = _GIT.fullmatch(text.strip())
     name, url, fragment = (match["name"] or "", match["url"], match["fragment"] or "") if match else ("", text, "")
-    scp = _SCP.match(url)
-    if scp:
-        ref = url[scp.end() :].removeprefix("@")
-        path = scp["path"].removesuffix("/")
-        return _usable(
-            GitAddress(f"https://{scp['host']}/{path.removesuffix('.git')}", ref, _egg(name, fragment), ssh=True)
-        )
+    named = dict(item.partition("=")[::2] for item in fragment.split("&"))
+    name = (name or named.get("egg", "")).partition("[")[0]
+    if scp := _SCP.match(url):
+        path, ref = scp["path"].removesuffix("/").removesuffix(".git"), url[scp.end() :].removeprefix("@")
+        return _usable(GitAddress(f"https://{scp['host']}/{path}", ref, name, ssh=True))
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -58,8 +56,7 @@ def git_address(text: str) -> GitAddress | None:
     clean = without_credentials(parts.geturl())
     if parts.scheme in ("git", "http"):
         clean = "https" + clean[len(parts.scheme) :]
-    subdirectory = dict(item.partition("=")[::2] for item in fragment.split("&")).get("subdirectory", "")
-    return _usable(GitAddress(clean, unquote(ref), _egg(name, fragment), subdirectory, parts.scheme == "ssh"))
+    return _usable(GitAddress(clean, unquote(ref), name, named.get("subdirectory", ""), parts.scheme == "ssh"))
 
 
 def _usable(address: GitAddress) -> GitAddress | None:
@@ -69,11 +66,6 @@ def _usable(address: GitAddress) -> GitAddress | None:
     except ValueError:
         return None
     return None if address.ref.startswith("-") else address
-
-
-def _egg(name: str, fragment: str) -> str:
-    named = dict(item.partition("=")[::2] for item in fragment.split("&"))
-    return (name or named.get("egg", "")).partition("[")[0]
 
 
 def is_git(text: str) -> bool:

@@ -67,40 +67,34 @@ class _Module:
             keys = node.args
         else:
             return []
-        names = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+        names = [canonicalize_name(name) for key in keys if (name := _text(key))]
         lists = [value for value in self.values.values() if isinstance(value, ast.List)]
-        listed = [
-            element.value
-            for value in lists
-            for element in value.elts
-            if isinstance(element, ast.Constant) and isinstance(element.value, str)
-        ]
-        return [
-            (text, node.lineno) for name in names for text in listed if name_of(text) == str(canonicalize_name(name))
-        ][: len(names)]
+        listed = [text for value in lists for element in value.elts if (text := _text(element))]
+        return [(text, node.lineno) for name in names for text in listed if name_of(text) == name][: len(names)]
 
     def files(self, node: ast.expr | None, depth: int = 6) -> list[tuple[str, int]]:
         """Names of requirements files that an expression, or a function that it calls, speaks of."""
         if node is None or depth == 0:
             return []
-        out = [
-            (part.value, part.lineno)
-            for part in ast.walk(node)
-            if isinstance(part, ast.Constant) and isinstance(part.value, str) and _FILE.match(part.value)
-        ]
-        if out:
+        if out := _files(node):
             return out
         functions = {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
         for part in ast.walk(node):
             if isinstance(part, ast.Name) and part.id in self.values and self.values[part.id] is not node:
                 out += self.files(self.values[part.id], depth - 1)
             elif isinstance(part, ast.Call) and (name := _called(part)) in functions:
-                out += [
-                    (inner.value, inner.lineno)
-                    for inner in ast.walk(functions[name])
-                    if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and _FILE.match(inner.value)
-                ]
+                out += _files(functions[name])
         return list(dict.fromkeys(out))
+
+
+def _files(node: ast.AST) -> list[tuple[str, int]]:
+    constants = [part for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    return [(_text(constant), constant.lineno) for constant in constants if _FILE.match(_text(constant))]
+
+
+def _text(node: ast.AST | None) -> str:
+    """The text of a constant; empty for anything else."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _called(node: ast.Call) -> str:
@@ -140,7 +134,7 @@ def _required(lines: Lines, module: _Module, keywords: dict[str, ast.expr]) -> I
     if isinstance(extras, ast.Dict):
         for key, value in zip(extras.keys, extras.values, strict=True):
             name = str(key.value) if isinstance(key, ast.Constant) else ""
-            inside = Lines(lines.file, lines.text, lines.via, f"extra:{name}")
+            inside = lines.within(f"extra:{name}")
             for text, line in module.strings(value):
                 yield from inside.wanted(text, line=line)
 
@@ -150,11 +144,10 @@ def _set_extras(lines: Lines, module: _Module, table: str) -> Iterator[Statement
     for node in ast.walk(module.tree):
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if isinstance(node, ast.Assign) and isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-            key = target.slice.value if isinstance(target.slice, ast.Constant) else ""
-            if target.value.id == table and isinstance(key, str) and key:
-                inside = Lines(lines.file, lines.text, lines.via, f"extra:{key}")
-                for text, line in module.strings(node.value):
-                    yield from inside.wanted(text, line=line)
+            key = _text(target.slice) if target.value.id == table else ""
+            inside = lines.within(f"extra:{key}")
+            for text, line in module.strings(node.value) if key else ():
+                yield from inside.wanted(text, line=line)
 
 
 def _compiled(lines: Lines, tree: ast.Module) -> Iterator[Statement]:
@@ -162,13 +155,12 @@ def _compiled(lines: Lines, tree: ast.Module) -> Iterator[Statement]:
     attributes = {node.attr: node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     used = names | attributes
     cuda = _CUDA & used.keys()
-    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    forced = " ".join(sorted(filter(_FORCED.fullmatch, texts)))
+    forced = " ".join(sorted(filter(_FORCED.fullmatch, {_text(node) for node in ast.walk(tree)})))
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _called(node).rpartition(".")[2].lower().endswith("extension"):
             first = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "name"), None)
-            if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                yield lines.make("extension", first.value, line=node.lineno, cuda="yes" if cuda else "", forced=forced)
+            if module := _text(first):
+                yield lines.make("extension", module, line=node.lineno, cuda="yes" if cuda else "", forced=forced)
     if cuda and "CUDAExtension" in used:
         yield lines.make("trait", "compiles-cuda", line=used["CUDAExtension"])
     for statement in tree.body:
@@ -188,13 +180,9 @@ def _commands(lines: Lines, tree: ast.Module) -> Iterator[Statement]:
             continue
         first = node.args[0]
         if isinstance(first, ast.List):
-            words = [
-                element.value if isinstance(element, ast.Constant) and isinstance(element.value, str) else "python"
-                for element in first.elts
-            ]
-            text = " ".join(words)
+            text = " ".join(_text(element) if isinstance(element, ast.Constant) else "python" for element in first.elts)
         else:
-            text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+            text = _text(first)
         if "pip" in text.split():
             for statement in Shell(lines.file).read(text, node.lineno):
                 if statement.kind in ("package", "source"):

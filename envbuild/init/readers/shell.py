@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 from pathlib import PurePosixPath
 
-from envbuild.init.readers.installers import conda, pip
-from envbuild.init.readers.requirement import GitAddress, git_address, requirement
+from envbuild.init.readers.installers import Position, conda, pip
+from envbuild.init.readers.requirement import git_address, requirement
 from envbuild.init.readers.words import Command, commands, plain, without_prompts
-from envbuild.init.statement import Kind, Place, Statement, quoted, without_credentials
+from envbuild.init.statement import Kind, Statement, quoted, without_credentials
 
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _LEADING = frozenset(
@@ -48,26 +48,13 @@ _IMAGE = re.compile(r"[a-z0-9.-]+(?::[0-9]+)?(?:/[\w.-]+)+(?::[\w.-]+)?")
 
 
 @dataclass
-class Shell:
-    """One shell over all commands of a file: its folder, the clones in it, its variables.
+class Shell(Position):
+    """One shell over all commands of a file: its folder, the clones in it, its variables."""
 
-    `where` is the clone that commands are in (empty: the page's own repository, or none) and the folder in it.
-    """
-
-    file: str
-    optional: bool = False
     session: bool = False  # a page shows it, with prompts and what was printed
     image: bool = False  # its folders are those of an image that it makes
     batch: bool = False  # a scheduler runs it once for all ranks
     variables: dict[str, str] = field(default_factory=dict)
-    clones: dict[str, str] = field(default_factory=dict)  # folder to address
-    wheels: dict[str, str] = field(default_factory=dict)  # name of a file to its address
-    where: tuple[str, str] = ("", "")
-    used: bool = False  # whether anything was cloned or entered
-    _line: int = 1
-    _column: int = 1
-    _text: str = ""
-    _via: str = ""
 
     def read(self, text: str, line: int = 1, column: int = 1) -> Iterator[Statement]:
         """The statements of commands that begin at `line` and `column` of the file."""
@@ -81,12 +68,6 @@ class Shell:
             yield from self.command(command)
             yield from self._operators(command, previous)
             previous = command.words[0]
-
-    def make(self, kind: Kind, value: str, **options: str) -> Statement:
-        """A statement of the command that is being read."""
-        place = Place(self.file, self._line, self._column)
-        kept = {name: text for name, text in options.items() if text}
-        return Statement(kind, value, place, self._text, self._via, self.optional, kept)
 
     def command(self, command: Command) -> Iterator[Statement]:
         """The statements of one simple command."""
@@ -199,21 +180,12 @@ class Shell:
             return
         folder = positional[1] if len(positional) > 1 else PurePosixPath(address.url).name
         self.clones[folder.rstrip("/").rpartition("/")[2].lower()] = address.url
-        self.used = True
         if {"--recursive", "--recurse-submodules"} & set(words):
             yield self.make("trait", "submodules", source=address.url)
         yield self.source(address._replace(ref=ref), "clone", folder=folder, pinned_by="branch" if ref else "")
 
-    def source(self, address: GitAddress, how: str, **options: str) -> Statement:
-        """A repository; `how` it comes: clone or pip."""
-        return self.make(
-            "source", address.url, ref=address.ref, name=address.name, subdirectory=address.subdirectory,
-            ssh="yes" if address.ssh else "", how=how, **options,
-        )  # fmt: skip
-
     def _cd(self, words: list[str]) -> Iterator[Statement]:
-        target = words[1] if len(words) > 1 else "~"
-        yield from self.enter(target)
+        yield from self.enter(words[1] if len(words) > 1 else "~")
 
     def enter(self, target: str) -> Iterator[Statement]:
         """Another folder; a clone is known by its name, whatever its case."""
@@ -233,7 +205,7 @@ class Shell:
                     yield self.make("trait", "shell-slip", why=f"the clone's folder is {own}")
             elif part != ".":
                 inside = f"{inside}/{part}".strip("/")
-        self.where, self.used = (source, inside), True
+        self.where = (source, inside)
         if _ABSOLUTE.fullmatch(target) and not self.image:
             yield self.make("trait", "hard-coded-path", path=target)
 
@@ -401,33 +373,27 @@ class Shell:
 
 
 _LOOKS_AT: dict[str, Callable[[Shell, list[str]], Iterator[Statement]]] = {
-    "git": Shell._git,
-    "cd": Shell._cd,
-    "pushd": Shell._cd,
-    "export": Shell._export,
-    "wget": Shell._download,
-    "curl": Shell._download,
-    "sed": Shell._edit,
-    "patch": Shell._patch,
-    "module": Shell._module,
-    "ml": Shell._module,
-    "source": Shell._source,
-    ".": Shell._source,
-    "find": Shell._find,
-    "huggingface-cli": Shell._login,
-    "wandb": Shell._login,
-    "hf": Shell._login,
-    "make": Shell._build,
-    "cmake": Shell._build,
-    "ninja": Shell._build,
-    **dict.fromkeys(("conda", "mamba", "micromamba"), Shell._conda),
-    **dict.fromkeys(_SYSTEM, Shell._system),
-    **dict.fromkeys(_MANAGERS, Shell._managed),
-    **dict.fromkeys(_LAUNCHERS, Shell._launch),
-    "docker": Shell._docker,
-    "nvidia-docker": Shell._docker,
-    "apptainer": Shell._container,
-    "singularity": Shell._container,
+    program: look
+    for look, programs in (
+        (Shell._git, ("git",)),
+        (Shell._cd, ("cd", "pushd")),
+        (Shell._export, ("export",)),
+        (Shell._download, ("wget", "curl")),
+        (Shell._edit, ("sed",)),
+        (Shell._patch, ("patch",)),
+        (Shell._module, ("module", "ml")),
+        (Shell._source, ("source", ".")),
+        (Shell._find, ("find",)),
+        (Shell._login, ("huggingface-cli", "wandb", "hf")),
+        (Shell._build, ("make", "cmake", "ninja")),
+        (Shell._conda, ("conda", "mamba", "micromamba")),
+        (Shell._system, _SYSTEM),
+        (Shell._managed, _MANAGERS),
+        (Shell._launch, _LAUNCHERS),
+        (Shell._docker, ("docker", "nvidia-docker")),
+        (Shell._container, ("apptainer", "singularity")),
+    )
+    for program in programs
 }
 
 
