@@ -6,29 +6,58 @@ import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
+from envbuild.catalog import target_file
+from envbuild.catalog.loader import (
+    LoadedStack,
+    is_path,
+    is_template,
+    list_targets,
+    load_stack,
+    load_target,
+    placeholders,
+)
+from envbuild.catalog.node_facts import load_facts, of_example
+from envbuild.catalog.target_file import KINDS, LISTED_HOST, LISTED_NAME, Answers
 from envbuild.cli import begin
 from envbuild.cli.catalog_cmd import fit, several_models, unknown_gpu, valid_target
 from envbuild.cli.choose import Count
 from envbuild.cli.output import Ui
 from envbuild.config import load_config
 from envbuild.errors import EnvbuildError
+from envbuild.explain.view import Candidates
+from envbuild.lock.agreement import choose_profile
+from envbuild.model.common import Name, first_mistake, refusal_of
+from envbuild.model.doubts import doubts
+from envbuild.model.facts import NodeFacts
+from envbuild.model.target import (
+    Duration,
+    Host,
+    Login,
+    ModuleName,
+    Partition,
+    PrefixTemplate,
+    Requested,
+    Target,
+    module_names,
+    proxies,
+)
 from envbuild.node.probe.gpus import gpu_facts
-from envbuild.node.protocol import NodeError
+from envbuild.node.protocol import NodeError, expand_prefix
 from envbuild.node.read_text import search_path
+from envbuild.node.trust import home_problem
+from envbuild.provision.survey.ask import rules
+from envbuild.resolve.compat import rows_like
+from envbuild.schedule.pbs import parse_queues
+from envbuild.schedule.slurm import parse_gres
 from envbuild.text import few
-
-if TYPE_CHECKING:
-    from envbuild.catalog.loader import LoadedStack
-    from envbuild.catalog.target_file import Answers
-    from envbuild.model.facts import NodeFacts
-    from envbuild.model.target import Target
 
 _NO_NAME = re.compile(r"\A[0-9]+[smhd]?\Z")  # a number or a time: the answer to another question
 _HOSTS = {"ssh": "Hosts, as gpu[01-04]", "slurm": "Slurm partition", "pbs": "PBS queue"}
@@ -39,10 +68,6 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
 
     `extends`: the shipped target that is like it; `stack`: what is built there; `yes`: take defaults, ask nothing.
     """
-    from envbuild.catalog import target_file
-    from envbuild.catalog.loader import is_template, load_target
-    from envbuild.catalog.node_facts import load_facts, of_example
-
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"a target file ends in .yaml or .yml: write `{file}.yaml`")
     base = load_target(extends, template=True).target if extends else None
@@ -89,10 +114,6 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
 
 def _comment(ui: Ui, file: Path, made: Target, base: str, kept: Sequence[str]) -> None:
     """What to know of a target file that was just written; `kept`: keys that it has from `base`, not asked."""
-    from envbuild.catalog.loader import is_template, placeholders
-    from envbuild.model.doubts import doubts
-    from envbuild.model.target import proxies
-
     if kept:
         # Some of `expects` was asked.
         names = [key if key.startswith("expects.") else key.partition(".")[0] for key in kept]
@@ -113,8 +134,6 @@ def _unwritable(file: Path, why: str, hint: str) -> EnvbuildError:
 
 def _of_facts(nodes: Mapping[str, NodeFacts], base: Target | None, stack: str | None) -> Answers:
     """What facts of nodes say, of a target like `base`."""
-    from envbuild.catalog import target_file
-
     observed = target_file.of_facts(nodes)
     if base is None:
         return replace(observed, stack=stack or _stack_of(observed.kind))
@@ -127,10 +146,6 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
 
     `yes` takes all of these and asks nothing.
     """
-    from envbuild.catalog.loader import is_template, list_targets, load_target, placeholders
-    from envbuild.catalog.target_file import KINDS, LISTED_HOST, Answers
-    from envbuild.model.target import Host, Partition, Requested
-
     question = ""
 
     def ask(key: str, text: str, default: Any = "", kind: Any = str) -> Any:
@@ -156,7 +171,7 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
         first = taken or (None if required & {"hosts", "scheduler.queue"} else "")
         offered = f" ({few(list(there), 8)})" if len(there) > 1 else ""
         key, of_hosts = {
-            "ssh": ("hosts", _each(Host, LISTED_HOST)),
+            "ssh": ("hosts", _each(Host, re.compile(LISTED_HOST).findall)),
             "slurm": ("HostSource.slurm", _each(Partition)),
             "pbs": ("Scheduler.queue", _each(Requested)),
         }.get(kind, ("", str))
@@ -201,10 +216,6 @@ def _asked(file: Path, base: Target | None, stack: str | None, *, yes: bool) -> 
 
 def _asked_of_jobs(ask: Callable[..., Any], base: Target, required: Set[str], loaded: LoadedStack) -> dict[str, Any]:
     """Answers on what a job requests."""
-    from envbuild.catalog.target_file import LISTED_NAME
-    from envbuild.model.common import Name
-    from envbuild.model.target import Duration, Requested
-
     must, usual = "scheduler.account" in required, base.scheduler
     text = f"Account that jobs are charged to{'' if must else ' (empty: none)'}"
     answers = {"account": ask("Scheduler.account", text, None if must else "", _each(Requested))}
@@ -214,10 +225,12 @@ def _asked_of_jobs(ask: Callable[..., Any], base: Target, required: Set[str], lo
     answers["time_limit"] = ask("Scheduler.time_limit", text, usual.time_limit or "", _each(Duration))
     if usual.kind == "pbs":
         text = "File systems that a job names, as home,eagle (empty: none)"
-        names_of_jobs = _each(Name, LISTED_NAME)
+        names_of_jobs = _each(Name, re.compile(LISTED_NAME).findall)
         answers["filesystems"] = ask("Scheduler.filesystems", text, ",".join(usual.filesystems), names_of_jobs)
     if usual.modules is None:
-        answers["modules"] = ask("Modules.load", "Modules that a job loads, as cuda/11.6 (empty: none)", "", _modules)
+        answers["modules"] = ask(
+            "Modules.load", "Modules that a job loads, as cuda/11.6 (empty: none)", "", _each(ModuleName, module_names)
+        )
     return answers
 
 
@@ -247,8 +260,6 @@ def _prompted(key: str, question: str, default: Any, kind: Any) -> Any:
 
 def _stack_beside(file: Path, stack: str) -> LoadedStack:
     """The stack of a name, or of a path from the folder of `file`."""
-    from envbuild.catalog.loader import is_path, load_stack
-
     return load_stack(str(file.parent / Path(stack).expanduser()) if is_path(stack) else stack)
 
 
@@ -269,30 +280,19 @@ def _published(loaded: LoadedStack) -> str:
     return f" (one is enough to build; the published figure is of {where})" if where else ""
 
 
-def _each(kind: Any, parts: str = ".+") -> Callable[[str], str]:
+def _each(kind: Any, parts: Callable[[str], Iterable[str]] = str.splitlines) -> Callable[[str], str]:
     """For answers of values of a target, or none. Raises click.BadParameter, and the question is asked again."""
 
     def read(text: str) -> str:
-        for part in re.findall(parts, text.strip()):
+        for part in parts(text.strip()):
             _of_type(kind, part)
         return text.strip()
 
     return read
 
 
-def _modules(text: str) -> str:
-    """An answer that is names of modules, or empty. Raises click.BadParameter, and the question is asked again."""
-    from envbuild.model.target import ModuleName, module_names
-
-    for name in module_names(text):
-        _of_type(ModuleName, name)
-    return text.strip()
-
-
 def _login(text: str) -> str:
     """An answer that is a host, `user@host` or empty. Raises click.BadParameter, and the question is asked again."""
-    from envbuild.model.target import Login
-
     user, at, host = text.strip().rpartition("@")
     if host.lower() in ("y", "yes", "n", "no", "none") or _NO_NAME.fullmatch(host):
         raise click.BadParameter(f"{text!r} is no host: type its name, or nothing for this machine")
@@ -306,8 +306,6 @@ def _login(text: str) -> str:
 
 def _user(text: str) -> str:
     """An answer that is a login name, or empty. Raises click.BadParameter, and the question is asked again."""
-    from envbuild.model.target import Login
-
     user = text.strip()
     try:
         if user:
@@ -329,10 +327,6 @@ def _model(text: str, usual: str) -> str:
 
 def _prefix(text: str) -> str:
     """An answer that is a prefix. Raises click.BadParameter, and the question is asked again."""
-    from envbuild.model.target import PrefixTemplate
-    from envbuild.node.protocol import expand_prefix
-    from envbuild.node.trust import home_problem
-
     prefix = text.strip()
     _of_type(PrefixTemplate, prefix)
     with contextlib.suppress(NodeError):  # a prefix of the node alone, which the node judges
@@ -343,9 +337,6 @@ def _prefix(text: str) -> str:
 
 def _of_type(kind: Any, text: str) -> None:
     """Check an answer as a value of a target. Raises click.BadParameter with what to write where that is known."""
-    from pydantic import TypeAdapter, ValidationError
-
-    from envbuild.model.common import first_mistake, refusal_of
 
     try:
         TypeAdapter(kind).validate_python(text)
@@ -362,8 +353,6 @@ def _kind_of(target: Target) -> str:
 
 def _stack_of(target: str) -> str:
     """The stack of the configuration, else that of a shipped target."""
-    from envbuild.catalog.loader import load_target
-
     return load_config().stack or load_target(target, template=True).target.stack or "torch-smoke"
 
 
@@ -372,10 +361,6 @@ def partitions() -> dict[str, tuple[str, int]]:
 
     The model is empty where Slurm's name of it is none that we know.
     """
-    from envbuild.provision.survey.ask import rules
-    from envbuild.resolve.compat import rows_like
-    from envbuild.schedule.slurm import parse_gres
-
     shown = _shown("sinfo", "-h", "-o", "%P|%G")
     best_of: dict[str, tuple[str, int]] = {}
     for line in sorted(shown.splitlines(), key=lambda line: not line.partition("|")[0].endswith("*")):
@@ -389,8 +374,6 @@ def partitions() -> dict[str, tuple[str, int]]:
 
 def queues() -> dict[str, tuple[str, int]]:
     """The queues of the PBS that is here which take jobs; PBS does not say which GPUs are behind one."""
-    from envbuild.schedule.pbs import parse_queues
-
     offered = parse_queues(_shown("qstat", "-Q", "-f"))
     return {name: ("", 0) for name, row in offered.items() if "False" not in (row.get("enabled"), row.get("started"))}
 
@@ -414,11 +397,6 @@ def _gpus_here() -> tuple[str, int]:
 
 def _with_profile(ui: Ui, answers: Answers, file: Path, nodes: Mapping[str, NodeFacts]) -> Answers:
     """With the profile that fits, where that is not the usual one; a warning where none does."""
-    from envbuild.catalog.loader import load_target
-    from envbuild.explain.view import Candidates
-    from envbuild.lock.agreement import choose_profile
-    from envbuild.provision.survey.ask import rules
-
     known = {"expects": {"gpu": answers.gpu or None}, **({"scheduler": answers.loads} if answers.loads else {})}
     base = load_target(answers.extends or answers.kind, known, template=True).target
     stack = answers.stack or base.stack or "torch-smoke"
