@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -28,6 +28,7 @@ _PAGE = re.compile(
     re.IGNORECASE,
 )
 _PASSED = re.compile(r"(?:^|/)(?:tests?|third[_-]?party|3rdparty|vendor|vendored|submodules|external|node_modules)/")
+_INSTALLER = re.compile(r"(?:install|setup|env)[\w-]*\.sh$")
 _DEEPEST = 4
 _MOST = 200
 _BUILT = re.compile(r"^[ \t]*(?:-[ \t]+)?[A-Za-z0-9_.-]+=[^=\s]+=[A-Za-z0-9_.]+$", re.MULTILINE)
@@ -57,7 +58,8 @@ def collect(tree: Tree) -> Collected:
     for path in main:
         _whole(tree, path, out)
     _included(tree, out)
-    own = {name.lower().replace("_", "-") for _, name in projects(out.statements)}
+    traits = (statement for statement in out.statements if (statement.kind, statement.value) == ("trait", "project"))
+    own = {trait.get("name").lower().replace("_", "-") for trait in traits}
     for path in offered:
         if path not in out.used:
             _offered(tree, path, out)
@@ -145,13 +147,11 @@ def _sorted(tree: Tree) -> tuple[list[str], list[str]]:
         elif noun in ("Markdown", "reStructuredText"):
             if _PAGE.fullmatch(path) and not re.search(r"[_.-](?:zh|cn|ja|jp|ko|fr|de|es|ru)\b", path, re.IGNORECASE):
                 (offered if inside else main).append(path)
-        elif noun in ("Dockerfile", "Apptainer", "workflow", "lock", "meta.yaml") or _installs(noun, path):
+        elif noun in ("Dockerfile", "Apptainer", "workflow", "lock", "meta.yaml") or (
+            noun == "script" and _INSTALLER.search(path)
+        ):
             offered.append(path)
     return main, offered[:_MOST]
-
-
-def _installs(noun: str, path: str) -> bool:
-    return noun == "script" and bool(re.search(r"(?:install|setup|env)[\w-]*\.sh$", path))
 
 
 def _frozen(tree: Tree, path: str) -> bool:
@@ -194,11 +194,3 @@ def _is_self(statement: Statement, own: Iterable[str]) -> bool:
     """Whether a package is the project itself; a nightly build of it would hide the code of the commit."""
     name = re.match(r"[A-Za-z0-9._-]+", statement.value) if statement.kind == "package" else None
     return name is not None and name[0].lower().replace("_", "-").removesuffix("-nightly") in own
-
-
-def projects(statements: Iterable[Statement]) -> Iterator[tuple[str, str]]:
-    """Folder and name of each project that a manifest names."""
-    for statement in statements:
-        if statement.kind == "trait" and statement.value == "project":
-            folder = str(PurePosixPath(statement.place.file).parent)
-            yield ("" if folder == "." else folder), statement.get("name")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from functools import cache
 from pathlib import PurePosixPath
@@ -27,7 +27,7 @@ class Repository(NamedTuple):
 
     git: str
     tags: str
-    extensions: tuple[str, ...]
+    extensions: Sequence[str]
     forced: str  # the variable that forbids its setup.py to fetch a wheel
     submodules: bool = False
     memory_per_job: float = 0
@@ -44,23 +44,23 @@ class Compiled(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The tables of `catalog/distributions.yaml`, torch's release days, and the compat data."""
+    """Torch's release days, the compat data, and the tables of `catalog/distributions.yaml` under their own names."""
 
-    modules: Mapping[str, str]
-    from_source: Mapping[str, str]
-    vendors: frozenset[str]
-    compiled: Mapping[str, Compiled]
-    want_torch: frozenset[str]
-    moved: Mapping[str, str]
     torch_days: Mapping[str, date]
     torch_cudnn: Mapping[str, str]
+    compat: Compat
+    compiled: Mapping[str, Compiled]
+    modules: Mapping[str, str]
+    from_source: Mapping[str, str]
+    vendors: Collection[str]
+    want_torch: Collection[str]
+    moved: Mapping[str, str]
     built_for: Mapping[str, Mapping[str, str]]
-    conda_only: frozenset[str]
-    other_systems: frozenset[str]
+    conda_only: Collection[str]
+    other_systems: Collection[str]
     gone: Mapping[str, str]
     first_wheels: Mapping[str, Mapping[str, str]]
-    undeclared: Mapping[str, tuple[str, ...]]
-    compat: Compat
+    undeclared: Mapping[str, Sequence[str]]
 
     def compiled_package(self, requirement: Requirement) -> Compiled | None:
         """How a package of an index is built, where that is known for what is asked for."""
@@ -141,35 +141,10 @@ def load_known() -> Known:
     details = load_yaml(resources.catalog() / "compat" / "torch_details.yaml")["releases"]
     days = {version: date.fromisoformat(str(row["date"])) for version, row in details.items() if row.get("date")}
     compiled = {
-        name: Compiled(
-            str(row.get("cuda", "")),
-            bool(row.get("torch")),
-            row.get("wheel", True),
-            str(row.get("below", "")),
-            Repository(**{**row["source"], "extensions": tuple(row["source"]["extensions"])})
-            if "source" in row
-            else None,
-        )
+        name: Compiled(**row | {"source": Repository(**row["source"]) if "source" in row else None})
         for name, row in data["compiled"].items()
     }
-    return Known(
-        modules=data["modules"],
-        from_source=data["from_source"],
-        vendors=frozenset(data["vendors"]),
-        compiled=compiled,
-        want_torch=frozenset(data["want_torch"]),
-        moved=data["moved"],
-        torch_days=days,
-        torch_cudnn={
-            version: str(row["pypi_pin"]["cudnn"])
-            for version, row in details.items()
-            if row.get("pypi_pin", {}).get("cudnn")
-        },
-        built_for=data["built_for"],
-        conda_only=frozenset(data["conda_only"]),
-        other_systems=frozenset(data["other_systems"]),
-        gone=data["gone"],
-        first_wheels=data["first_wheels"],
-        undeclared={name: tuple(imported) for name, imported in data["undeclared"].items()},
-        compat=load_compat(),
-    )
+    pins = {version: row.get("pypi_pin", {}).get("cudnn") for version, row in details.items()}
+    cudnn = {version: str(pin) for version, pin in pins.items() if pin}
+    tables = {name: data[name] for name in Known._fields if name in data} | {"compiled": compiled}
+    return Known(torch_days=days, torch_cudnn=cudnn, compat=load_compat(), **tables)
