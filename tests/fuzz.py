@@ -142,8 +142,8 @@ def _logs(text: str) -> None:
 
 def _addresses(text: str) -> None:
     from envbuild.container.base_images import parse_reference
-    from envbuild.init.input import split_ref
     from envbuild.init.readers.requirement import conda_spec, git_address, requirement, wheel
+    from envbuild.init.tree import split_ref
 
     for parse in (split_ref, git_address, requirement, wheel, conda_spec, parse_reference):
         with contextlib.suppress(EnvbuildError):

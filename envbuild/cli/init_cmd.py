@@ -260,8 +260,8 @@ def _is_stack(source: str) -> bool:
     """Whether a name or file is a stack itself; a name that is nothing is taken for one, and so its error is."""
     from envbuild.catalog.loader import list_stacks
     from envbuild.catalog.yaml_load import load_yaml
-    from envbuild.init.input import is_address
     from envbuild.init.read import reader_of
+    from envbuild.init.tree import is_address
 
     path = Path(source).expanduser()
     if source in list_stacks():

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.indexes import distributions
-from envbuild.init.closure import SOURCE_ALONE, Closed, blocked, close
+from envbuild.init.closure import SOURCE_ALONE, Closed, Roots, blocked, close, roots, scan
 from envbuild.init.collect import Collected, together
 from envbuild.init.draft import (
     AS_ASKED,
@@ -27,7 +27,6 @@ from envbuild.init.draft import (
     same_repository,
 )
 from envbuild.init.findings import DraftFinding, find
-from envbuild.init.imports import Roots, roots, scan
 from envbuild.init.known import Known, exact_version
 from envbuild.init.readers.requirement import requirement
 from envbuild.init.statement import Statement
@@ -56,19 +55,14 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class LocalProject:
-    """A folder of the input that is installed: its place in the tree, and how."""
+    """A folder of the input that is installed: its place in the tree, and how; `code` goes on sys.path, or is built."""
 
     folder: str
     name: str
     install: str
+    code: str
     modules: tuple[str, ...] = ()
     cuda: bool = False
-    layout: str = ""
-
-    @property
-    def code(self) -> str:
-        """The folder that goes on sys.path, or is built."""
-        return f"{self.folder}/{self.layout}".strip("/") if self.install == "path" else self.folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +93,6 @@ class Result:
         """What the code imports beyond itself, as a draft names it; in brackets what it can do without."""
         rows = [(closing.imported.module, closing.imported.firmness == "required") for closing in self.closed]
         return ", ".join(module if required else f"({module})" for module, required in rows) or "nothing"
-
-    def optional(self) -> tuple[Closed, ...]:
-        """Imports that are not required and that a package provides."""
-        return tuple(
-            closing for closing in self.closed if closing.wanted is not None and closing.imported.firmness != "required"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +128,9 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
         draft = _with_imports(draft, closed)
         projects = _with_folders(_projects(tree, local, collected, draft), closed)
         if draft.torch is None and any(imported.module == "torch" for imported in imports):
-            draft = _with_torch(draft, known)
+            torch = newest_torch(known, tree.origin.day, "", ())
+            flavour = draft.flavour or default_flavour(draft.of("cuda"), torch, known)
+            draft = replace(draft, torch=torch, flavour=flavour)
         draft = _with_setuptools(draft)
     if ask.flavour and draft.flavour:
         draft = replace(draft, flavour=Choice(ask.flavour, why=f"{ask.flavour} {AS_ASKED}"))
@@ -199,10 +189,10 @@ def _import_open(closed: Iterable[Closed]) -> Iterator[DraftFinding]:
     """What the code imports, and nothing brings."""
     for closing in closed:
         if closing.how == "open" and closing.imported.firmness == "required":
-            module, place = closing.imported.module, closing.imported.place
-            statements = (Statement("import", module, place, f"import {module}", "import"),)
+            module = closing.imported.module
+            statements = (Statement("import", module, closing.place, f"import {module}", "import"),)
             truth = f"no package and no file here is known to bring {module}"
-            near = closing.where.removeprefix(f"{place}").removeprefix("; ")
+            near = closing.where.removeprefix(str(closing.place)).removeprefix("; ")
             yield DraftFinding(
                 "import-open", (module,), statements, truth, f"leaves it out{f': {near}' if near else ''}"
             )
@@ -366,8 +356,8 @@ def _with_imports(draft: Draft, closed: Iterable[Closed]) -> Draft:
     groups = (group for name, group in draft.extras.items() if not name.startswith("file:"))
     declared = {package.name for group in groups for package in group}
     for closing in closed:
-        place = closing.imported.place
-        statement = Statement("import", closing.imported.module, place, f"import {closing.imported.module}", "imports")
+        module = closing.imported.module
+        statement = Statement("import", module, closing.place, f"import {module}", "imports")
         if closing.imported.firmness != "required" and not _tests_want(closing, declared):
             continue
         if closing.wanted is not None:
@@ -384,13 +374,8 @@ def _with_imports(draft: Draft, closed: Iterable[Closed]) -> Draft:
 
 def _tests_want(closing: Closed, declared: Collection[str]) -> bool:
     """Whether an extra of the project brings what its tests, benchmarks or examples import; documents do not count."""
-    aside = closing.imported.firmness == "aside" and not re.match(r"docs?/", closing.imported.place.file)
+    aside = closing.imported.firmness == "aside" and not re.match(r"docs?/", closing.imported.path)
     return aside and closing.how == "offered" and closing.wanted is not None and closing.wanted.name in declared
-
-
-def _with_torch(draft: Draft, known: Known) -> Draft:
-    torch = newest_torch(known, draft.origin.day, "", ())
-    return replace(draft, torch=torch, flavour=draft.flavour or default_flavour(draft.of("cuda"), torch, known))
 
 
 def _with_setuptools(draft: Draft) -> Draft:
@@ -443,8 +428,8 @@ def _projects(tree: Tree, local: Roots, collected: Collected, draft: Draft) -> t
         clean = re.sub(r"[^a-z0-9._-]+", "-", name).strip("-._") or "code"
         install = "editable" if installable and _packaged(tree, folder) and _asks_its_metadata(tree, folder) else "path"
         if any(path.endswith(".py") for path in has):
-            layout = _layout(has)
-            out.append(LocalProject(folder, clean, install, modules, folder in compiled, layout))
+            code = f"{folder}/{_layout(has)}".strip("/") if install == "path" else folder
+            out.append(LocalProject(folder, clean, install, code, modules, folder in compiled))
     return tuple(out)
 
 
@@ -455,7 +440,7 @@ def _with_folders(projects: tuple[LocalProject, ...], closed: Iterable[Closed]) 
     for closing in closed:
         if closing.how == "local" and closing.source not in folders:
             name = re.sub(r"[^a-z0-9._-]+", "-", closing.source.lower()).strip("-._") or "folder"
-            added[closing.source] = LocalProject(closing.source, name[:63], "path")
+            added[closing.source] = LocalProject(closing.source, name[:63], "path", closing.source)
     used: set[str] = set()
     return tuple(_renamed(project, used) for project in (*projects, *added.values()))
 

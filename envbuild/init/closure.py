@@ -1,18 +1,23 @@
-"""Imports that no package of the draft provides: what provides them, or why they stay open. Pure."""
+"""What the code of a tree imports by its syntax, and what provides that, or why it stays open. Pure."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from envbuild.catalog.indexes import distributions
 from envbuild.init.draft import Draft, Wanted
-from envbuild.init.imports import STANDARD, Import
 from envbuild.init.known import Known
 from envbuild.init.readers.requirement import requirement
+from envbuild.init.statement import Place
 from envbuild.init.tree import Tree
-from envbuild.node.smoke.programs.closure import run_on_import
+from envbuild.node.smoke.programs.closure import Import, imports_of, run_on_import
+
+STANDARD = sys.stdlib_module_names | {"__main__", "_typeshed"}
 
 # What packages bring along so firmly that their users import it without asking for it.
 _BRINGS = {
@@ -46,10 +51,51 @@ class Closed:
     why: str = ""
 
     @property
+    def place(self) -> Place:
+        """The firmest place that imports it."""
+        return Place(self.imported.path, self.imported.line)
+
+    @property
     def where(self) -> str:
         """Where it is imported, why nothing brings it, and which module of the tree may be meant."""
         near = f"did you mean `{self.imported.near}`?" if self.imported.near else ""
-        return "; ".join(filter(None, (str(self.imported.place), self.why, near)))
+        return "; ".join(filter(None, (str(self.place), self.why, near)))
+
+
+class Roots(NamedTuple):
+    """The projects of a tree: folders with a setup.py or pyproject.toml, the root itself always."""
+
+    folders: tuple[str, ...]
+    names: dict[str, str]  # module to the project that brings it
+
+
+def roots(tree: Tree) -> Roots:
+    """The projects of a tree, and the modules that each brings once it is installed."""
+    manifests = [
+        PurePosixPath(path) for path in tree.files if re.search(r"(?:^|/)(?:setup\.py|pyproject\.toml)$", path)
+    ]
+    folders = sorted({"" if str(path.parent) == "." else str(path.parent) for path in manifests} | {""}, key=len)
+    names: dict[str, str] = {}
+    for path in tree.files:
+        if not path.endswith((".py", ".pyx", ".so")):
+            continue
+        for folder in folders:
+            inside = path[len(folder) + 1 :] if folder and path.startswith(f"{folder}/") else "" if folder else path
+            parts = inside.removeprefix("src/").removeprefix("python/").split("/") if inside else []
+            if parts and (len(parts) > 1 or parts[0].endswith(".py")):
+                names.setdefault(parts[0].partition(".")[0], folder)
+    return Roots(tuple(folders), names)
+
+
+def scan(tree: Tree, local: Roots, built: Collection[str] = ()) -> list[Import]:
+    """The imports of a tree that are no part of it; `built` are the extension modules that its own builds make."""
+    passed = STANDARD | local.names.keys() | {name.partition(".")[0] for name in built} | {*built}
+    there = set(tree.files)  # files that are asked for and not there are not left out
+    return imports_of(
+        tree.files,
+        lambda path: tree.text(path) if path in there else None,
+        lambda name: name in passed or name.partition(".")[0] in STANDARD,
+    )
 
 
 def close(imports: Sequence[Import], draft: Draft, known: Known, files: Collection[str]) -> tuple[Closed, ...]:
@@ -124,7 +170,7 @@ def _folder(imported: Import, paths: Collection[str], files: Collection[str]) ->
     (path,) = paths
     module = path.removesuffix(".py").removesuffix("/__init__")
     folder = module.rpartition("/")[0]
-    importer, is_part = imported.place.file, f"{folder}/__init__.py" in files
+    importer, is_part = imported.path, f"{folder}/__init__.py" in files
     if importer == path or (importer.startswith(f"{module}/") and not is_part):
         return None
     if path.endswith("/__init__.py") and not importer.startswith(f"{folder}/"):

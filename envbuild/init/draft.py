@@ -341,12 +341,8 @@ def _flavour(statements: Sequence[Statement], wanted: Wanted | None) -> Choice |
     for statement in statements:
         if image and statement.kind == "cuda" and statement.get("by") == "image":
             return Choice("cu" + "".join(statement.value.split(".")[:2]), (statement,))
-        texts = (
-            statement.value if statement.kind == "index" else "",
-            statement.get("index"),
-            statement.get("extra_index"),
-        )
-        if match := next(filter(None, (_TORCH_INDEX.search(text) for text in texts)), None):
+        url = statement.value if statement.kind == "index" else ""
+        if match := _TORCH_INDEX.search(f"{url} {statement.get('index')} {statement.get('extra_index')}"):
             return Choice(match[1], (statement,))
     for statement in statements:
         if statement.kind == "package" and (match := _CUDA_OF.search(statement.get("local"))) and len(match[1]) == 3:

@@ -14,11 +14,9 @@ from envbuild.catalog.loader import load_stack
 from envbuild.errors import EnvbuildError
 from envbuild.init.assemble import Ask, Result, assemble, with_compiled
 from envbuild.init.collect import digest
-from envbuild.init.index import confirmed, own_build
-from envbuild.init.input import opened
+from envbuild.init.index import confirmed, own_build, pinned
 from envbuild.init.known import load_known
-from envbuild.init.pins import pinned
-from envbuild.init.tree import Tree
+from envbuild.init.tree import Tree, opened
 from envbuild.init.write import IMPORTS, NOT_SAID, head, text
 from envbuild.regular_file import read_file
 from envbuild.text import few

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -93,16 +94,15 @@ def without_guess(text: str, output: str, why: str = "does not fit") -> tuple[st
             truth = f"{match[2]} of the index {redact_text(_safe(why))}"
             line = f"{match[1]}# not said: what brings `{match[3]}`; {truth}"
             number = text.count("  - id: guess-left-out") + 1
-            rows = [
-                *(() if re.search(r"^findings:$", text, re.MULTILINE) else ("findings:",)),
-                "  - id: guess-left-out" + (f"-{number}" if number > 1 else ""),
-                f"    says: {_quoted(f'imports of {match[3]}')}",
-                f"    truth: {_quoted(f'only imports suggest {match[2]}, and {truth}')}",
-                f"    evidence: {_quoted(match[3])}",
-                '    does: "leaves it out: code that imports it fails"',
-                "    severity: trap",
-                "    unverified: true",
-            ]
+            rows = [] if re.search(r"^findings:$", text, re.MULTILINE) else ["findings:"]
+            rows += _finding(
+                "guess-left-out",
+                number,
+                says=f"imports of {match[3]}",
+                truth=f"only imports suggest {match[2]}, and {truth}",
+                evidence=match[3],
+                does="leaves it out: code that imports it fails",
+            )
             without = text[: match.start()] + line + text[match.end() :]
             return without.rstrip("\n") + "".join(f"\n{row}" for row in rows) + "\n", match[2]
     return text, ""
@@ -127,13 +127,9 @@ def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iter
     yield "profiles:"
     yield "  exact:"
     yield from _python(result)
-    if result.draft.as_of is not None:
-        day = (
-            "the day of the commit"
-            if result.draft.as_of == origin.day
-            else "the day of the wheel with this commit's code"
-        )
-        yield f'    as_of: "{result.draft.as_of}"  # {day}'
+    if draft.as_of is not None:
+        what = "commit" if draft.as_of == origin.day else "wheel with this commit's code"
+        yield f'    as_of: "{draft.as_of}"  # the day of the {what}'
     yield from _torch(result)
     yield from _packages(result)
     yield from _sources(result, beside, folder)
@@ -205,14 +201,18 @@ def _packages(result: Result) -> Iterator[str]:
     for package in listed:
         mark, note = ("# ", f"; {left[package.name]}") if package.name in left else ("", "")
         yield f"      {mark}- {_quoted(package.index_text)}  # {_why(package, result)}{note}"
-    optional = {closing.wanted.name: closing for closing in result.optional() if closing.wanted}
-    for name, closed in sorted(optional.items()):
-        if draft.package(name) is None and closed.wanted is not None and not (name == "torch" and draft.torch):
-            kind = {"guarded": "in `try`", "aside": "by tests and examples"}[closed.imported.firmness]
-            yield f"      # - {_quoted(closed.wanted.index_text)}  # optional: imported {kind}, {closed.imported.place}"
+    optional = {
+        closed.wanted.name: (closed.wanted.index_text, closed.imported.firmness, closed.place)
+        for closed in result.closed
+        if closed.wanted is not None and closed.imported.firmness != "required"
+    }
+    for name, (requirement, firmness, place) in sorted(optional.items()):
+        if draft.package(name) is None and not (name == "torch" and draft.torch):
+            kind = {"guarded": "in `try`", "aside": "by tests and examples"}[firmness]
+            yield f"      # - {_quoted(requirement)}  # optional: imported {kind}, {place}"
     for closed in result.closed:
         if closed.how == "vendor":
-            yield f"      # left out: {closed.imported.module}, another vendor's back end ({closed.imported.place})"
+            yield f"      # left out: {closed.imported.module}, another vendor's back end ({closed.place})"
         elif closed.how == "open":
             yield f"      {NOT_SAID} `import {closed.imported.module}` ({closed.where})"
     groups = {name: listed for name, listed in draft.extras.items() if not name.startswith("file:")}
@@ -423,23 +423,24 @@ def _document(result: Result) -> Iterator[str]:
 
 
 def _findings(result: Result) -> Iterator[str]:
-    counts: dict[str, int] = {}
-    lines = []
+    if result.findings:
+        yield "findings:"
+    numbers = Counter[str]()
     for finding in result.findings:
-        counts[finding.rule] = counts.get(finding.rule, 0) + 1
-        number = counts[finding.rule]
+        numbers[finding.rule] += 1
         quotes = "; ".join(dict.fromkeys(item.text for item in finding.statements[:3])) or "(nothing)"
         about = ", ".join(name for name in finding.about[:12] if name.lower() not in finding.truth.lower())
-        lines += [
-            f"  - id: {finding.rule}" + (f"-{number}" if number > 1 else ""),
-            f"    says: {_quoted(quotes)}",
-            f"    truth: {_quoted(f'{finding.truth}: {about}' if about else finding.truth)}",
-            f"    evidence: {_quoted(_at(finding.statements) or 'no file names it')}",
-            f"    does: {_quoted(finding.does)}",
-            f"    severity: {_SEVERITY.get(finding.rule, 'trap')}",
-            "    unverified: true",
-            *_anchor(finding, result.page),
-        ]
-    if lines:
-        yield "findings:"
-        yield from lines
+        truth = f"{finding.truth}: {about}" if about else finding.truth
+        evidence = _at(finding.statements) or "no file names it"
+        yield from _finding(
+            finding.rule, numbers[finding.rule], says=quotes, truth=truth, evidence=evidence, does=finding.does
+        )
+        yield from _anchor(finding, result.page)
+
+
+def _finding(rule: str, number: int, **texts: str) -> Iterator[str]:
+    """A finding as a stack file has it; from the second of a rule on its name has a number."""
+    yield f"  - id: {rule}" + (f"-{number}" if number > 1 else "")
+    yield from (f"    {key}: {_quoted(text)}" for key, text in texts.items())
+    yield f"    severity: {_SEVERITY.get(rule, 'trap')}"
+    yield "    unverified: true"

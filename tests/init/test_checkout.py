@@ -15,14 +15,14 @@ import yaml
 from envbuild.catalog.loader import load_stack
 from envbuild.cli.entry import main
 from envbuild.errors import EnvbuildError
-from envbuild.init import closure, index, make, pins, tree, write
+from envbuild.init import closure, index, make, tree, write
 from envbuild.init.assemble import Ask, Result, assemble
+from envbuild.init.closure import roots, scan
 from envbuild.init.draft import Origin, make_draft
-from envbuild.init.imports import roots, scan
-from envbuild.init.input import opened, split_ref
 from envbuild.init.known import load_known
 from envbuild.init.make import draft
 from envbuild.init.read import read
+from envbuild.init.tree import opened, split_ref
 from envbuild.lock.packages import Request
 from envbuild.lock.readers.pylock import Offer, OfferedFile
 from envbuild.node.probe import gpus
@@ -536,7 +536,7 @@ def test_a_source_without_a_ref_gets_the_commit_of_the_day(tmp_path: Path, monke
     lines = [f"pip install git+https://git.example.org/x/{name}" for name in ("y", "y2@v1", "gone")]
     (tmp_path / "y2").symlink_to("y")
     origin = Origin("own", day=date(2022, 6, 1))
-    drafted = pins.pinned(make_draft(read("\n".join(lines), "install.sh"), origin, load_known()))
+    drafted = index.pinned(make_draft(read("\n".join(lines), "install.sh"), origin, load_known()))
     assert [each.commit for each in drafted.sources] == [commits[1], commits[0], ""]
 
 
