@@ -155,6 +155,7 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
         from envbuild.provision.jobs.launch import gpus_unsaid
 
         raise gpus_unsaid()
+    given: dict[str, Any] = {name: flags.get(name) for name in ("master", "port", "job", "image")}
     try:
         return Place(
             nodes=flags.get("nodes") or 1,
@@ -162,10 +163,7 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
             environment=environment_of(stack, flags),
             output=choose.absolute(output),
             hostfile=choose.absolute(flags["hostfile"]) if flags.get("hostfile") else None,
-            master=flags.get("master"),
-            port=flags.get("port"),
-            job=flags.get("job"),
-            image=flags.get("image"),
+            **given,
             direct=not target.scheduler.starts_tasks,
             gpu=target.expects.gpu,
         )
@@ -363,8 +361,7 @@ def _by_hand(ui: Ui, site: JobSite, job: Job, stack: Stack, profile: str, flags:
 
     if unknown := cpus_unknown(site, job):
         ui.warn(unknown)
-    given = {"--profile": profile, "--nodes": str(job.nodes), "--gpus-per-node": str(job.gpus_per_node)}
-    words = [word for option in given.items() for word in option]
+    words = ["--profile", profile, "--nodes", str(job.nodes), "--gpus-per-node", str(job.gpus_per_node)]
     words += [word for name, value in flags["settings"].items() for word in ("--set", f"{name}={value}")]
     folder = shlex.quote(job.output)
     lines = [unknown, site.scheduler.submission(secrets_of(job.variables), folder)]

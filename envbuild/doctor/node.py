@@ -45,17 +45,13 @@ def diagnose_without_python(findings: Mapping[str, str], target: Target) -> list
     """The lines of a host without Python 3.6, from what sh alone found."""
     scheduler = findings.get("scheduler", "none")
     prefix, writable = findings.get("prefix", target.prefix), findings.get("prefix_writable") == "yes"
+    unknown = "everything else could not be found out; `envbuild provision` brings one into the prefix"
+    unusable = _line("prefix", "missing", f"{prefix}, not writable", "nothing can be built there", _OTHER_PREFIX)
     return [
-        Diagnosis(
-            "python", "warning", "none of 3.6 or newer", "",
-            "everything else could not be found out; `envbuild provision` brings one into the prefix",
-        ),
-        Diagnosis("scheduler", "ok", scheduler, "", ""),
-        Diagnosis(
-            "prefix", "ok" if writable else "missing", f"{prefix}{'' if writable else ', not writable'}", "",
-            "" if writable else "nothing can be built there", "" if writable else _OTHER_PREFIX,
-        ),
-    ]  # fmt: skip
+        _line("python", "warning", "none of 3.6 or newer", unknown),
+        _line("scheduler", "ok", scheduler, ""),
+        _line("prefix", "ok", prefix, "") if writable else unusable,
+    ]
 
 
 def _line(name: str, level: Level, state: str, consequence: str, hint: str = "") -> Diagnosis:
@@ -87,12 +83,8 @@ def _role(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Dia
     shown = f"{facts.hostname}, {facts.os.id} {facts.os.version}"
     if kind == "none":
         return [_line("host", "ok", f"{shown}: no scheduler", "connection: local or ssh")]
-    if facts.scheduler.job:
-        return [
-            _line(
-                "host", "ok", f"{shown}: inside job {facts.scheduler.job} of {kind}", "connection: local, in this job"
-            )
-        ]
+    if job := facts.scheduler.job:
+        return [_line("host", "ok", f"{shown}: inside job {job} of {kind}", "connection: local, in this job")]
     if is_compute(facts, site):
         return [_line("host", "ok", f"{shown}: a compute node of {kind}, outside a job", "connection: ssh works now")]
     if not _output(site, "nodes") and not _output(site, "queues"):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PORT = 5432
 _MASKED = 4096  # tokens that the tree's fused softmax takes, which masks by itself
+_BARE = ("none", "system")  # bases without packages of the site
 _RANKS = ("envbuild.node.smoke.programs", "mpi_ranks")
 _PORT = ("alcf-deepspeed-port", "RANK and LOCAL_RANK from MPI's variables, so that DeepSpeed takes MASTER_PORT")
 _DEVIATIONS = (
@@ -81,7 +82,8 @@ def make(order: Order) -> Launch:
     variable = f"USE_FLASH_ATTN_{flash}".upper()
     has_flash = [f"`--profile {name}`" for name, profile in order.profiles.items() if "flash_attn" in profile.imports]
     require(
-        flash is None or not _lacks_flash(order.profile),
+        # What the profile stands on of the site may have it.
+        flash is None or _asks_for_flash(order.profile) or any(base.kind not in _BARE for base in order.profile.bases),
         f"{variable}=1, and the profile {order.profile_name} has no flash-attn",
         why="the script stops without it (finding alcf-flash-attention)",
         hint=", or ".join([f"leave {variable} out", *has_flash]),
@@ -139,11 +141,6 @@ def _flash(given: AlcfParameters) -> str | None:
     on = [name for name in ("v1", "v2", "triton") if getattr(given, f"flash_{name}")]
     require(len(on) < 2, f"flash attention {' and '.join(on)} at once", hint="one USE_FLASH_ATTN_… at a time")
     return on[0] if on else None
-
-
-def _lacks_flash(profile: Profile) -> bool:
-    """Whether the profile has no flash-attn, and stands on nothing of the site that may have it."""
-    return not _asks_for_flash(profile) and all(base.kind in ("none", "system") for base in profile.bases)
 
 
 def _asks_for_flash(profile: Profile) -> bool:
