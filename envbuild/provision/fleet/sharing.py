@@ -201,17 +201,13 @@ class SharedRun:
         for node in waiting:
             install = self.requests[node]["install"] = copy.deepcopy(self.requests[node]["install"])
             handed: dict[str, Any] = {"by": made.builder, "keys": built.keys}
-            if node in built.lacking:
-                handed["bundle"] = {"file": self._delivered(node, built), "digest": built.digest}
+            if node in built.lacking:  # the bundle goes beside what else the node is brought
+                files, name = self.files[node], f"built-{built.digest[:12]}.tar"
+                prefix, variant = self.work.survey.facts[node].prefix.path, self.work.survey.variants[node]
+                store = files.store or paths.delivered(prefix, variant.digest)
+                self.files[node] = replace(files, bundles={**files.bundles, name: built.path}, store=store)
+                handed["bundle"] = {"file": posixpath.join(store, name), "digest": built.digest}
             install["args"]["build"].update(handed=handed, check_rebuild=False)
-
-    def _delivered(self, node: str, built: _Built) -> str:
-        """Put the bundle beside what else the node is brought; where it will lie there."""
-        files, name = self.files[node], f"built-{built.digest[:12]}.tar"
-        prefix, variant = self.work.survey.facts[node].prefix.path, self.work.survey.variants[node]
-        store = files.store or paths.delivered(prefix, variant.digest)
-        self.files[node] = replace(files, bundles={**files.bundles, name: built.path}, store=store)
-        return posixpath.join(store, name)
 
     def _next(self, made: BuildClass, waiting: list[str]) -> list[str]:
         """Who builds now in place of a builder that failed; where it was tried often enough, those who wait end."""

@@ -133,9 +133,9 @@ def make_plan(
 
 def install_args(
     prepared: Prepared, image: Wanted, obtained: Obtained, node: NodeImage, answer: Mapping[str, Any],
-    *, archive: str | None, controller: Mapping[str, Any], wait: float, force: bool,
+    *, archive: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The arguments of the verb `container`, action `install`."""
+    """What image and node say of the arguments of the verb `container`, action `install`."""
     settings, stack, runtime = settings_of(prepared), prepared.stack.name, node.chosen.runtime
     args: dict[str, Any] = {
         "action": "install",
@@ -157,9 +157,6 @@ def install_args(
             "verify": {**verify_args(prepared, image), "base": True},
             "smoke": {**smoke_args(prepared, image), "cuda": node.cuda},
         },
-        "controller": dict(controller),
-        "wait": wait,
-        "force": force,
     }
     if archive is not None:
         args |= {"archive": archive, "sha256": obtained.sha256}

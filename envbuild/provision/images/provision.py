@@ -208,12 +208,14 @@ class InImages(Route):
 
     def args_of(self, work: Work, node: str, got: Obtained, archive: str | None) -> dict[str, Any]:
         """The arguments of `install` on a node, which are those of `take`, `try` and `accept` in jobs too."""
-        facts = self.answers[node]["facts"]
-        made = install_args(
-            work.prepared, self.wanted, got, self.nodes[node], self.answers[node]["containers"], archive=archive,
-            controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
-        )  # fmt: skip
-        return {**made, "tmp": tmp_folder(work.prepared.target.tmp, facts["user"], facts.get("home", ""))}
+        facts, containers, settings = self.answers[node]["facts"], self.answers[node]["containers"], work.settings
+        return {
+            **install_args(work.prepared, self.wanted, got, self.nodes[node], containers, archive=archive),
+            "controller": identity.here(),
+            "wait": settings.wait,
+            "force": settings.repair,
+            "tmp": tmp_folder(work.prepared.target.tmp, facts["user"], facts.get("home", "")),
+        }
 
     def _wave(self, work: Work, plan: Plan, got: Obtained) -> Outcome:
         requests: dict[str, dict[str, Any]] = {}

@@ -82,19 +82,18 @@ def test_a_node_with_another_id_than_the_others_gets_theirs(prepared: Prepared, 
 
 def test_what_a_node_is_asked(prepared: Prepared, image: Wanted) -> None:
     node = _node(prepared, image)
-    words: dict[str, Any] = {"controller": {"host": "here"}, "wait": 5.0, "force": False}
     sent = Obtained(ONE, archive=Path("/runs/image.tar"), sha256=OTHER)
     args = plan.install_args(
-        prepared, image, sent, node, _told(), archive="/opt/envbuild/images/image.tar", **words
+        prepared, image, sent, node, _told(), archive="/opt/envbuild/images/image.tar"
     )  # fmt: skip
     assert (args["archive"], args["sha256"], "pull" in args) == ("/opt/envbuild/images/image.tar", OTHER, False)
     assert args["command"] == args["planned"] == COMMAND.split()
     assert all(args["asks"][verb]["image"] is True for verb in ("verify", "smoke"))
     assert [item["name"] for item in args["asks"]["smoke"]["items"]] == [i.name for i in image.variant.smoke]
     pulled = Obtained(ONE, pull=f"registry.example.org/x@sha256:{OTHER}")
-    args = plan.install_args(prepared, image, pulled, node, _told(), archive=None, **words)
+    args = plan.install_args(prepared, image, pulled, node, _told(), archive=None)
     assert (args["pull"], args["digest"]) == (pulled.pull, f"sha256:{OTHER}")
-    nothing = plan.install_args(prepared, image, Obtained(ONE), node, _told(), archive=None, **words)
+    nothing = plan.install_args(prepared, image, Obtained(ONE), node, _told(), archive=None)
     assert not {"archive", "pull"} & set(nothing), "only the launcher has to be written"
 
 
@@ -107,8 +106,7 @@ def test_the_file_that_pyxis_runs_is_made_by_enroot(prepared: Prepared, image: W
     told = _told(runtimes=runtimes)
     with_pyxis = prepared._replace(target=target)
     node = node_image("gpu1", with_pyxis, image, told, NodeFacts.from_plain(facts("gpu1")), repair=False)
-    words: dict[str, Any] = {"controller": {}, "wait": 0.0, "force": False}
-    args = plan.install_args(with_pyxis, image, Obtained(ONE), node, told, archive="/x", **words)
+    args = plan.install_args(with_pyxis, image, Obtained(ONE), node, told, archive="/x")
     assert (args["program"], args["maker"], args["runtime"]) == ("/usr/bin/srun", "/usr/bin/enroot", "pyxis")
     alone = prepared.target.model_copy(update={"container": ContainerSettings(runtime="enroot")})
     with fails("container-needs-registry", 7, match="from a registry"):
