@@ -159,8 +159,18 @@ def find_project_file(folder: Path) -> Path | None:
             break
     here = folder / PROJECT_FILE
     project = project if git is not None else here if here.is_file() else None
-    if project is not None:
-        _refuse_foreign(project, *([git] if git is not None else []))
+    if project is None:
+        return None
+    # What another user owns or can replace is refused, as git refuses a repository outside its safe.directory.
+    for path in filter(None, (project, project.parent, git)):
+        if why := trust.foreign(str(path)):
+            raise EnvbuildError(
+                "project-foreign",
+                f"{project} is not used: other users can change {path}",
+                why=f"{why}; a project file chooses the target, and a target runs programs as you",
+                hint=f"read it, then copy it: `cp -r {shlex.quote(str(project.parent))} ~/`; or run envbuild elsewhere "
+                "with `--target FILE`",
+            )
     return project
 
 
@@ -172,20 +182,6 @@ def _stack_of(folder: Path) -> str:
     stacks = [name for name in files if any(lock.startswith(f"{Path(name).stem}.") for lock in locks)]
     places = (str(folder), *(str(folder / name) for name in stacks))
     return stacks[0] if len(stacks) == 1 and not any(map(trust.foreign, places)) else ""
-
-
-def _refuse_foreign(project: Path, *more: Path) -> None:
-    """Refuse what another user owns or can replace, as git refuses a repository that is not in its safe.directory."""
-    for path in (project, project.parent, *more):
-        why = trust.foreign(str(path))
-        if why:
-            raise EnvbuildError(
-                "project-foreign",
-                f"{project} is not used: other users can change {path}",
-                why=f"{why}; a project file chooses the target, and a target runs programs as you",
-                hint=f"read it, then copy it: `cp -r {shlex.quote(str(project.parent))} ~/`; or run envbuild elsewhere "
-                "with `--target FILE`",
-            )
 
 
 def _read(path: Path) -> dict[str, Any]:

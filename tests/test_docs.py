@@ -17,7 +17,7 @@ from envbuild.catalog.node_facts import load_facts, of_target
 from envbuild.cli.help_code import explanation
 from envbuild.cli.verbs import cli
 from envbuild.errors import EnvbuildError
-from envbuild.explain.view import decide, parameters
+from envbuild.explain.view import Candidates, parameters
 from envbuild.hostlist import fold_hosts
 from envbuild.lock.files import read_lock
 from envbuild.resolve.compat_read import load_compat
@@ -131,7 +131,8 @@ def test_the_status_page_has_every_profile_plans_as_the_rules_do_and_names_what_
             target = load_target(facts[1], template=True).target
             nodes, _ = of_target(load_facts(facts[1]), target)
             fits = all(
-                each.variant_id for each in decide(load_stack(stack), profile, nodes, target, compat).resolutions
+                each.variant_id
+                for each in Candidates(load_stack(stack), nodes, target, compat).decide(profile).resolutions
             )
             assert fits == state.startswith("planned"), row
         if not facts and (built_on := load_stack(stack).stack.built_on):

@@ -99,7 +99,7 @@ def _decided(
     ui: Ui, loaded: LoadedStack, profile: str, target: Target, facts: str | None, compat: Compat | None, *, placed: bool
 ) -> Decided:
     """Decisions for the nodes of `facts`; `placed`: the user named the target, so its prefix counts."""
-    from envbuild.explain.view import Decided, decide, without_facts
+    from envbuild.explain.view import Candidates, Decided, without_facts
 
     if facts is None or compat is None:
         note = "to see the decisions for your nodes, add --facts FILE, or a shipped example: --facts azure-nd96"
@@ -114,7 +114,7 @@ def _decided(
         nodes, warnings = of_target(nodes, target)
         for warning in warnings:
             ui.warn(warning)
-    decided = decide(loaded, profile, nodes, target, compat, bytes_before)
+    decided = Candidates(loaded, nodes, target, compat, tool_bytes=bytes_before).decide(profile)
     alone = "" if placed else "no target was given: `--target TARGET` says what jobs load and which Python is the base"
     return decided._replace(note="; ".join(filter(None, (alone, decided.note))))
 

@@ -82,8 +82,7 @@ def _run(stack: Stack, finding: str, check: f.Check, compat: Compat, git: GitRea
     return CheckResult(finding, check.kind, question, "holds" if holds else "broken", detail)
 
 
-_GIT_KINDS = (f.PathCheck, f.TextCheck, f.TreeTextCheck, f.SedCheck, f.CommentCheck, f.ContainsCheck, f.RefCheck,
-              f.SubmoduleCheck)  # fmt: skip
+_GIT_KINDS = (f.AtCommit, f.RefCheck)
 
 
 def _ask_git(stack: Stack, check: Any, git: GitReader) -> _Answer:

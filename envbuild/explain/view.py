@@ -286,27 +286,6 @@ def _variant(stack: str, name: str, profile: Profile, plan: Plan) -> Variant:
     return draft.with_fields(stack, name)
 
 
-def decide(
-    loaded: LoadedStack,
-    profile: str,
-    facts: Mapping[str, NodeFacts],
-    target: Target,
-    compat: Compat,
-    tool_bytes: Callable[[Lock, Target], Mapping[str, int]] | None = None,
-) -> Decided:
-    """Decide for every node; without a lock from what the stack file says of torch, Python, base and sources."""
-    candidates = Candidates(loaded, facts, target, compat, tool_bytes=tool_bytes)
-    path, note = lock_path(loaded, profile), ""
-    resolutions = candidates.resolve(profile)
-    if not path.is_file():
-        note = (
-            f"decided from the stack file alone, because the profile {profile} has no lock yet ({path.name}); "
-            f"{lock_command(loaded, profile)} makes it"
-        )
-    refused = any(resolution.refused for resolution in resolutions)
-    return Decided(resolutions, note, candidates.others(profile) if refused else ())
-
-
 def without_facts(loaded: LoadedStack, profile: str) -> tuple[str, ...]:
     """What rules that need no node say of a profile, and of its lock where it has one."""
     from envbuild.resolve.compat_read import load_compat
@@ -350,6 +329,17 @@ class Candidates(NamedTuple):
     def _unlocked(self, stack: Stack, profile: str) -> tuple[Resolution, ...]:
         resolver = Resolver(outline(stack, profile), self.target, self.compat, interpreter=self.interpreter)
         return tuple(_without_packages(resolution) for resolution in resolver.fleet(self.facts).values())
+
+    def decide(self, profile: str) -> Decided:
+        """Decide for every node; without a lock from what the stack file says of torch, Python, base and sources."""
+        path, note, resolutions = lock_path(self.loaded, profile), "", self.resolve(profile)
+        if not path.is_file():
+            note = (
+                f"decided from the stack file alone, because the profile {profile} has no lock yet ({path.name}); "
+                f"{lock_command(self.loaded, profile)} makes it"
+            )
+        refused = any(resolution.refused for resolution in resolutions)
+        return Decided(resolutions, note, self.others(profile) if refused else ())
 
     def others(self, profile: str = "") -> tuple[OtherProfile, ...]:
         """Every profile but one on these nodes: whether it fits them all, and why not."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.export import steps
-from envbuild.model.lock import LockedSource, LockedTree, Variant
+from envbuild.model.lock import LockedSource, Variant
 from envbuild.node.build.programs import editable
 from envbuild.regular_file import read_text
 from envbuild.resolve.variant_checks import needs_nvcc
@@ -80,15 +80,11 @@ def sources(
     for source in variant.sources:
         lines += _source(stack, source, bundles or {})
     for tree in variant.trees:
-        lines += _tree(tree)
+        place, folder = quote(str(tree.at)), f'"$environment"/src/{quote(tree.name)}'
+        absent = quote(f"the working tree {tree.at} is not there")
+        lines += block("tree", NAME=tree.name, PLACE=place, FOLDER=folder, ABSENT=absent)
+        lines += _on_path(tree.name, folder) if tree.install == "path" else [f"  editable {folder}"]
     return lines
-
-
-def _tree(tree: LockedTree) -> list[str]:
-    place, folder = quote(str(tree.at)), f'"$environment"/src/{quote(tree.name)}'
-    absent = quote(f"the working tree {tree.at} is not there")
-    lines = block("tree", NAME=tree.name, PLACE=place, FOLDER=folder, ABSENT=absent)
-    return lines + (_on_path(tree.name, folder) if tree.install == "path" else [f"  editable {folder}"])
 
 
 def _source(stack: str, source: LockedSource, bundles: Mapping[str, str]) -> list[str]:
@@ -103,7 +99,11 @@ def _source(stack: str, source: LockedSource, bundles: Mapping[str, str]) -> lis
             case steps.Fetch(trees):
                 lines += _checkouts(stack, source, trees, bundles)
             case steps.Edit(patches):
-                lines += _patches(source, patches)
+                # envbuild refuses one that is not the locked one any more.
+                pins = {pin.name: f" --digest {pin.digest}" for pin in source.patch_pins}
+                for name in patches:
+                    apply = f"envbuild patch apply {quote(name)}"
+                    lines.append(f'  {apply} "$folder" --commit {source.commit}{pins.get(name, "")} || exit')
             case steps.Compile(flags):
                 words = "".join(f" {quote(flag)}" for flag in flags)
                 command = f'"$environment/bin/python" setup.py build_ext --inplace{words}'
@@ -137,15 +137,6 @@ def _checkouts(stack: str, source: LockedSource, trees: Sequence[steps.Tree], bu
         place = f'"$folder"/{quote(output)}'
         lines.append(f'  mkdir -p -- {kept} "$(dirname -- {place})" && ln -sr -- {kept} {place}')
     return lines
-
-
-def _patches(source: LockedSource, names: Sequence[str]) -> list[str]:
-    """One line a patch; envbuild refuses one that is not the locked one any more."""
-    pins = {pin.name: f" --digest {pin.digest}" for pin in source.patch_pins}
-    return [
-        f'  envbuild patch apply {quote(name)} "$folder" --commit {source.commit}{pins.get(name, "")} || exit'
-        for name in names
-    ]
 
 
 def _usable(source: LockedSource, how: str, flags: Sequence[str]) -> list[str]:

@@ -63,7 +63,7 @@ RequirementText = Annotated[str, AfterValidator(plain_line), AfterValidator(_req
 SpecifierText = Annotated[str, AfterValidator(plain_line), AfterValidator(_specifier)]
 
 
-class _AtCommit(StrictModel):
+class AtCommit(StrictModel):
     """Something read from git. `at` names a repository or source of the stack, or `document`.
 
     `commit` looks at another commit than the one that name is pinned to.
@@ -73,7 +73,7 @@ class _AtCommit(StrictModel):
     commit: Commit | None = None
 
 
-class PathCheck(_AtCommit):
+class PathCheck(AtCommit):
     """A path exists, or does not exist, in the tree of a commit."""
 
     kind: Literal["path-at-commit"]
@@ -81,7 +81,7 @@ class PathCheck(_AtCommit):
     present: bool
 
 
-class TextCheck(_AtCommit):
+class TextCheck(AtCommit):
     """How often an exact text occurs in a file; `expected` None: at least once."""
 
     kind: Literal["text-in-file"]
@@ -90,7 +90,7 @@ class TextCheck(_AtCommit):
     expected: Annotated[int, Field(ge=0)] | None = None
 
 
-class TreeTextCheck(_AtCommit):
+class TreeTextCheck(AtCommit):
     """In how many files below `under` an exact text occurs; `pattern` are git's own path globs."""
 
     kind: Literal["text-in-tree"]
@@ -99,7 +99,7 @@ class TreeTextCheck(_AtCommit):
     expected: Annotated[int, Field(ge=0)]
 
 
-class SedCheck(_AtCommit):
+class SedCheck(AtCommit):
     """How often a document's sed pattern (a POSIX basic regular expression) matches in a file."""
 
     kind: Literal["sed-hits"]
@@ -108,7 +108,7 @@ class SedCheck(_AtCommit):
     expected: Annotated[int, Field(ge=0)]
 
 
-class CommentCheck(_AtCommit):
+class CommentCheck(AtCommit):
     """Whether a Python file still compiles when the given lines (from 1, both ends included) become comments."""
 
     kind: Literal["compiles-when-commented"]
@@ -118,7 +118,7 @@ class CommentCheck(_AtCommit):
     compiles: bool
 
 
-class ContainsCheck(_AtCommit):
+class ContainsCheck(AtCommit):
     """Whether a commit is an ancestor of the pinned one."""
 
     kind: Literal["commit-contains"]
@@ -135,7 +135,7 @@ class RefCheck(StrictModel):
     expected: Literal["pinned", "moved", "missing"]
 
 
-class SubmoduleCheck(_AtCommit):
+class SubmoduleCheck(AtCommit):
     """Whether the tree of a commit holds submodules (gitlinks)."""
 
     kind: Literal["submodules"]
