@@ -55,10 +55,10 @@ def image() -> None:
 def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRecipe:
     """The recipe that was chosen; its warnings are told where there is a `ui`."""
     from envbuild.container.base_images import Given
-    from envbuild.container.select import Choice, recipe_for
+    from envbuild.container.select import recipe_for
 
     given = Given(**{name: flags[name] for name in ("base", "runtime", "fetch", "python", "glibc")})
-    recipe = recipe_for(Choice(stack, flags["profile"], flags["variant"], flags["target"], given))
+    recipe = recipe_for(stack, flags["profile"], flags["variant"], flags["target"], given)
     if ui is not None:
         for text in recipe.warnings:
             ui.warn(text)

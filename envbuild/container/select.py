@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild import resources
@@ -17,17 +17,6 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.target import Target
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.request import named_variant
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What the user said; None: the catalog's choice."""
-
-    stack: str
-    profile: str | None = None
-    variant: str | None = None
-    target: str | None = None
-    given: Given = field(default_factory=Given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +40,33 @@ def locked_stack(stack: str, profile: str | None = None) -> LockedStack:
     return LockedStack(loaded.shipped, lock, path, known)
 
 
-def recipe_for(choice: Choice) -> ImageRecipe:
-    """The recipe of a choice. Raises what reading stack, lock and target raises, and what `make_recipe` raises."""
-    containers, locked = load_containers(), locked_stack(choice.stack, choice.profile)
+def recipe_for(
+    stack: str, profile: str | None = None, variant: str | None = None, target: str | None = None,
+    given: Given | None = None,
+) -> ImageRecipe:  # fmt: skip
+    """The recipe of what the user said; None: the catalog's choice.
+
+    Raises what reading stack, lock and target raises, and what `make_recipe` raises.
+    """
+    containers, locked = load_containers(), locked_stack(stack, profile)
     lock, known = locked.lock, locked.known
     # The shipped choice of a variant is one of its own profile.
     usual = known if known is not None and known.profile == lock.profile else None
     digests = {**read_digests(), **read_digests(locked.path.with_name("images.toml"))}
-    target = image_target(choice.target, known)
-    variant = _variant(lock, choice.variant or (usual.variant if usual else None))
-    if variant.outside:
+    asked = image_target(target, known)
+    chosen = _variant(lock, variant or (usual.variant if usual else None))
+    if chosen.outside:
         raise EnvbuildError(
             "engine-fits",
-            f"the source {variant.outside} uses folders of a node (`path:` or `outputs:`), which no image has",
+            f"the source {chosen.outside} uses folders of a node (`path:` or `outputs:`), which no image has",
             hint="pin it by `git:` and `commit:` in the stack file, without `outputs:`",
             exit_code=ExitCode.REFUSED,
         )
     about = usual
     if about is None and known is not None:  # why a profile was chosen only where it was
         about = known.model_copy(update={"why": None, "system": None, "pods": None})
-    place = find_place(variant, containers, about, choice.given)
-    given = ImageInputs(lock, variant, target, place, containers.prefix, load_compat())
-    return make_recipe(given, digests)
+    place = find_place(chosen, containers, about, given)
+    return make_recipe(ImageInputs(lock, chosen, asked, place, containers.prefix, load_compat()), digests)
 
 
 def image_target(asked: str | None, known: StackImage | None) -> Target:

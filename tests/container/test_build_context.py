@@ -11,7 +11,7 @@ import pytest
 from envbuild import resources
 from envbuild.cli.entry import main
 from envbuild.container import build
-from envbuild.container.select import Choice, recipe_for
+from envbuild.container.select import recipe_for
 from envbuild.lock.readers.git import git_reader
 from envbuild.lock.sources import with_patched_trees
 from envbuild.model.lock import LockedSource
@@ -23,7 +23,7 @@ from tests.support.fails import fails
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, str]:
-    return build.texts(recipe_for(Choice("opt-175b")))
+    return build.texts(recipe_for("opt-175b"))
 
 
 def test_a_context_is_written_once_and_an_edit_by_hand_is_shown_as_a_diff(
@@ -62,7 +62,7 @@ def test_a_build_refuses_an_edit_that_gives_another_tree(tmp_path: Path, monkeyp
     commit, tree = make_repository(tmp_path / "hub" / "quick", {**FILES, **ATTRIBUTES})
     row = {"name": "quick", "git": "https://git.example.org/quick", "commit": commit, "tree": tree}
     source = LockedSource.from_plain({**row, "patches": [PATCH]})
-    variant = recipe_for(Choice("torch-smoke")).variant.model_copy(update={"sources": (source,)})
+    variant = recipe_for("torch-smoke").variant.model_copy(update={"sources": (source,)})
     unrecorded, last = recipe_of(variant).stage("sources").lines[-2:]
     assert "is not compared" in unrecorded and last == "RUN python3 /patches/patch.py /patches/quick.json ."
     with git_reader() as reader:

@@ -22,7 +22,7 @@ from envbuild.container.builders import (
     failure,
     find_builder,
 )
-from envbuild.container.select import Choice, recipe_for
+from envbuild.container.select import recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.plan.source_builds import bundle_name
 from tests.support.fails import fails
@@ -92,7 +92,7 @@ def test_one_call_builds_the_file_that_is_committed_whatever_folders_are_called(
     write_file(top / "netrc", "machine example.org login me password p")
     monkeypatch.setattr("tempfile.tempdir", str(top))
     environ = {"HOME": str(top), "PIP_CONFIG_FILE": os.devnull, "SOURCE_DATE_EPOCH": "86400", "NETRC": f"{top}/netrc"}
-    recipe = recipe_for(Choice("megatron-deepspeed-alcf"))
+    recipe = recipe_for("megatron-deepspeed-alcf")
     made = build_image(recipe, recorder, Options((top,), environ=environ))
     ((build, text),) = recorder.built
     assert text == (resources.containers() / "megatron-deepspeed-alcf" / "Dockerfile").read_text()
@@ -227,7 +227,7 @@ def test_secrets_come_from_the_configuration_and_name_no_path_of_this_machine(tm
         "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull, "PIP_CERT": str(tmp_path / "ca.crt"),
         "PIP_INDEX_URL": "https://u:canary@mirror/simple", "PIP_EXTRA_INDEX_URL": f"file://{tmp_path} https://more/simple",
     }  # fmt: skip
-    recipe, options = recipe_for(Choice("opt-175b")), Options(gitconfig=tmp_path / "git", environ=environ)
+    recipe, options = recipe_for("opt-175b"), Options(gitconfig=tmp_path / "git", environ=environ)
     with _secrets(recipe, options, offline=False) as found:
         assert set(found) == {"certificates", "pip.conf", "uv.toml", "netrc", "gitconfig"}
         assert found["pip.conf"].read_text() == (
@@ -242,7 +242,7 @@ def test_secrets_come_from_the_configuration_and_name_no_path_of_this_machine(tm
         }  # fmt: skip
         kept = found["pip.conf"]
     assert not kept.exists()
-    with _secrets(recipe_for(Choice("torch-smoke")), options, offline=True) as found:
+    with _secrets(recipe_for("torch-smoke"), options, offline=True) as found:
         assert found["pip.conf"].read_text() == "[global]\nno-index = true\n" and "gitconfig" not in found
         assert tomllib.loads(found["uv.toml"].read_text())["pip"]["no-index"] is True
 
@@ -257,7 +257,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-OPT = recipe_for(Choice("opt-175b"))
+OPT = recipe_for("opt-175b")
 APEX = next(bundle_name("apex", source) for source in OPT.variant.sources if source.name == "apex")
 
 

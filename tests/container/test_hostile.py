@@ -15,7 +15,7 @@ from envbuild.cli.verbs import cli
 from envbuild.container.instructions import Stage, run
 from envbuild.container.recipe import ImageRecipe
 from envbuild.container.recipe import render as dockerfile
-from envbuild.container.select import Choice, recipe_for
+from envbuild.container.select import recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.export.bash_sources import sources as bash
 from envbuild.model.lock import Variant
@@ -40,7 +40,7 @@ SOURCE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def plain() -> ImageRecipe:
-    return recipe_for(Choice("torch-smoke"))
+    return recipe_for("torch-smoke")
 
 
 def texts_of(data: Any) -> Iterator[tuple[Any, ...]]:

@@ -19,7 +19,7 @@ from envbuild.container import registry
 from envbuild.container.base_images import AskedDigest, Given, load_containers, read_digests, write_digests
 from envbuild.container.recipe import render
 from envbuild.container.registry import images_of, pin_images
-from envbuild.container.select import Choice, recipe_for
+from envbuild.container.select import recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
 from envbuild.lock.record import write_lock
@@ -70,7 +70,7 @@ def test_the_images_of_a_lock_are_those_of_its_stages_and_a_pinned_one_is_part_o
 def test_recorded_digests_are_in_the_dockerfile(monkeypatch: pytest.MonkeyPatch) -> None:
     fetch = load_containers().fetch
     monkeypatch.setattr("envbuild.container.select.read_digests", lambda *_path: asked(NGC, fetch))
-    recipe = recipe_for(Choice("megatron-deepspeed-slurm"))
+    recipe = recipe_for("megatron-deepspeed-slurm")
     text = render(recipe)
     assert f"# digest: sha256:{DIGEST}\nFROM {fetch}@sha256:{DIGEST} AS tools\n" in text
     assert text.count(f"FROM {NGC}@sha256:{DIGEST} AS ") == 2
@@ -103,7 +103,7 @@ def test_lock_create_asks_and_writes_beside_the_lock(mine: Path, monkeypatch: py
     assert f"warning: the registry has no {slim} (it answers 404)" in said
     fetch = load_containers().fetch
     assert recorded(mine, fetch) == {"digest": DIGEST, "asked": date.today().isoformat(), "platforms": {}}
-    assert f"FROM {fetch}@sha256:{DIGEST} AS tools" in render(recipe_for(Choice(str(mine))))
+    assert f"FROM {fetch}@sha256:{DIGEST} AS tools" in render(recipe_for(str(mine)))
     (mine.parent / "images.toml").write_text("[images.a]\ndigest = 'no'\n")
     assert invoke("lock", "create", str(mine), "--image", "all")[1] == "file-unreadable"
     with fails("output-unwritable"):
@@ -146,7 +146,7 @@ def test_a_tag_that_moved_is_told_with_both_digests_and_kept(
     assert row["digest"] == hashlib.sha256(body).hexdigest() and row["asked"] == date.today().isoformat()
     assert row["platforms"] == {"linux/amd64": "a" * 64, "linux/arm/v7": "b" * 64}
     assert f"FROM {image}@sha256:{row['digest']} AS " in render(
-        recipe_for(Choice(str(mine), given=Given(base=image, python="/usr/bin/python3", glibc="2.36")))
+        recipe_for(str(mine), given=Given(base=image, python="/usr/bin/python3", glibc="2.36"))
     )
     # The tag moves: it is told with both digests, kept, and taken on request.
     moved = json.dumps({**INDEX, "schemaVersion": 2}).encode()

@@ -71,12 +71,10 @@ def wanted(prepared: Prepared) -> Wanted:
     if settings.image is not None:
         return _pulled(prepared, settings, settings.image)
     from envbuild.container.build import texts
-    from envbuild.container.select import Choice, recipe_for
+    from envbuild.container.select import recipe_for
 
     given = Given(settings.base, settings.runtime_image, settings.fetch_image, settings.python, settings.glibc)
-    recipe = recipe_for(
-        Choice(prepared.reference, prepared.profile, prepared.choice.variant, prepared.choice.target, given)
-    )
+    recipe = recipe_for(prepared.reference, prepared.profile, prepared.choice.variant, prepared.choice.target, given)
     total = hashlib.sha256()
     for name, text in sorted(texts(recipe).items()):
         total.update(f"{name}\0{len(text)}\0{text}".encode())
