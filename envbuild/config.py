@@ -163,7 +163,8 @@ def find_project_file(folder: Path) -> Path | None:
         return None
     # What another user owns or can replace is refused, as git refuses a repository outside its safe.directory.
     for path in filter(None, (project, project.parent, git)):
-        if why := trust.foreign(str(path)):
+        why = trust.foreign(str(path))
+        if why:
             raise EnvbuildError(
                 "project-foreign",
                 f"{project} is not used: other users can change {path}",

@@ -31,12 +31,12 @@ from envbuild.text import plural
 
 def check_run(evidence: Evidence, attached: Attached, folder: str, wanted: str | None) -> Iterator[Finding]:
     """All findings about the run; `folder` is the name of the report's folder, `wanted` the run that was asked for."""
-    wrong = []
+    problems = []
     if wanted is not None and evidence.run != wanted:
-        wrong.append(f"it is of the run {evidence.run}, not of {wanted}")
+        problems.append(problem("report-run-differs", "run", f"it is of the run {evidence.run}, not of {wanted}"))
     if Evidence.is_run(folder) and folder != evidence.run:
-        wrong.append(f"it is of the run {evidence.run} and lies in the folder of {folder}")
-    problems = [problem("report-run-differs", "run", says) for says in wrong]
+        says = f"it is of the run {evidence.run} and lies in the folder of {folder}"
+        problems.append(problem("report-run-differs", "run", says))
     yield from judged("run", f"the report is of the run {evidence.run}", problems)
     tested = {digest for digest, variant in attached.variants.items() if variant.smoke}
     nodes = [node for node in evidence.nodes if node.variant_digest in tested]
