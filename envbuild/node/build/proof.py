@@ -176,12 +176,9 @@ def missing(present: list[str], wanted: Iterable[str]) -> tuple[list[str], list[
     """
     lacking, notes = [], []
     for arch in wanted:
-        match = _WANTED.match(arch)
-        if match is None:
-            continue
-        major, minor, special, ptx = match.group(1), int(match.group(2)), match.group(3), match.group(4)
+        ((major, minor, special, ptx),) = _WANTED.findall(arch)
         exact = f"sm_{major}{minor}{special}"
-        serving = [name for name in present if _serves(name, major, minor, special)]
+        serving = [name for name in present if _serves(name, major, int(minor), special)]
         if not serving or (ptx and f"compute_{major}{minor}" not in present):
             lacking.append(arch)
         elif not any(name.rstrip("af") == exact.rstrip("af") for name in serving):

@@ -24,18 +24,6 @@ _SYSTEM_PATH = "/usr/bin:/bin"
 _ENVIRON = {"PATH": _SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
 
 
-def check_recorded(variant: Json) -> None:
-    """Raise NodeError `conda-unrecorded` (exit 5) where a variant's conda packages were never locked."""
-    conda = variant.get("conda") or {}
-    if not conda.get("packages"):
-        raise NodeError(
-            "conda-unrecorded",
-            "the lock has no conda packages",
-            why=str(conda.get("unrecorded") or ""),
-            hint="run `envbuild lock create STACK` on a machine that reaches the channel",
-        )
-
-
 def bring(packages: list[Json], where: Json, folder: str) -> dict[str, str]:
     """Every archive as a local file with the sha256 of the lock; returns name of the package -> path.
 

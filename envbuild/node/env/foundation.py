@@ -160,11 +160,18 @@ class Conda:
     phase = "conda"
 
     def __init__(self, request: Json, environment: str) -> None:
-        """Raises NodeError `conda-unrecorded` (exit 5)."""
+        """Raises NodeError `conda-unrecorded` (exit 5) where the variant's conda packages were never locked."""
         self.prefix, self.args = request["prefix"], request["args"]
         self.environment, self.variant = environment, self.args["variant"]
         self.facts: Json = {}
-        prefix.check_recorded(self.variant)
+        conda = self.variant.get("conda") or {}
+        if not conda.get("packages"):
+            raise NodeError(
+                "conda-unrecorded",
+                "the lock has no conda packages",
+                why=str(conda.get("unrecorded") or ""),
+                hint="run `envbuild lock create STACK` on a machine that reaches the channel",
+            )
         for name in ("rattler_python", "rattler"):
             bring_staged(self.prefix, self.args["tools"].get(name), self.args.get("staged"))
 
