@@ -10,6 +10,7 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 
 from envbuild.node import identity, paths
 from envbuild.node.packages import installed
@@ -23,27 +24,23 @@ _TRIES = 25
 _UNOWNED = 3600.0  # seconds after which a folder without an owner is nobody's
 
 
-class Folder:
-    """A private, empty folder for one build; a context manager that removes it. `canonical`: it has the one name."""
+@contextlib.contextmanager
+def folder(name: str, size: int, elsewhere: str, top: str | None = None) -> Iterator[tuple[str, bool]]:
+    """A private, empty folder for one build, removed at its end: the path, and whether it is the canonical one.
 
-    def __init__(self, name: str, size: int, elsewhere: str, top: str | None = None) -> None:
-        """`name` of the build, `size` of its tree in bytes; `elsewhere`: a private folder for when `top` is no good."""
-        top = top or CANONICAL
-        self.path = os.path.join(top, name)
-        private = _private(top)
-        if private:
-            sweep(top)  # before its room is counted
-        self.canonical = private and _has_room(top, size) and _claim(self.path)
-        if not self.canonical:
-            self.path = tempfile.mkdtemp(prefix=f"build-{name}-", dir=elsewhere)
-
-    def __enter__(self) -> Folder:
-        """Nothing to do."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove it."""
-        remove(self.path)
+    `name` of the build, `size` of its tree in bytes; `elsewhere`: a private folder for when `top` is no good.
+    """
+    top = top or CANONICAL
+    path, private = os.path.join(top, name), _private(top)
+    if private:
+        sweep(top)  # before its room is counted
+    canonical = private and _has_room(top, size) and _claim(path)
+    if not canonical:
+        path = tempfile.mkdtemp(prefix=f"build-{name}-", dir=elsewhere)
+    try:
+        yield path, canonical
+    finally:
+        remove(path)
 
 
 def _private(top: str) -> bool:
@@ -147,12 +144,12 @@ def date_headers(environment: str) -> None:
     """
     for site in installed.site_packages(environment):
         for pattern in ("*/include", "*/*/include"):
-            for folder in glob.glob(os.path.join(glob.escape(os.path.join(environment, site)), pattern)):
-                set_dates(folder)
+            for headers in glob.glob(os.path.join(glob.escape(os.path.join(environment, site)), pattern)):
+                set_dates(headers)
 
 
 def set_dates(tree: str) -> None:
     """Date every file of a tree 1980: nvcc writes the dates of sources and headers into device code (-lineinfo)."""
-    for folder, _, files in os.walk(tree):
-        for path in (os.path.join(folder, name) for name in files):
+    for at, _, files in os.walk(tree):
+        for path in (os.path.join(at, name) for name in files):
             os.utime(path, (paths.EPOCH, paths.EPOCH), follow_symlinks=False)

@@ -142,8 +142,8 @@ class _Build:
     def _once(self) -> tuple[str, Json, bool]:
         """The wheel, the report of setup.py, and whether it was built at the canonical path."""
         name = f"{self.name}-{self.source['commit'][:12]}"
-        with build_dir.Folder(name, paths.size_of(self.tree), self.options.tool.tmp) as folder:
-            work = _Work(folder.path)
+        with build_dir.folder(name, paths.size_of(self.tree), self.options.tool.tmp) as (folder, canonical):
+            work = _Work(folder)
             build_dir.copy(self.tree, work.tree)
             build_dir.date_headers(self.environment)
             if self.options.view is None:
@@ -168,7 +168,7 @@ class _Build:
             if len(wheels) != 1:
                 raise diagnose.failure(self.what, f"the build made {len(wheels)} wheels")
             wheel = _settle(os.path.join(work.out, wheels[0]), self.out, self.tools.strip, work.tmp)
-            return wheel, report, folder.canonical
+            return wheel, report, canonical
 
     def _environ(self, work: _Work) -> dict[str, str]:
         own, options = self.build.get("environment") or {}, self.options

@@ -18,8 +18,9 @@ from tests.support.programs import completed
 
 DIES = """
 import os, sys
-from envbuild.node.build.build_dir import Folder
-Folder(sys.argv[1], 1, "/", sys.argv[2])
+from envbuild.node.build.build_dir import folder
+made = folder(sys.argv[1], 1, "/", sys.argv[2])
+made.__enter__()
 os._exit(9)
 """
 DIES_WITH_A_BUDGET = """
@@ -30,12 +31,13 @@ os._exit(9)
 """
 DIES_WHILE_IT_REMOVES = """
 import os, sys
-from envbuild.node.build.build_dir import Folder
-folder, rmdir, left = Folder("x-1", 1, "/", sys.argv[1]), os.rmdir, list(range(20))
+from envbuild.node.build.build_dir import folder
+made, rmdir, left = folder("x-1", 1, "/", sys.argv[1]), os.rmdir, list(range(20))
+path = made.__enter__()[0]
 for number in left:
-    os.mkdir(f"{folder.path}/x{number}")
+    os.mkdir(f"{path}/x{number}")
 os.rmdir = lambda *args, **more: rmdir(*args, **more) if left.pop() else os._exit(9)
-folder.__exit__()
+made.__exit__(None, None, None)
 """
 
 
@@ -53,12 +55,12 @@ def age(path: Path, hours: float) -> None:
 
 def test_a_second_builder_of_the_same_source_takes_another_folder(tmp_path: Path) -> None:
     top = str(tmp_path / "top")
-    with build_dir.Folder("x-1", 10, str(tmp_path), top) as first:
-        assert first.canonical and first.path == os.path.join(top, "x-1")
-        with build_dir.Folder("x-1", 10, str(tmp_path), top) as second:
-            assert not second.canonical and os.path.dirname(second.path) == str(tmp_path)
-        with build_dir.Folder("x-2", 10, str(tmp_path), top) as third:
-            assert third.canonical
+    with build_dir.folder("x-1", 10, str(tmp_path), top) as first:
+        assert first == (os.path.join(top, "x-1"), True)
+        with build_dir.folder("x-1", 10, str(tmp_path), top) as (second, canonical):
+            assert not canonical and os.path.dirname(second) == str(tmp_path)
+        with build_dir.folder("x-2", 10, str(tmp_path), top) as third:
+            assert third[1]
     assert not os.listdir(top)
 
 
@@ -67,8 +69,8 @@ def test_the_folder_of_a_dead_builder_is_taken_over_one_that_others_can_write_to
     dead_builder("x-1", top)
     for mode, canonical in ((0o700, True), (0o777, False)):
         top.chmod(mode)
-        with build_dir.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
-            assert folder.canonical == canonical
+        with build_dir.folder("x-1", 10, str(tmp_path), str(top)) as folder:
+            assert folder[1] == canonical
 
 
 def test_what_dead_builders_of_this_machine_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
@@ -88,10 +90,10 @@ def test_what_dead_builders_of_this_machine_left_is_removed_and_nothing_else(tmp
     (tmp_path / "place").mkdir()
     (top / "link").symlink_to(tmp_path / "place")
     age(tmp_path / "place", 2)
-    with build_dir.Folder("y-1", 10, str(tmp_path), str(top)) as living:
+    with build_dir.folder("y-1", 10, str(tmp_path), str(top)) as (living, _):
         assert not dead.exists() and not interrupted.exists()
-        with build_dir.Folder("y-2", 10, str(tmp_path), str(top)):
-            assert os.path.exists(living.path)
+        with build_dir.folder("y-2", 10, str(tmp_path), str(top)):
+            assert os.path.exists(living)
     assert sorted(os.listdir(top)) == ["link", "new", "note", "x-3"]
     assert (tmp_path / "place").exists()
 
@@ -114,7 +116,7 @@ def test_a_folder_into_which_something_is_still_written_is_removed_again(
         remove(path)
 
     monkeypatch.setattr(paths, "remove_tree", one_more)
-    with build_dir.Folder("x-1", 10, str(tmp_path), str(tmp_path / "top")):
+    with build_dir.folder("x-1", 10, str(tmp_path), str(tmp_path / "top")):
         pass
     assert not late and not os.listdir(tmp_path / "top")
 

@@ -315,7 +315,7 @@ def test_setup_py_gets_the_variables_of_stack_and_target_and_finds_no_repository
     asked = source(environment={"FORCE_BUILD": "TRUE", "MAX": "own"})
     more = {"variables": {"MAX": "stack", "TOPOLOGY": {"path": "/x"}}, "arch_list": ["8.0", "9.0+PTX"]}
     # Another build has the canonical folder, so this one is below the repository.
-    with build_dir.Folder("shape-" + asked["commit"][:12], 0, str(tmp_path)):
+    with build_dir.folder("shape-" + asked["commit"][:12], 0, str(tmp_path)):
         result = build(python, tmp_path, project, asked, jobs=3, **more)
     assert not result["canonical"]
     with zipfile.ZipFile(result["wheel"]) as archive:
