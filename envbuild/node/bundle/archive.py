@@ -1,7 +1,7 @@
 """A bundle as a tar file or a folder: written, read as a whole, or put into a folder. Nothing of it is executed.
 
-It has its index first, then every file, copied by the kernel where it can. Who lists a file has hashed it. The index is
-`bundle.json`, in one form only: what the bundle is for, and every file of it by path, sha256 and bytes.
+It has its index first, then every file. Who lists a file has hashed it. The index is `bundle.json`, in one form only:
+what the bundle is for, and every file of it by path, sha256 and bytes.
 
 `version`, `stack`, `profile`, `machines` (as `uname -m` says it), `variants` (labels), `files`, and `digest`: sha256
 over all that, by which the bundle is known. A file has `path`, `sha256`, `bytes`, `what`; a built wheel also `key`
@@ -18,7 +18,6 @@ over all that, by which the bundle is known. A file has `path`, `sha256`, `bytes
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -59,7 +58,6 @@ LIMITS = plain_tar.Limits(
     MOST_FILES * LARGEST,
     exact=True,
 )
-_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)  # of sendfile
 
 
 def read_index(path: Place) -> Json:
@@ -196,9 +194,7 @@ def to_tar(out: IO[bytes], index: Json, sources: Mapping[str, Place]) -> None:
     data = encode_index(index)
     plain_tar.write(out, NAME, len(data), [data])
     for row in index["files"]:
-        out.write(plain_tar.header(row["path"], row["bytes"]))
-        _copy(sources[row["path"]], row, out)
-        out.write(plain_tar.padding(row["bytes"]))
+        plain_tar.write(out, row["path"], row["bytes"], _parts(sources[row["path"]], row))
     out.write(plain_tar.END)
 
 
@@ -209,27 +205,21 @@ def to_folder(folder: Place, index: Json, sources: Mapping[str, Place]) -> None:
         place = os.path.join(folder, row["path"])
         os.makedirs(os.path.dirname(place), exist_ok=True)
         with open(place, "xb") as out:
-            _copy(sources[row["path"]], row, out)
+            out.writelines(_parts(sources[row["path"]], row))
     with open(os.path.join(folder, NAME), "xb") as out:
         out.write(encode_index(index))
 
 
-def _copy(source: Place, row: Json, out: IO[bytes]) -> None:
-    """Append a file, whose bytes never come into this process where the file system can do that."""
+def _parts(source: Place, row: Json) -> Iterator[bytes]:
+    """The contents of a file that goes into a bundle as the row of its index says."""
     with open(source, "rb", buffering=0) as stream:
         before, left = os.fstat(stream.fileno()), row["bytes"]
-        out.flush()
         while left:
-            try:
-                done = os.sendfile(out.fileno(), stream.fileno(), None, left)
-            except OSError as error:
-                if error.errno not in _CANNOT:
-                    raise
-                done = out.write(stream.read(min(left, plain_tar.CHUNK)))
-                out.flush()
-            if not done:
+            part = stream.read(min(left, plain_tar.CHUNK))
+            if not part:
                 break
-            left -= done
+            left -= len(part)
+            yield part
         after = os.fstat(stream.fileno())
     if left or after.st_size != row["bytes"] or after.st_mtime_ns != before.st_mtime_ns:
         raise NodeError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
@@ -121,15 +120,16 @@ def test_some_files_can_be_taken_out_each_is_checked_and_what_is_in_the_way_stay
     assert in_the_way.read_text() == "mine"
 
 
-def test_where_the_kernel_cannot_copy_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    monkeypatch.setattr(os, "sendfile", refuse)
+def test_a_folder_gives_the_tar_file_of_its_bundle_unless_a_file_changes(tmp_path: Path) -> None:
     folder = unpacked(tmp_path / "b")
+    index, places = archive.read_index(folder), {path: folder / path for path in FILES}
     with (tmp_path / "b.tar").open("wb") as out:
-        archive.to_tar(out, archive.read_index(folder), {path: folder / path for path in FILES})
+        archive.to_tar(out, index, places)
     assert (tmp_path / "b.tar").read_bytes() == made()
+    for size in (-1, 1):
+        os.truncate(folder / ALPHA, len(FILES[ALPHA][1]) + size)
+        with pytest.raises(NodeError, match="hash-mismatch"), (tmp_path / "c.tar").open("wb") as out:
+            archive.to_tar(out, index, places)
 
 
 def test_of_many_flipped_bits_none_is_accepted_and_nothing_is_unpacked(tmp_path: Path) -> None:
