@@ -14,6 +14,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -30,10 +31,11 @@ from envbuild.lock.readers.pylock import (
     choose_file,
     parse_pylock,
     platform_of,
+    size_of,
     uv_platform,
-    with_sizes,
 )
 from envbuild.lock.readers.uvtool import build_not_allowed, no_solution, run_uv
+from envbuild.lock.readers.wheel_record import of_wheel
 from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 from envbuild.model.stack import Base
@@ -306,29 +308,31 @@ def _project(work: Path, request: Request) -> Path:
 
 
 def lock_offers(
-    offers: Sequence[Offer],
-    request: Request,
-    previous: Mapping[str, LockedPackage],
+    offers: Sequence[Offer], request: Request, previous: Mapping[str, LockedPackage]
 ) -> tuple[LockedPackage, ...]:
     """One locked package for each offer; a file that `previous` has and that is still offered is kept."""
     platform = platform_of(request.python, request.platform)
-    chosen: list[tuple[Offer, OfferedFile]] = []
-    for offer in offers:
+
+    def locked(offer: Offer) -> LockedPackage:
         old = previous.get(offer.name)
-        keep = old.files[0].file if old and old.version == offer.version else None
-        item = choose_file(offer, platform, keep=keep)
-        if old and keep == item.file and old.files[0].sha256 == item.sha256:
-            item = replace(item, size=old.files[0].size, unpacked=old.files[0].unpacked)
-        chosen.append((offer, item))
-    locked = []
-    for (offer, _), item in zip(chosen, with_sizes(item for _, item in chosen), strict=True):
-        reason = None if item.sha256 else "the index states no sha256"
-        sha256 = item.sha256 or "unrecorded"
-        file = ArtifactFile(file=item.file, sha256=sha256, size=item.size, unpacked=item.unpacked, reason=reason)
+        keep = old.files[0] if old and old.version == offer.version else None
+        item = choose_file(offer, platform, keep=keep.file if keep else None)
+        same = keep if keep and (keep.file, keep.sha256) == (item.file, item.sha256) else None
+        size = same.size if same and same.size is not None else size_of(item)
+        file = ArtifactFile(
+            file=item.file,
+            sha256=item.sha256 or "unrecorded",
+            size=size,
+            unpacked=(same.unpacked if same else None) or of_wheel(item.url),
+            reason=None if item.sha256 else "the index states no sha256",
+        )
         index = request.indexes.get(offer.name)
         place = index.name if index else DEFAULT_INDEX
-        locked.append(LockedPackage(name=offer.name, version=offer.version, index=place, files=(file,)))
-    return tuple(sorted(locked, key=lambda package: package.name))
+        return LockedPackage(name=offer.name, version=offer.version, index=place, files=(file,))
+
+    # What an index does not state is asked for.
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return tuple(sorted(pool.map(locked, offers), key=lambda package: package.name))
 
 
 def carry_over(new: LockedPackage, old: LockedPackage | None) -> LockedPackage:

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.check import check_lock
 from envbuild.lock.packages import Request, arguments, resolve
-from envbuild.lock.readers.pylock import Offer, OfferedFile, choose_file, parse_pylock, platform_of, with_sizes
+from envbuild.lock.readers.pylock import Offer, OfferedFile, choose_file, parse_pylock, platform_of, size_of
 from envbuild.lock.readers.torch_wheels import can_reach
 from envbuild.lock.readers.uvtool import _failure, run_uv
 from envbuild.lock.variants import applies, environment
@@ -103,11 +103,11 @@ def test_uv_and_all_that_asks_an_index_trust_the_certificates_that_pip_is_told_o
         unknown = failure(request)
         assert unknown.code == "index-unreachable" and "pip's `cert`" in unknown.hint
         assert not can_reach(index_at("pytorch-cpu", address))
-        assert [each.size for each in with_sizes([file])] == [None]
+        assert size_of(file) is None
         write_file(home / ".config" / "pip" / "pip.conf", f"[global]\ncert = {cert}\n")
         assert [(offer.name, offer.version) for offer in resolve(request)] == [("alpha", "1.0")]
         assert can_reach(index_at("pytorch-cpu", address))
-        assert [each.size for each in with_sizes([file])] == [wheel.stat().st_size]
+        assert size_of(file) == wheel.stat().st_size
 
 
 def test_of_a_long_story_of_the_solver_ten_lines_are_told() -> None:

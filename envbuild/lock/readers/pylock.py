@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from email.message import Message
 from pathlib import Path
@@ -16,8 +14,6 @@ from urllib.request import Request, urlopen
 from packaging.pylock import PackageSdist, PackageWheel, Pylock, PylockValidationError
 
 from envbuild.errors import EnvbuildError
-from envbuild.lock.readers.wheel_record import of_wheel
-from envbuild.model.common import Unpacked
 from envbuild.node import pip_config
 from envbuild.node.read_text import integer
 from envbuild.regular_file import parse_toml
@@ -32,7 +28,7 @@ ARCHITECTURES = {"linux_x86_64": "x86_64", "linux_aarch64": "aarch64"}
 class OfferedFile:
     """One file of a release as the index offers it; `size` in bytes and `uploaded` if the index states them.
 
-    `url` may be a file:// address; `unpacked`: disk space, read from the file itself.
+    `url` may be a file:// address.
     """
 
     file: str
@@ -40,7 +36,6 @@ class OfferedFile:
     sha256: str
     size: int | None = None
     uploaded: datetime | None = None
-    unpacked: Unpacked | None = None
 
 
 @dataclass(frozen=True)
@@ -119,21 +114,12 @@ def headers_of(url: str, timeout: float) -> Message | None:
         return None
 
 
-def _size_of(item: OfferedFile) -> int | None:
+def size_of(item: OfferedFile) -> int | None:
+    """The size of a file, asked for where its index states none: the plan sums sizes, and a lock may lack them."""
     parts = urlsplit(item.url)
+    if item.size is not None or parts.scheme not in ("file", "http", "https"):
+        return item.size
     if parts.scheme == "file":
         return Path(unquote(parts.path)).stat().st_size
-    # A size is a courtesy (the plan sums them); a lock without it is as good.
-    headers = headers_of(item.url, 10) if parts.scheme in ("http", "https") else None
+    headers = headers_of(item.url, 10)
     return integer(headers["Content-Length"]) if headers else None
-
-
-def with_sizes(files: Iterable[OfferedFile]) -> list[OfferedFile]:
-    """The same files with their sizes, asked of the index if it did not state them (at most 8 requests at once)."""
-
-    def sized(item: OfferedFile) -> OfferedFile:
-        size = item.size if item.size is not None else _size_of(item)
-        return replace(item, size=size, unpacked=item.unpacked or of_wheel(item.url))
-
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        return list(pool.map(sized, files))
