@@ -129,13 +129,6 @@ class Image(NamedTuple):
     driver_note: Note
 
 
-class Loads(NamedTuple):
-    """A package that loads a library of the operating system."""
-
-    has: Requirement
-    note: Note
-
-
 class PackageRule(NamedTuple):
     """One row of packages.yaml: when it applies, what breaks, what then works, and the variable that helps.
 
@@ -230,7 +223,7 @@ class Limits(NamedTuple):
 
 
 class Compat(NamedTuple):
-    """All compat data. `torch` is in the order of release."""
+    """All compat data. `torch` is in the order of release; `libstdcxx`: packages that load that library."""
 
     torch: Mapping[str, TorchRelease]
     torch_note: Note
@@ -251,7 +244,7 @@ class Compat(NamedTuple):
     package_traits: tuple[PackageTraits, ...]
     source_traits: Mapping[str, tuple[str, ...]]
     patched_traits: Mapping[str, tuple[str, ...]]
-    libstdcxx: tuple[Loads, ...]
+    libstdcxx: tuple[tuple[Requirement, Note], ...]
     twins: tuple[tuple[str, ...], ...]
     twins_note: Note
     system: Mapping[str, tuple[str, ...]]

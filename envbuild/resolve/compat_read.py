@@ -21,7 +21,6 @@ from envbuild.resolve.compat import (
     Gpu,
     Image,
     Limits,
-    Loads,
     Note,
     OwnList,
     PackageRule,
@@ -95,7 +94,7 @@ def _build(data: Mapping[str, Any]) -> Compat:
         source_traits=_words(packages["traits"]["sources"]),
         patched_traits=_words(packages["traits"]["patches"]),
         libstdcxx=tuple(
-            Loads(Requirement(row["has"]), library_note.but(row.get("unverified")))
+            (Requirement(row["has"]), library_note.but(row.get("unverified")))
             for row in packages["libstdcxx"]["packages"]
         ),
         twins=tuple(map(tuple, packages["twins"]["groups"])),

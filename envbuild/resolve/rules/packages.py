@@ -54,12 +54,12 @@ def library_rule(variant: Variant, target: Target, present: bool | None, compat:
     if present is not False:
         return
     own_path = "LD_LIBRARY_PATH" in {**variant.environment, **target.environment}
-    for row in compat.libstdcxx:
-        package = next((package for package in variant.packages if package.name == row.has.name), None)
-        if package is None or not meets(package.version, row.has):
+    for loading, known in compat.libstdcxx:
+        package = next((package for package in variant.packages if package.name == loading.name), None)
+        if package is None or not meets(package.version, loading):
             continue
         name = f"{package.name} {package.version}"
-        note = row.note.but("the run sets LD_LIBRARY_PATH" if own_path else None)
+        note = known.but("the run sets LD_LIBRARY_PATH" if own_path else None)
         says = Ruling("libstdcxx-absent", (f"no {_CXX}", f"{name} needs it and does not bring it"), note)
         yield from says(
             "refuse", f"{name} loads {_CXX} when it is imported, and this node has none", install_words(_CXX)
