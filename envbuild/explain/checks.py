@@ -179,7 +179,7 @@ def _ask_catalog(check: Any, compat: Compat) -> _Answer:
         fits = SpecifierSet(check.against).contains(check.pinned, prereleases=True)
         return not fits, f"{check.pinned} is {'inside' if fits else 'outside'} {check.against}"
     if isinstance(check, f.ZeroCheck):
-        most = compat.limits.max_pipeline_zero_stage
+        most = compat.max_pipeline_zero_stage
         return check.stage > most, f"a pipeline engine takes ZeRO up to stage {most}"
     if isinstance(check, f.PackageRuleCheck):
         return _package_rule(check, compat)

@@ -209,19 +209,6 @@ class Compilers(NamedTuple):
     torch_note: Note
 
 
-class Limits(NamedTuple):
-    """What a framework or a shared GPU cannot do."""
-
-    max_pipeline_zero_stage: int
-    zero_note: Note
-    mig_max_ranks: int
-    mig_nccl: Numbers
-    mig_note: Note
-    bf16_min_capability: Numbers
-    bf16_note: Note
-    sparse_note: Note
-
-
 class Compat(NamedTuple):
     """All compat data. `torch` is in the order of release; `libstdcxx`: packages that load that library."""
 
@@ -239,7 +226,14 @@ class Compat(NamedTuple):
     gpus: Mapping[str, Gpu]
     gpu_kinds: Mapping[str, tuple[str, ...]]
     images: Mapping[str, Image]
-    limits: Limits
+    max_pipeline_zero_stage: int
+    zero_note: Note
+    mig_max_ranks: int
+    mig_nccl: Numbers
+    mig_note: Note
+    bf16_min_capability: Numbers
+    bf16_note: Note
+    sparse_note: Note
     package_rules: tuple[PackageRule, ...]
     package_traits: tuple[PackageTraits, ...]
     source_traits: Mapping[str, tuple[str, ...]]

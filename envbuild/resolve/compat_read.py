@@ -20,7 +20,6 @@ from envbuild.resolve.compat import (
     Cuda,
     Gpu,
     Image,
-    Limits,
     Note,
     OwnList,
     PackageRule,
@@ -65,7 +64,7 @@ def compat_from_plain(data: Mapping[str, Any]) -> Compat:
 
 
 def _build(data: Mapping[str, Any]) -> Compat:
-    torch, gpus, packages = data["torch"], data["gpus"], data["packages"]
+    torch, gpus, packages, limits = data["torch"], data["gpus"], data["packages"], data["limits"]
     torch_note = _note(torch, "torch.yaml#releases")
     gpu_note = _note(gpus, "gpus.yaml#models")
     image_note = _note(data["images"], "images.yaml#images")
@@ -85,7 +84,14 @@ def _build(data: Mapping[str, Any]) -> Compat:
         gpus={name: _gpu(name, row, gpu_note) for name, row in gpus["models"].items()},
         gpu_kinds={k: tuple(gpus["kinds"][k]) for k in ("geforce", "workstation", "data-centre")},
         images={tag: _image(tag, row, image_note) for tag, row in data["images"]["images"].items()},
-        limits=_limits(data["limits"]),
+        max_pipeline_zero_stage=int(limits["zero_pipeline"]["max_stage"]),
+        zero_note=_note(limits["zero_pipeline"], "limits.yaml#zero_pipeline"),
+        mig_max_ranks=int(limits["mig"]["max_ranks"]),
+        mig_nccl=numbers(limits["mig"]["nccl_from"]),
+        mig_note=_note(limits["mig"], "limits.yaml#mig"),
+        bf16_min_capability=numbers(limits["bf16"]["min_capability"]),
+        bf16_note=_note(limits["bf16"], "limits.yaml#bf16"),
+        sparse_note=_note(limits["sparse_peaks"], "limits.yaml#sparse_peaks"),
         package_rules=tuple(_package_rule(row, packages) for row in packages["rules"]),
         package_traits=tuple(
             PackageTraits(Requirement(row["has"]), tuple(row["traits"]), row.get("at", ""), row.get("builds", False))
@@ -206,19 +212,6 @@ def _compilers(row: Mapping[str, Any]) -> Compilers:
         torch_gcc_errors=_counts(row["torch_errors_below"]),
         note=_note(row, "compilers.yaml#gcc"),
         torch_note=_note(torch_min, "compilers.yaml#gcc"),
-    )
-
-
-def _limits(row: Mapping[str, Any]) -> Limits:
-    return Limits(
-        max_pipeline_zero_stage=int(row["zero_pipeline"]["max_stage"]),
-        zero_note=_note(row["zero_pipeline"], "limits.yaml#zero_pipeline"),
-        mig_max_ranks=int(row["mig"]["max_ranks"]),
-        mig_nccl=numbers(row["mig"]["nccl_from"]),
-        mig_note=_note(row["mig"], "limits.yaml#mig"),
-        bf16_min_capability=numbers(row["bf16"]["min_capability"]),
-        bf16_note=_note(row["bf16"], "limits.yaml#bf16"),
-        sparse_note=_note(row["sparse_peaks"], "limits.yaml#sparse_peaks"),
     )
 
 

@@ -95,10 +95,10 @@ def bf16_tensor_cores(facts: NodeFacts, request: Request, compat: Compat) -> Ite
     """`bf16-tensor-cores`: training in bf16 on a GPU without bf16 tensor cores works, slowly; never refuses."""
     if request.precision != "bf16":
         return
-    least = compat.limits.bf16_min_capability
+    least = compat.bf16_min_capability
     for name, capability in capabilities(facts):
         compared = (f"{name} ({dotted(capability)})", f"bf16 from {dotted(least)}")
-        says = Ruling("bf16-tensor-cores", compared, compat.limits.bf16_note)
+        says = Ruling("bf16-tensor-cores", compared, compat.bf16_note)
         if capability >= least:
             yield from says("allow", f"{name} has bf16")
         else:
@@ -161,7 +161,7 @@ def peak_is_dense(facts: NodeFacts, request: Request, compat: Compat) -> Iterato
             says = Ruling("peak-is-dense", (f"{peak:g} TFLOPS", f"{dense:g} dense"), gpu.note)
             if sparse is not None and abs(peak - sparse) <= 1:
                 what = f"{peak:g} is the figure with sparsity; it would halve MFU"
-                yield from says._replace(note=compat.limits.sparse_note)("refuse", what, f"{dense:g}")
+                yield from says._replace(note=compat.sparse_note)("refuse", what, f"{dense:g}")
             elif abs(peak - dense) <= 1:
                 yield from says("allow", "it is the dense figure")
             else:

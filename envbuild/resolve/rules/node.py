@@ -80,18 +80,18 @@ def mig_no_nccl(facts: NodeFacts, request: Request, compat: Compat) -> Decisions
     uses_nccl = request.torch is not None and request.wanted_flavour(compat) != "cpu"
     if not uses_nccl or not facts.gpus or all(gpu.mig_enabled is None for gpu in facts.gpus):
         return NOTHING
-    limits, on = compat.limits, [gpu for gpu in facts.gpus if gpu.mig_enabled]
+    on = [gpu for gpu in facts.gpus if gpu.mig_enabled]
     ranks = request.gpus or mig_instances(facts) or 1
-    most = f"at most {plural(limits.mig_max_ranks, 'rank')} on MIG"
+    most = f"at most {plural(compat.mig_max_ranks, 'rank')} on MIG"
     compared = (f"MIG on {len(on)} of {len(facts.gpus)} GPUs, {plural(ranks, 'rank')}", most)
-    says = Ruling("mig-no-nccl", compared, limits.mig_note)
+    says = Ruling("mig-no-nccl", compared, compat.mig_note)
     if not on:
         return says("allow", "MIG is off")
-    if ranks <= limits.mig_max_ranks:
+    if ranks <= compat.mig_max_ranks:
         return says("allow", "one process on one MIG instance works")
     nccl = max((numbers(v) for name, v in request.packages.items() if name.startswith("nvidia-nccl-")), default=())
-    if nccl >= limits.mig_nccl:
-        what = f"NCCL joins MIG instances since {dotted(limits.mig_nccl)}, as an experiment and through host memory"
+    if nccl >= compat.mig_nccl:
+        what = f"NCCL joins MIG instances since {dotted(compat.mig_nccl)}, as an experiment and through host memory"
         return says("warn", what, "whole GPUs")
     instead = "whole GPUs, CUDA_VISIBLE_DEVICES with one instance, or `training: {gpus: 1}` for one process"
     return says("refuse", "NCCL does not join MIG instances; training over several of them fails", instead)
@@ -99,11 +99,11 @@ def mig_no_nccl(facts: NodeFacts, request: Request, compat: Compat) -> Decisions
 
 def zero_needs_no_pipeline(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`zero-needs-no-pipeline`: the pinned DeepSpeed's pipeline engine takes ZeRO stage 0 or 1."""
-    stage, pipeline, most = request.zero_stage, request.pipeline, compat.limits.max_pipeline_zero_stage
+    stage, pipeline, most = request.zero_stage, request.pipeline, compat.max_pipeline_zero_stage
     if stage is None or pipeline is None:
         return NOTHING
     engine = f"at most {most} with the pipeline engine" if pipeline else "no pipeline engine"
-    says = Ruling("zero-needs-no-pipeline", (f"ZeRO stage {stage}", engine), compat.limits.zero_note)
+    says = Ruling("zero-needs-no-pipeline", (f"ZeRO stage {stage}", engine), compat.zero_note)
     if not pipeline or stage <= most:
         return says("allow", f"ZeRO stage {stage} works")
     what = f"ZeRO stage {stage} does not work with the pipeline engine"
