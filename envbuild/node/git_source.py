@@ -121,7 +121,7 @@ def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str
             raise _mismatch(part["path"], "the path goes through a symbolic link")
         # The parent's tree must itself name the submodule's commit.
         above = max((path for path in repositories if not path or part["path"].startswith(path + "/")), key=len)
-        below = os.path.relpath(part["path"], above or ".")
+        below = part["path"][len(above) + 1 :] if above else part["path"]
         listed = _must(repositories[above], "reading a tree", "ls-tree", "HEAD", "--", below)
         if listed.split()[:3] != ["160000", "commit", part["commit"]]:
             raise _mismatch(name, "the lock says submodule commit %s; the tree says: %s" % (part["commit"], listed))

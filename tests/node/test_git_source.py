@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.node import git_source
 from envbuild.node.env import remove
 from tests.node.env_support import Node, git, locked, make_repository, make_variant, pin, redirect_git, run_python, site
 from tests.support.fails import fails
@@ -134,7 +135,7 @@ def test_d89_outputs_with_files_of_the_repository_are_refused(node: Node, hub: P
 
 
 def test_path_sources_build_in_place_with_pinned_submodules_and_nothing_of_the_user_or_the_repository_runs(
-    node: Node, hub: Path, tmp_path: Path
+    node: Node, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {"setup.py": SETUP, "sub/mod.py": "X = 5\n"}
     build = {"kind": "inplace", "flags": ["fast"]}
@@ -160,6 +161,13 @@ def test_path_sources_build_in_place_with_pinned_submodules_and_nothing_of_the_u
     assert not (tmp_path / "ran").exists()
     assert (site(environment) / "envbuild-source-lib.pth").read_text() == f"{environment}/src/lib/lib\n"
     assert node.verify(deep=True)["ok"]
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    git_source.fetch(outer, str(tmp_path / "fetched"), None)
+    assert (tmp_path / "fetched" / "third" / "inner" / "inner.py").is_file(), "also from a folder that was removed"
+    monkeypatch.chdir(tmp_path)
     node.run = "run-2"
     other, other_tree = make_repository(hub / "inner", {"inner.py": "Y = 8\n"})
     moved = dict(outer, submodules=[dict(part, commit=other, tree=other_tree)])
