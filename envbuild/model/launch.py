@@ -68,7 +68,7 @@ class Step(StrictModel):
         if self.log not in LOSS and not {"step", "loss"} <= set(names):
             raise ValueError(f"`log` needs {{step}} and {{loss}}, or is one of {', '.join(sorted(LOSS))}")
         text = json.dumps([self.arguments, self.files])
-        unknown = sorted(set(re.findall(r"\{([a-z_]+)\}", text)) - _FILLED)
+        unknown = sorted(set(_NAME.findall(text)) - _FILLED)
         if unknown:
             raise ValueError(f"{{{unknown[0]}}} is not a word that is filled in; known: {', '.join(sorted(_FILLED))}")
         return self

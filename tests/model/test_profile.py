@@ -61,6 +61,7 @@ def test_an_item_without_what_it_needs_and_a_script_elsewhere_are_refused(said: 
         (STEP, {**TREE, "install": "wheel"}, "is in 'megatron', which is no source with a tree"),
         ({**STEP, "arguments": ["{gpus}"]}, TREE, "{gpus} is not a word that is filled in"),
         ({**STEP, "files": {"c.json": {"a": [{"b": "x{port}"}]}}}, TREE, "{port} is not a word that is filled in"),
+        ({**STEP, "arguments": ["x{adam_b2}"]}, TREE, "{adam_b2} is not a word that is filled in"),
         ({**STEP, "script": "../x.py"}, TREE, "script"),
         ({**STEP, "log": "unknown"}, TREE, "log"),
     ],
