@@ -116,8 +116,9 @@ def _install(job: _Job, held: lease.Lease) -> tuple[bool, Json]:
     user_files.discard(job.prefix, job.environment)
     tool = _tool(job, own)
     try:
-        result = _build(job, tool, stands_on)
-        held.check()
+        with paths.coded_errors(job.environment):
+            result = _build(job, tool, stands_on)
+            held.check()
     except BaseException as error:
         if isinstance(error, NodeError):
             error.changed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 from envbuild.node import identity, lease, merkle, pip_config
 from envbuild.node.bundle import archive
-from envbuild.node.env import activate, foundation, remove
+from envbuild.node.env import activate, foundation, install, remove
 from envbuild.node.env import packages as sync
 from envbuild.node.protocol import NodeError
 from envbuild.node.shared import look
@@ -166,6 +167,23 @@ def test_a_wrong_interpreter_is_refused_before_anything_is_built(node: Node) -> 
     node.fails(variant, "interpreter-mismatch", 7)
     node.python = "/nonexistent/python3"
     node.fails(make_variant([make_wheel(node.wheels)]), "interpreter-missing", 7)
+
+
+def test_a_failure_says_whether_the_node_was_changed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = make_wheel(node.wheels)
+    refused = node.fails(make_variant([package], python="3.99"), "interpreter-mismatch", 7)
+    wheel = node.wheels / package["files"][0]["file"]
+    data = wheel.read_bytes()
+    wheel.unlink()
+    failed = node.fails(make_variant([package]), "package-not-found", 4)
+    wheel.write_bytes(data)
+
+    def fills(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(install, "_check_set", fills)
+    full = node.fails(make_variant([package]), "disk-full", 75)
+    assert [error.changed for error in (refused, failed, full)] == [False, True, True]
 
 
 def test_only_environments_of_the_prefix_are_touched(node: Node, tmp_path: Path) -> None:
