@@ -104,6 +104,12 @@ def test_flags_that_this_commit_does_not_know_or_swallows_without_effect_give_no
     assert not list((tmp_path / "out").iterdir())
 
 
+def test_a_build_that_ends_without_a_wheel_has_failed(tmp_path: Path, python: str) -> None:
+    with fails("build-failed", Exit.BUILD_FAILED) as caught:
+        build(python, tmp_path, shape_project(tmp_path / "project", "raise SystemExit(0)\n"), source())
+    assert "the build made 0 wheels" in caught.value.why
+
+
 def test_flags_of_the_commands_themselves_are_understood(tmp_path: Path, python: str) -> None:
     setup = "from setuptools import setup\nsetup(name='shape', version='1.0', packages=['shape'])\n"
     project = shape_project(tmp_path / "project", setup)

@@ -223,7 +223,9 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     ),
     "a kind that there is not": (forged(b"", [{**listing((A, 0))[0], "what": "script"}]), "bundle-unsafe", "script"),
     "no index": (packed({A: b""}), "bundle-damaged", "does not begin"),
-    "an index of another version": (packed({archive.NAME: b'{"version":2}'}), "bundle-damaged", "this envbuild reads"),
+    "an index of another version": (
+        packed({archive.NAME: b'{"version":2}\n'}), "bundle-damaged", "this envbuild reads",
+    ),
     "an index that is no JSON": (packed({archive.NAME: b"\xff" * 9}), "bundle-damaged", "this envbuild reads"),
     "an index nested too deeply": (packed({archive.NAME: b"[" * 100_000}), "bundle-damaged", "this envbuild reads"),
     "a larger index than there is": (member(archive.NAME, size=1 << 30), "bundle-unsafe", "are the most"),
