@@ -43,7 +43,9 @@ def load(args: Json, prefix: str) -> tuple[str, Json | None]:
         return (wanted if here else _bring(args, program)), None
     extension = "sif" if runtime == "apptainer" else "sqsh"
     path = os.path.join(prefix, "images", f"{args['stack']}-{wanted[:12]}.{extension}")
-    digest = (None if args.get("force") else _whole(path)) or _make_file(args, prefix, path)
+    digest = None if args.get("force") else _whole(path)
+    if digest is None:
+        digest = _make_file(args, prefix, path)
     return path, {"path": path, "bytes": os.stat(path).st_size, "sha256": digest}
 
 
