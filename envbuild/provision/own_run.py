@@ -205,14 +205,6 @@ def shows(work: Work, measure: Bench, name: str) -> Callable[[str], None]:
     return show
 
 
-def carry_out(work: Work, measure: Bench, asked: OwnRun, name: str) -> Log:
-    """One run under a name: its log, and why it failed; ends at the deadline or when the run is cancelled."""
-    log = Log(work.run.path / "logs" / f"{name.replace(' ', '-')}.log")
-    _carried_out(work, measure, replace(asked, launch=probed(asked.launch, asked.gpus)), name, log)
-    log.taken = used(_glances(work, asked, gpu_use.ask_used(asked.gpus)))
-    return log
-
-
 def _before(work: Work, asked: OwnRun) -> list[str]:
     """What others do on the GPUs of a run that is to start, and what it may wait for, a sentence each."""
     others = map(gpu_use.others, _glances(work, asked, gpu_use.ask_others(_devices(asked))))
@@ -244,7 +236,10 @@ def _devices(asked: OwnRun) -> list[str]:
     return [str(index) for index in range(count)] if named is None else named[:count]
 
 
-def _carried_out(work: Work, measure: Bench, asked: OwnRun, name: str, log: Log) -> None:
+def carry_out(work: Work, measure: Bench, asked: OwnRun, name: str) -> Log:
+    """One run under a name: its log, and why it failed; ends at the deadline or when the run is cancelled."""
+    log = Log(work.run.path / "logs" / f"{name.replace(' ', '-')}.log")
+    asked = replace(asked, launch=probed(asked.launch, asked.gpus))
     show = shows(work, measure, name)
     # Launchers start their ranks in sessions of their own; what they inherit finds them all.
     end_orphans(MARKER)
@@ -290,6 +285,8 @@ def _carried_out(work: Work, measure: Bench, asked: OwnRun, name: str, log: Log)
         if code
     ]
     log.failure = log.failure or (f"timed out after {asked.deadline:g} s" if log.late else "; ".join(failed))
+    log.taken = used(_glances(work, asked, gpu_use.ask_used(asked.gpus)))
+    return log
 
 
 def _started(asked: OwnRun, work: Work, marker: str) -> Iterator[subprocess.Popen[bytes]]:

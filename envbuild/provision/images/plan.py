@@ -59,26 +59,17 @@ def node_image(
     command = tuple(chosen.command(IMAGE))
     record: Mapping[str, Any] = answer.get("record") or {}
     has = bool(answer.get("present"))
-    needs = _needs(record, image, command, answer, repair=repair)
+    reasons = {
+        "no image of this stack is in use there": not record,
+        "--repair was given": repair,
+        "the image in use was made from something else": record.get("key") != image.key,
+        f"image {str(record.get('id'))[:12]} is no longer present in {record.get('runtime')}": not has,
+        "it would be run with other options now": tuple(record.get("planned") or ()) != command,
+        "the launcher is not there or was changed": not answer.get("launcher"),
+    }
+    needs = next((why for why, holds in reasons.items() if holds), "")
     cuda = settings.gpus != "none" and uses_cuda(image.variant, facts)
     return NodeImage(chosen, command, cuda, record, has, needs)
-
-
-def _needs(
-    record: Mapping[str, Any], image: Wanted, command: tuple[str, ...], answer: Mapping[str, Any], *, repair: bool
-) -> str:
-    """Why the image in use does not do; empty when it does."""
-    if not record:
-        return "no image of this stack is in use there"
-    if repair:
-        return "--repair was given"
-    if record.get("key") != image.key:
-        return "the image in use was made from something else"
-    if not answer.get("present"):
-        return f"image {str(record['id'])[:12]} is no longer present in {record['runtime']}"
-    if tuple(record.get("planned") or ()) != command:
-        return "it would be run with other options now"
-    return "" if answer.get("launcher") else "the launcher is not there or was changed"
 
 
 def expected_id(nodes: Mapping[str, NodeImage], known: str | None) -> str | None:

@@ -55,23 +55,6 @@ class FileLists:
 
     def __call__(self, nodes: Sequence[NodeEvidence]) -> dict[str, Files]:
         """By node what its environment was stamped with; a node that gives no list is left out."""
-        new = [node for node in nodes if node.node not in self._known and node.environment and node.image is None]
-        if new:
-            self._ask(new)
-        return {node.node: self._known[node.node] for node in nodes if node.node in self._known}
-
-    def by_root(self, nodes: Sequence[NodeEvidence]) -> dict[str, Files]:
-        """The lists of roots that were measured in this run, and of those that were asked for before.
-
-        A list that does not give the root of a node is none of them.
-        """
-        measured = (node for node in reversed(nodes) if node.root_level == "measured" and not node.drift_count)
-        first = {str(node.root): node for node in measured if node.root}
-        self(list(first.values()))
-        made = {root(files): files for files in self._known.values()}
-        return {digest: files for digest, files in made.items() if digest in {node.root for node in nodes}}
-
-    def _ask(self, nodes: Iterable[NodeEvidence]) -> None:
         # <prefix>/envs/<environment>: what the node itself made of the target's prefix.
         requests = {
             node.node: node_request(
@@ -81,6 +64,7 @@ class FileLists:
                 self._run.id,
             )
             for node in nodes
+            if node.node not in self._known and node.environment and node.image is None
         }
         host, answers = as_login(self._target), dict[str, ContactResult]()
         if self._target.connection.kind != "job":
@@ -94,6 +78,18 @@ class FileLists:
                 self._known[name] = unpack(base64.b64decode(answer.result()["files"]))
             except (EnvbuildError, ValueError, KeyError, TypeError):
                 continue  # the report says in any case that there is none
+        return {node.node: self._known[node.node] for node in nodes if node.node in self._known}
+
+    def by_root(self, nodes: Sequence[NodeEvidence]) -> dict[str, Files]:
+        """The lists of roots that were measured in this run, and of those that were asked for before.
+
+        A list that does not give the root of a node is none of them.
+        """
+        measured = (node for node in reversed(nodes) if node.root_level == "measured" and not node.drift_count)
+        first = {str(node.root): node for node in measured if node.root}
+        self(list(first.values()))
+        made = {root(files): files for files in self._known.values()}
+        return {digest: files for digest, files in made.items() if digest in {node.root for node in nodes}}
 
 
 def attach(work: Work, variants: Iterable[Variant], lists: Mapping[str, Files]) -> tuple[Attachment, ...]:
