@@ -38,6 +38,9 @@ class Tensor(np.ndarray):
     def clone(self):
         return self.copy()
 
+    def t(self):
+        return self.T
+
     def mul_(self, factor):
         self *= factor
         return self
