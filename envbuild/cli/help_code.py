@@ -14,8 +14,12 @@ from envbuild import resources
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import ExitCode
+from envbuild.launch.recipes import parameters_of
 from envbuild.model.stack import Stack
+from envbuild.model.target import Target
 from envbuild.regular_file import read_text
+from envbuild.resolve.compat_read import load_compat
+from envbuild.resolve.engine import OF_NODE, RULES
 
 # The head of the table of checks; those of other words say of each what it is.
 _COMPARES = "what it compares"
@@ -103,8 +107,6 @@ def _of_finding(code: str) -> Iterator[str]:
 
 def _of_parameter(code: str) -> Iterator[str]:
     """Of a parameter of `launch --set` what it sets, for each stack that has it."""
-    from envbuild.launch.recipes import parameters_of
-
     for stack in _stacks():
         data = stack.reference.launch if stack.reference else None
         for name, field in parameters_of(data).model_fields.items() if data else ():
@@ -213,8 +215,6 @@ def _parts() -> list[tuple[str, str, dict[str, Any]]]:
 
     A part that a file has itself comes before the parts of parts.
     """
-    from envbuild.model.target import Target
-
     schemas = {model.__name__.lower(): model.model_json_schema(by_alias=True) for model in (Target, Stack)}
     whole = [(noun, f"Keys of a {noun} file", schema) for noun, schema in schemas.items()]
     parts = [(noun, name, part) for noun, schema in schemas.items() for name, part in schema["$defs"].items()]
@@ -276,9 +276,6 @@ def _of_rule(code: str) -> Iterator[str]:
 @cache
 def _rules() -> dict[str, str]:
     """What each rule asks, by its name."""
-    from envbuild.resolve.compat_read import load_compat
-    from envbuild.resolve.engine import OF_NODE, RULES
-
     never = {"warn": "; never refuses"}
     pairs = {
         row.id: f"{row.says}; what works: {row.fix}{never.get(row.verdict, '')}" for row in load_compat().package_rules

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
+from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from envbuild.errors import EnvbuildError
@@ -334,8 +335,6 @@ class Order:
 
     def deepspeed_since(self, release: str) -> bool:
         """Whether the profile pins a DeepSpeed of this release or a later one."""
-        from packaging.version import Version
-
         wanted = (requirement(text) for text in self.profile.packages)
         pins = (Version(pin.version) for package in wanted if package.name == "deepspeed" for pin in package.specifier)
         return any(pin >= Version(release) for pin in pins)

@@ -23,6 +23,7 @@ from envbuild.node.read_text import integer
 from envbuild.schedule import script
 from envbuild.schedule.job import Job, JobState, Phase, Pool, SchedulerUnavailableError
 from envbuild.text import WITHOUT_CONTACT
+from envbuild.transport import ssh
 
 LIMIT = 16 * 1024 * 1024
 # A busy server answers late; Slurm's own programs give up after MessageTimeout (10 s by default), and try again.
@@ -54,8 +55,6 @@ class Runner:
             env = {name: os.environ[name] for name in KEPT if name in os.environ}
             env["LC_ALL"] = "C.UTF-8"
             return proc.run(list(argv), timeout=timeout, env=env, stdin=stdin, limit=LIMIT)
-        from envbuild.transport import ssh
-
         nonce = secrets.token_hex(16)
         sent = _script(argv, stdin, nonce).encode()
         return _finished(ssh.exchange(self.host, sent, self.connection, timeout, LIMIT), nonce)
