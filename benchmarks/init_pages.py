@@ -84,8 +84,8 @@ def _python(expected: Any, draft: Draft) -> bool:
 def _package(text: str, draft: Draft) -> bool:
     plain = text.partition(" (")[0]
     spec = conda_spec(plain)
-    if any(each.get("name") == (spec.name if spec else "") for each in draft.conda):
-        have = next(each for each in draft.conda if spec and each.get("name") == spec.name)
+    if any(each.get("name") == (spec.name if spec else "") for each in draft.of("conda")):
+        have = next(each for each in draft.of("conda") if spec and each.get("name") == spec.name)
         return (spec is not None and have.get("version") == spec.version) or not spec
     try:
         wanted = Requirement(plain)

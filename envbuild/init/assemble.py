@@ -135,7 +135,8 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
     if ask.flavour and draft.flavour:
         draft = replace(draft, flavour=Choice(ask.flavour, why=f"{ask.flavour} {AS_ASKED}"))
     draft = _with_undeclared(draft, known)
-    draft = ask.git(_distinct(_without_brought(draft), projects))
+    draft, used = _without_brought(draft), {project.name for project in projects}
+    draft = ask.git(replace(draft, sources=tuple(_renamed(source, used) for source in draft.sources)))
     compiled = _compiled(draft, known)
     blocked = _blocked(tree, projects, _lost(closed, draft, compiled))
     draft, blocked = _with_own_build(draft, blocked, collected, projects, tree, ask)
@@ -410,7 +411,7 @@ def _projects(tree: Tree, local: Roots, collected: Collected, draft: Draft) -> t
     """The tree's own code: its root, and the nested projects whose modules the rest imports."""
     files, names = set(tree.files), dict[str, list[str]]()
     for module, folder in local.names.items():
-        if _inside(folder, module) in files:
+        if f"{folder}/{module}/__init__.py".lstrip("/") in files:
             names.setdefault(folder, []).append(module)
     compiled = {
         statement.place.file.rpartition("/")[0]
@@ -449,16 +450,11 @@ Named = TypeVar("Named", LocalProject, DraftSource)
 
 
 def _renamed(source: Named, used: set[str]) -> Named:
-    """The same under a name that no other has."""
+    """The same under a name that no other has; `used` gets it."""
     numbers = (f"{source.name[:58]}-{number}" for number in itertools.count(2))
     name = next(candidate for candidate in itertools.chain([source.name], numbers) if candidate not in used)
     used.add(name)
     return replace(source, name=name)
-
-
-def _distinct(draft: Draft, projects: Sequence[LocalProject]) -> Draft:
-    used = {project.name for project in projects}
-    return replace(draft, sources=tuple(_renamed(source, used) for source in draft.sources))
 
 
 def _layout(paths: Iterable[str]) -> str:
@@ -467,10 +463,6 @@ def _layout(paths: Iterable[str]) -> str:
     if any(len(parts) == 2 for parts in packages):
         return ""
     return next((name for name in ("src", "python") if any(parts[0] == name for parts in packages)), "")
-
-
-def _inside(folder: str, module: str) -> str:
-    return f"{folder}/{module}/__init__.py".lstrip("/")
 
 
 def _asks_its_metadata(tree: Tree, folder: str) -> bool:

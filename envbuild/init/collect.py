@@ -142,7 +142,7 @@ def _sorted(tree: Tree) -> tuple[list[str], list[str]]:
         noun, inside = known[0], "/" in path
         if noun in _MANIFESTS:
             is_main = not inside or path.startswith("requirements/")
-            choice = noun in ("requirements", "environment.yml") and (bool(_CHOICE.search(path)) or _frozen(tree, path))
+            choice = noun in ("requirements", "environment.yml") and (_CHOICE.search(path) or _frozen(tree, path))
             (main if is_main and not choice else offered).append(path)
         elif noun in ("Markdown", "reStructuredText"):
             if _PAGE.fullmatch(path) and not re.search(r"[_.-](?:zh|cn|ja|jp|ko|fr|de|es|ru)\b", path, re.IGNORECASE):

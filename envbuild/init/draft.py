@@ -119,7 +119,6 @@ class Draft:
     torch_release: str  # the release next to a build that only an image has
     flavour: Choice | None
     packages: tuple[Wanted, ...]
-    conda: tuple[Statement, ...]
     sources: tuple[DraftSource, ...]
     environment: Mapping[str, Statement]
     extras: Mapping[str, tuple[Wanted, ...]]
@@ -149,7 +148,7 @@ class Draft:
     @property
     def installs(self) -> bool:
         """Whether anything is installed at all."""
-        return bool(self.packages or self.sources or self.conda or self.of("local"))
+        return bool(self.packages or self.sources or self.of("conda", "local"))
 
 
 def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) -> Draft:
@@ -189,7 +188,6 @@ def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) ->
         torch_specifier=specifier,
         flavour=flavour,
         packages=packages,
-        conda=tuple(statement for statement in taken if statement.kind == "conda"),
         sources=_sources(every, origin, known),
         environment={
             statement.value.partition("=")[0]: statement for statement in taken if statement.kind == "environment"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -143,13 +144,14 @@ def _known_torch(draft: Draft, torch: Choice, known: Known) -> Iterator[DraftFin
     """A release beyond the tables, or one whose flavour is not said, is not there or is not the default index's."""
     version, release, flavour = torch.value, known.compat.torch.get(torch.value), draft.flavour
     about, texts = [f"torch {version}"], torch.statements
-    if Version(version) < known.oldest_torch:
+    oldest, *_, newest = sorted(map(Version, known.compat.torch))
+    if Version(version) < oldest:
         yield from of_statements("torch-below-catalog", texts,
-                                 f"it is older than {known.oldest_torch}, the first release in envbuild's tables",
+                                 f"it is older than {oldest}, the first release in envbuild's tables",
                                  "keeps it, and judges nothing about it", about)  # fmt: skip
-    elif Version(version) > known.newest_torch:
+    elif Version(version) > newest:
         yield from of_statements("torch-above-catalog", texts,
-                                 f"it is newer than {known.newest_torch}, the last release in envbuild's tables",
+                                 f"it is newer than {newest}, the last release in envbuild's tables",
                                  "keeps it, and judges nothing about it", about)  # fmt: skip
     elif release is None:
         truth = "there is no such release of torch"
@@ -182,7 +184,7 @@ def _other_flavour(draft: Draft, torch: Choice, known: Known) -> Iterator[DraftF
 
 def conda_rules(draft: Draft, _: Known) -> Iterator[DraftFinding]:
     """torch of a channel, two installers in one environment, channels of persons, terms to accept."""
-    torch = next((statement for statement in draft.conda if statement.get("name") in ("pytorch", "torch")), None)
+    torch = next((statement for statement in draft.of("conda") if statement.get("name") in ("pytorch", "torch")), None)
     if torch is not None and draft.torch is not None:
         flavour = f"+{draft.flavour.value}" if draft.flavour else ""
         does = f"takes the wheel of torch {draft.torch.value}{flavour}"
@@ -190,7 +192,7 @@ def conda_rules(draft: Draft, _: Known) -> Iterator[DraftFinding]:
     by_pip = [statement for statement in draft.of("package") if statement.via in ("pip", "environment.yml", "sudo")]
     by_pip += [way for way in draft.of("source", "local") if way.get("how") == "pip" or way.kind == "local"]
     pip_files = [statement for statement in draft.of("file") if statement.get("by") == "-r"]
-    real = [statement for statement in draft.conda if statement.get("name") not in ("pip", "python")]
+    real = [statement for statement in draft.of("conda") if statement.get("name") not in ("pip", "python")]
     if real and [statement for statement in by_pip if not statement.get("legacy")] + pip_files:
         truth = "conda and pip install into one environment"
         does = "takes all of it as wheels, in one resolution"
@@ -488,14 +490,10 @@ def _contradicted(wanted: Wanted) -> bool:
 
 def _said_twice(wanted: Wanted) -> bool:
     """In one list: in two commands the later one wins, as it is meant."""
-    places = [
-        statement
-        for statement in wanted.statements
-        if statement.via in ("pyproject", "requirements", "setup.py", "setup.cfg")
-    ]
-    files = {statement.place.file for statement in places}
-    texts = {(statement.value, statement.get("extra")) for statement in places}
-    return any(sum(statement.place.file == file for statement in places) > 1 for file in files) and len(texts) > 1
+    lists = ("pyproject", "requirements", "setup.py", "setup.cfg")
+    listed = [statement for statement in wanted.statements if statement.via in lists]
+    most = max(Counter(statement.place.file for statement in listed).values(), default=0)
+    return most > 1 and len({(statement.value, statement.get("extra")) for statement in listed}) > 1
 
 
 def _pinned_cudnn(draft: Draft, known: Known) -> Iterator[DraftFinding]:

@@ -106,21 +106,7 @@ class Known(NamedTuple):
         """The Python minors that a torch release has wheels for, the newest first."""
         release = self.compat.torch.get(torch)
         tags = release.tags.get("x86_64", ()) if release else ()
-        return tuple(sorted((f"3.{tag[3:]}" for tag in tags if tag[3:].isdigit()), key=_minor, reverse=True))
-
-    @property
-    def oldest_torch(self) -> Version:
-        """The first torch release of the catalog."""
-        return min(map(Version, self.compat.torch))
-
-    @property
-    def newest_torch(self) -> Version:
-        """The last one."""
-        return max(map(Version, self.compat.torch))
-
-
-def _minor(python: str) -> int:
-    return int(python.partition(".")[2])
+        return tuple(sorted((f"3.{tag[3:]}" for tag in tags if tag[3:].isdigit()), key=Version, reverse=True))
 
 
 def exact_version(specifier: SpecifierSet) -> str:

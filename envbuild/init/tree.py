@@ -183,7 +183,8 @@ def of_commit(url: str, ref: str, reader: GitReader) -> Tree:
         raise EnvbuildError("commit-missing", f"{address.url} has no branch or tag {ref}", hint=hint)
     listed = reader.tree(address.url, commit)
     left_out = {path: "it is a link" for path, (mode, _) in listed.items() if mode == "120000"}
-    files = [path for path, (mode, _) in listed.items() if mode.startswith("100") and not _passed(path)]
+    plain = [path for path, (mode, _) in listed.items() if mode.startswith("100")]
+    files = [path for path in plain if PASSED.isdisjoint(path.split("/")[:-1])]
     if len(files) > MOST_FILES:
         left_out["…"] = f"more than {MOST_FILES:,} files"
     urls = reader.submodule_urls(address.url, commit)
@@ -205,10 +206,6 @@ def of_commit(url: str, ref: str, reader: GitReader) -> Tree:
     wanted = [path for path in tree.files if path.endswith(".py")]
     reader.read_all(address.url, commit, wanted)  # in a few fetches, not one a file
     return tree
-
-
-def _passed(path: str) -> bool:
-    return not PASSED.isdisjoint(path.split("/")[:-1])
 
 
 def _origin(folder: Path, name: str) -> Origin:

@@ -131,13 +131,11 @@ def _installed(shell: Position, parts: Words, command: Command) -> Iterator[Stat
     }  # fmt: skip
     if parts.values("--global-option", "--install-option"):
         yield shell.make("trait", "pip-global-option", source=shell.where[0])
-    for place, url in [("index", index) for index in indexes] + [("extra", index) for index in extra]:
-        yield shell.make("index", url, place=place)
-    yield from (shell.make("index", url, place="find-links") for url in links)
-    for name in parts.values("-r", "--requirement"):
-        yield shell.make("file", _place(shell, name), by="-r", source=shell.where[0])
-    for name in parts.values("-c", "--constraint"):
-        yield shell.make("file", _place(shell, name), by="-c", source=shell.where[0])
+    for place, urls in (("index", indexes), ("extra", extra), ("find-links", links)):
+        yield from (shell.make("index", url, place=place) for url in urls)
+    for by, option in (("-r", "--requirement"), ("-c", "--constraint")):
+        for name in parts.values(by, option):
+            yield shell.make("file", _place(shell, name), by=by, source=shell.where[0])
     slips = [item.target for item in command.redirects if item.operator == ">" and _SLIP.match(item.target)]
     names = parts.names
     if slips and names:  # what was meant
@@ -233,10 +231,9 @@ def conda(shell: Position, words: list[str]) -> Iterator[Statement]:
         return
     first = words.index("install") if "install" in words else words.index("create") if "create" in words else 0
     parts = taken_apart(words[first + 1 :] if first else words[1:], _CONDA_VALUED)
-    if verbs[0] == "env" or (verbs[0] in ("create", "install", "update") and parts.values("-f", "--file")):
-        yield from (shell.make("file", name, by="conda") for name in parts.values("-f", "--file"))
-        if not parts.values("-f", "--file") and verbs[:2] == ["env", "create"]:
-            yield shell.make("file", "environment.yml", by="conda")
+    if verbs[0] in ("env", "create", "install", "update"):
+        usual = ["environment.yml"] if verbs[:2] == ["env", "create"] else []
+        yield from (shell.make("file", name, by="conda") for name in parts.values("-f", "--file") or usual)
     if verbs[0] not in ("create", "install"):
         return
     channels = parts.values("-c", "--channel")

@@ -47,6 +47,7 @@ _SETUP = re.compile(
     r"\b(install|requirement|setup|set up|getting started|prerequisite|dependenc|environment|quick ?start|usage)",
     re.IGNORECASE,
 )
+_PLAINLY_SETUP = re.compile(r"\W*(installation|install|requirements|setup|getting started)\W*", re.IGNORECASE)
 
 
 class _Sections:
@@ -70,20 +71,12 @@ class _Sections:
     def optional(self) -> bool:
         """Whether what stands here is not the way that the page takes."""
         titles = [title for _, title in self.levels]
-        return any(_ASIDE.search(title) for title in titles[1:] or titles if not _plainly_setup(title))
+        return any(_ASIDE.search(title) for title in titles[1:] or titles if not _PLAINLY_SETUP.fullmatch(title))
 
     @property
     def setup(self) -> bool:
         """Whether a heading speaks of installation."""
         return any(_SETUP.search(title) for _, title in self.levels)
-
-
-def _plainly_setup(title: str) -> bool:
-    return bool(re.fullmatch(r"\W*(installation|install|requirements|setup|getting started)\W*", title, re.IGNORECASE))
-
-
-def _languages(info: str) -> str:
-    return re.split(r"[\s{,:]", info.strip().lower().strip("{}"))[0]
 
 
 def markdown(text: str, file: str) -> Iterator[Statement]:
@@ -106,7 +99,8 @@ def _markdown(text: str, file: str) -> Iterator[Statement]:
             heading = 0
         elif token.type in ("fence", "code_block"):
             first = line + (token.type == "fence")
-            language = _languages(token.info) if token.type == "fence" else ""
+            info = token.info.strip().lower().strip("{}") if token.type == "fence" else ""
+            language = re.split(r"[\s{,:]", info)[0]
             yield from _block(shell, sections, token.content, language, first, 5 if token.type == "code_block" else 1)
         elif token.type == "thead_open":
             header, cells = [], []
