@@ -152,8 +152,11 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, chosen: Sequence
         variant = _variant(first)
         bundle = args["artifacts"].get("bundle")
         folders = ",".join(args["artifacts"].get("find_links") or [])
-        if bundle:
-            lines += _from_bundle(bundle["file"], [*chosen, "--variant", variant.id])
+        if bundle:  # each file of it needs a hash of the lock, or a commit and tree of it
+            options = [*chosen, "--variant", variant.id, "--output", bundle["file"]]
+            make = shlex.join(["envbuild", "bundle", "create", *options])
+            lacking = f"{bundle['file']} is not there: where the internet is reached, run `{make}`"
+            lines += block("bundle", FILE=quote(bundle["file"]), LACKING=quote(lacking))
         if folders:
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(folders)}')
         lines += _venv(variant, first, args)
@@ -163,13 +166,6 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, chosen: Sequence
         lines += sources(lock.stack, variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
     lines += _activation(lock.stack, variables)
     return "\n".join([*lines, "}", ""])
-
-
-def _from_bundle(file: str, chosen: Sequence[str]) -> list[str]:
-    """Packages and sources from a bundle: each file needs a hash of the lock, or a commit and tree of it."""
-    make = shlex.join(["envbuild", "bundle", "create", *chosen, "--output", file])
-    lacking = f"{file} is not there: where the internet is reached, run `{make}`"
-    return block("bundle", FILE=quote(file), LACKING=quote(lacking))
 
 
 def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str]:
