@@ -22,7 +22,7 @@ from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.record import inlined
 from envbuild.lock.variants import conda_unrecorded, hash_unrecorded
 from envbuild.model.evidence import PackageFile
-from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant, canonical_json
+from envbuild.model.lock import ArtifactFile, Lock, Variant, canonical_json
 from envbuild.model.stack import SUBDIRS, CondaPackage, LockedConda
 from envbuild.regular_file import sha256_of
 from envbuild.report import formats as bom
@@ -171,10 +171,9 @@ def export_lock(
     """
     variant = find_variant(lock, variant_id)
     record = record_command(lock.stack, lock.profile)
-    for package in variant.packages:
-        for item in package.files:
-            if item.sha256 == "unrecorded":
-                raise hash_unrecorded(item, record)
+    for item in variant.files:
+        if item.sha256 == "unrecorded":
+            raise hash_unrecorded(item, record)
     places = places or Places()
     if format == "requirements":
         lines = [comment(line) for line in _header(lock, variant)]
@@ -203,7 +202,7 @@ def _header(lock: Lock, variant: Variant) -> list[str]:
 
 def _in_wheelhouse(variant: Variant, wheelhouse: Path) -> dict[str, dict[str, str]]:
     missing, where = [], {}
-    for item in _files(variant.packages):
+    for item in variant.files:
         path = wheelhouse.resolve() / item.file
         if not path.is_file():
             missing.append(item.file)
@@ -227,10 +226,6 @@ def _in_wheelhouse(variant: Variant, wheelhouse: Path) -> dict[str, dict[str, st
     return where
 
 
-def _files(packages: Sequence[LockedPackage]) -> list[ArtifactFile]:
-    return [item for package in packages for item in package.files]
-
-
 def _from_index(variant: Variant, places: Places) -> dict[str, dict[str, str]]:
     """Ask uv where each locked file is. The answer counts only with the same file name and the same sha256."""
     try:
@@ -239,7 +234,7 @@ def _from_index(variant: Variant, places: Places) -> dict[str, dict[str, str]]:
         if error.code not in ("resolution-failed", "package-not-found"):
             raise
         raise _no_address(error.why) from error
-    return {item.file: {"url": _address(item, offered.get(item.file))} for item in _files(variant.packages)}
+    return {item.file: {"url": _address(item, offered.get(item.file))} for item in variant.files}
 
 
 def _address(item: ArtifactFile, offered: OfferedFile | None) -> str:
