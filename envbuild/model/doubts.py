@@ -18,12 +18,8 @@ FIGURES = (
 _OWN_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - compared with, not written to
 
 
-def doubts(target: Target) -> tuple[str, ...]:
+def doubts(target: Target) -> Iterator[str]:
     """What of it may not be what its author means."""
-    return tuple(_doubts(target))
-
-
-def _doubts(target: Target) -> Iterator[str]:
     kind, reached = target.scheduler.kind, target.connection
     # Hosts that are a partition are refused (`unsupported`).
     if kind != "none" and reached.kind != "job" and not isinstance(target.hosts, HostSource):
