@@ -176,7 +176,7 @@ def missing(present: list[str], wanted: Iterable[str]) -> tuple[list[str], list[
     """
     lacking, notes = [], []
     for arch in wanted:
-        ((major, minor, special, ptx),) = _WANTED.findall(arch)
+        major, minor, special, ptx = _WANTED.findall(arch)[0]  # `architectures` has checked its form
         exact = f"sm_{major}{minor}{special}"
         serving = [name for name in present if _serves(name, major, int(minor), special)]
         if not serving or (ptx and f"compute_{major}{minor}" not in present):
