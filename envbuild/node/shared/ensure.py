@@ -26,23 +26,32 @@ def run(request: Json) -> tuple[bool, Json]:
     stack = paths.checked_name(args.get("stack"), "stack")
     for key, kind in (("root", "a text"), ("variant", "an object"), ("install", "an object")):
         argument(args, key, kind)
+    changed, says, level = False, "it was in place by its stamp; contents not read", "stamped"
     try:
-        if in_place(prefix, environment, stack, args):
-            return False, _result(prefix, environment, stack, args, "it was in place by its stamp; contents not read")
-        # A lease belongs to a run, and each call is one: two of the same request must wait for each other.
-        mine = dict(request, run=f"ensure-{uuid.uuid4().hex[:16]}")
-        mine["args"] = dict(args, wait=args.get("wait", WAIT))
-        paths.make_dirs(prefix, "envs", "tools")
-        held = lease.of_request(mine)
-        if in_place(prefix, environment, stack, args):
-            held.release()
-            return False, _result(prefix, environment, stack, args, "another process put it in place meanwhile")
-        says, level = _bring(mine, environment)
+        if not in_place(prefix, environment, stack, args):
+            # A lease belongs to a run, and each call is one: two of the same request must wait for each other.
+            mine = dict(request, run=f"ensure-{uuid.uuid4().hex[:16]}")
+            mine["args"] = dict(args, wait=args.get("wait", WAIT))
+            paths.make_dirs(prefix, "envs", "tools")
+            held = lease.of_request(mine)
+            if in_place(prefix, environment, stack, args):
+                held.release()
+                says = "another process put it in place meanwhile"
+            else:
+                says, level = _bring(mine, environment)
+                changed = True
     except NodeError as error:
         # Jobs of people show what was said, and not the answer.
         log(f"{error} ({error.why})")
         raise
-    return True, _result(prefix, environment, stack, args, says, level)
+    return changed, {
+        "checks": [{"name": "ensure", "status": "passed", "says": says, "level": level}],
+        "environment": environment,
+        "root": args["root"],
+        "level": level,
+        "current": paths.current_link(prefix, stack),
+        "activate": paths.meta(environment, "activate.sh"),
+    }
 
 
 def in_place(prefix: str, environment: str, stack: str, args: Json) -> bool:
@@ -80,14 +89,3 @@ def _bring(request: Json, environment: str) -> tuple[str, str]:
         install.run(dict(request, verb="install", args=wanted))
     activated = activate.run(dict(request, verb="activate"))[1]
     return "; ".join([says, *notes, *activated["notes"]]), activated["level"]
-
-
-def _result(prefix: str, environment: str, stack: str, args: Json, says: str, level: str = "stamped") -> Json:
-    return {
-        "checks": [{"name": "ensure", "status": "passed", "says": says, "level": level}],
-        "environment": environment,
-        "root": args["root"],
-        "level": level,
-        "current": paths.current_link(prefix, stack),
-        "activate": paths.meta(environment, "activate.sh"),
-    }
