@@ -56,7 +56,7 @@ class Expected:
         self.signs = signs.to(a.device)
         self.vector = _times_vector(a, _times_vector(b, self.signs))
         rows = sorted({i * (size - 1) // (_ROWS - 1) for i in range(_ROWS)})
-        self.rows = [(index, _times_vector(b.t(), a[index].to(torch.float64))) for index in rows]
+        self.rows = [(index, _times_vector(b.T, a[index].to(torch.float64))) for index in rows]
 
     def worst(self, product: Any) -> Tuple[float, float]:
         """Greatest difference in the rows and against the vector, as parts of sqrt(K) and of K."""
