@@ -53,8 +53,8 @@ from envbuild.report.sections import Claim, not_started
 from envbuild.report.tables import figure, seconds
 from envbuild.report.verdict import all_checks, computed, no_document
 from envbuild.report.view import View, python_version, run_words
+from envbuild.resolve.artifacts import platform_of
 from envbuild.resolve.estimate import disk_words, estimate, fetch_words
-from envbuild.resolve.variant_checks import platform_of
 from envbuild.resources import own_source
 from envbuild.text import plural
 

@@ -14,10 +14,11 @@ from envbuild.model.target import Target
 from envbuild.node.probe.inventory import generation
 from envbuild.node.redact import secrets_of
 from envbuild.plan.node_steps import Inputs, NodeSteps, environment_path
+from envbuild.resolve.artifacts import platform_of
 from envbuild.resolve.estimate import Estimate, estimate
 from envbuild.resolve.health import odd_ones
 from envbuild.resolve.rules.node import unexpected
-from envbuild.resolve.variant_checks import bound_variant, platform_of, stamp_of, stamps_of
+from envbuild.resolve.variant_checks import bound_variant, stamp_of, stamps_of
 from envbuild.schedule.job import seconds_of
 from envbuild.text import few
 

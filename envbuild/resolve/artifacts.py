@@ -80,6 +80,12 @@ class Platform(NamedTuple):
     glibc: Numbers = ()
 
 
+def platform_of(variant: Variant, facts: NodeFacts) -> Platform:
+    """What decides which files of the variant fit the node; an unknown architecture counts as the variant's."""
+    glibc = minor(facts.libc.version) if facts.libc.kind == "glibc" else ()
+    return Platform(variant.python, variant.machine, glibc)
+
+
 def fitting_file(package: LockedPackage, platform: Platform) -> ArtifactFile | None:
     """The file an installer would take: the best wheel that fits, else a source archive, else None."""
     best = best_wheel((file.file for file in package.files), platform)
@@ -138,8 +144,7 @@ def built(variants: Mapping[str, Variant], nodes: Iterable[NodeEvidence]) -> tup
 
 
 def _files(variant: Variant, facts: NodeFacts) -> Iterator[PackageFile]:
-    glibc = numbers(facts.libc.version) if facts.libc.kind == "glibc" else ()
-    platform = Platform(variant.python, variant.machine, glibc)
+    platform = platform_of(variant, facts)
     for archive in variant.archives:
         row = {key: getattr(archive, key) for key in ("name", "version", "build", "subdir", "file", "sha256")}
         yield PackageFile(kind="conda", index=archive.channel, **row)

@@ -11,6 +11,7 @@ from envbuild.model.plan import Candidate, Decision, DeliveryChoice, Resolution
 from envbuild.model.target import Target
 from envbuild.resolve import arch, health
 from envbuild.resolve.arch import bound_arch_list, toolkit, with_own_compilers
+from envbuild.resolve.artifacts import platform_of
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.estimate import Estimate, Supplied, Supply, estimate, fetch_words, supplied
 from envbuild.resolve.health import Health
@@ -30,6 +31,7 @@ from envbuild.resolve.request import (
 )
 from envbuild.resolve.rules import compilers, gpu, node, packages, wheel
 from envbuild.resolve.rules.compilers import other_gcc
+from envbuild.resolve.rules.conda import conda_rules
 from envbuild.resolve.rules.node import interface_rule
 from envbuild.resolve.rules.packages import finds_libstdcxx, library_rule
 from envbuild.resolve.variant_checks import (
@@ -39,7 +41,6 @@ from envbuild.resolve.variant_checks import (
     disk_rules,
     dotted_minor,
     interpreter_rule,
-    platform_of,
     platform_rules,
     python_hint,
     record_command,
@@ -223,11 +224,12 @@ class Resolver:
             *interface_rule({**variant.environment, **self.target.environment}, facts),
             *_gpu_use(variant, facts, state, cost, self._unasked, expected=self._expects_gpus),
         )
+        is_unwanted = variant.flavour is not None and (variant.flavour != "cpu") != state.usable
         rank = (
             int(not (stamp is not None and stamp.current)),
             int(bool(found_at.missing)),
             int(variant.base.kind != "none"),
-            _flavour_rank(variant, usable=state.usable),
+            int(is_unwanted),
             self._flavours[variant.flavour],
             int(variant.interpreter.kind != "present"),
             self._pythons[variant.python],
@@ -293,21 +295,11 @@ class Resolver:
             else:
                 known += tuple(library_rule(variant, self.target, libstdcxx, self.compat))
             if variant.conda is not None:
-                from envbuild.resolve.rules.conda import conda_rules
-
                 known += conda_rules(variant.conda, self.lock, seen, inside=inside)
             return known
 
         key = ("rules", variant.id, torch, python.openssl if python else None, libstdcxx, shared)
         return self._once(key, judged)
-
-
-def _flavour_rank(variant: Variant, *, usable: bool) -> int:
-    """0 is what the node's hardware wants; `usable`: it has a GPU that works."""
-    is_cuda = variant.flavour != "cpu"
-    if variant.flavour is None or is_cuda == usable:
-        return 0
-    return 2 if is_cuda else 1
 
 
 def _gpu_use(

@@ -14,7 +14,7 @@ from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource,
 from envbuild.model.plan import Decision
 from envbuild.model.stack import Build, Training
 from envbuild.model.target import Target
-from envbuild.resolve.artifacts import Platform, fitting_file, minor, numbers, split_local
+from envbuild.resolve.artifacts import fitting_file, minor, numbers, platform_of, split_local
 from envbuild.resolve.compat import Compat, Note
 from envbuild.resolve.estimate import Estimate, disk_words, uncounted
 from envbuild.resolve.request import (
@@ -52,12 +52,6 @@ class Interpreter(NamedTuple):
 
     python: PythonFacts | None
     decisions: Decisions
-
-
-def platform_of(variant: Variant, facts: NodeFacts) -> Platform:
-    """What decides which files of the variant fit the node; an unknown architecture counts as the variant's."""
-    glibc = minor(facts.libc.version) if facts.libc.kind == "glibc" else ()
-    return Platform(variant.python, variant.machine, glibc)
 
 
 def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, target: Target) -> Request:

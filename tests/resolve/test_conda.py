@@ -7,8 +7,8 @@ from typing import Any
 from archspec.cpu import TARGETS
 
 from envbuild.model.plan import Decision, Resolution
+from envbuild.resolve.artifacts import platform_of
 from envbuild.resolve.estimate import Supply, estimate
-from envbuild.resolve.variant_checks import platform_of
 from tests.resolve.builders import compat, digest, make_lock, node_facts, package, resolve, source, target
 
 
