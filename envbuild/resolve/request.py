@@ -198,13 +198,6 @@ def in_image(variant: Variant, target: Target) -> bool:
     return target.engine == "container" and variant.base.kind in ("none", "image")
 
 
-def image_python(variant: Variant) -> Decisions:
-    """`python-not-there` for an image, which brings its own interpreter."""
-    compared = (f"Python {variant.python}", variant.base.image or "an image to be built")
-    what = f"Python {variant.python} comes with the image; it was not looked at"
-    return Ruling("python-not-there", compared, TARGET)("allow", what)
-
-
 def seen_inside(facts: NodeFacts) -> NodeFacts:
     """The node as a process in a container sees it: its hardware and driver, not its system."""
     return facts.model_copy(update={"libc": LibcFacts(), "nvcc": (), "compilers": ()})

@@ -19,11 +19,11 @@ from envbuild.resolve.compat import Compat, Note
 from envbuild.resolve.estimate import Estimate, disk_words, uncounted
 from envbuild.resolve.request import (
     OURS,
+    TARGET,
     Decisions,
     Request,
     Ruling,
     engine_rule,
-    image_python,
     image_tag,
     in_image,
     refused,
@@ -183,7 +183,9 @@ def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: 
     if refused(engine):
         return Interpreter(None, engine)
     if in_image(variant, target) and variant.conda is None:
-        return Interpreter(None, engine + image_python(variant))
+        compared = (f"Python {variant.python}", variant.base.image or "an image to be built")
+        what = f"Python {variant.python} comes with the image; it was not looked at"
+        return Interpreter(None, engine + Ruling("python-not-there", compared, TARGET)("allow", what))
     interpreter = _outside_images(variant, facts, target, asked)
     return interpreter._replace(decisions=engine + interpreter.decisions)
 
