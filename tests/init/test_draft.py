@@ -91,6 +91,8 @@ def test_the_later_of_two_commands_wins_and_one_list_says_a_package_once() -> No
     assert "duplicate" not in rules(draft)
     twice = draft_of('[project]\nname = "o"\nversion = "1"\ndependencies = ["a", "a==1"]\n', "pyproject.toml")
     assert rules(twice)["duplicate"] == ("a",)
+    apart = make_draft([*read("a\n", "requirements.txt"), *read("a==1\n", "requirements/more.txt")], OWN, load_known())
+    assert "duplicate" not in rules(apart)
 
 
 def test_sources_with_their_refs_flags_and_places() -> None:

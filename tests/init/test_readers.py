@@ -122,6 +122,8 @@ def test_environment_yml() -> None:
         ("conda", "python=3.9", 3), ("conda", "pytorch=1.9.1", 4), ("package", "a==1", 6),
     ]  # fmt: skip
     assert said(text, "environment.yml", "channel", "python") == ["pytorch", "someone", "==3.9.*"]
+    commands_of = {"env create": ["environment.yml"], "env create -f x.yml": ["x.yml"], "create -n own": []}
+    assert {way: said(f"conda {way}", "install.sh", "file") for way in commands_of} == commands_of
 
 
 def test_pyproject_of_all_tools() -> None:
