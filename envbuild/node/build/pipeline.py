@@ -133,38 +133,34 @@ class Builder:
                 self._add_path(tree)
 
     def prove(self) -> None:
-        """Import every extension that was built, and all that the stack names; raises NodeError `extension-broken` (4).
+        """Import every extension that was built, and all that the stack names.
 
-        A wheel that has worked nowhere yet is not kept in the store then, whoever built it: its builder may be dead.
+        Nothing but the stack says what a build in its own tree should have made. A wheel that has worked nowhere yet is
+        not kept in the store then, whoever built it: its builder may be dead. Raises NodeError `extension-broken` and,
+        for such a tree, `extensions-missing` (exit 4).
         """
         for source in self.pins:
-            facts = self.built.get(source["name"])
-            if facts is None:
-                self._prove_in_place(source)
-                continue
-            names = facts.get("extensions")
+            name, facts = source["name"], self.built.get(source["name"])
+            names = list((_build_of(source) if facts is None else facts).get("extensions") or [])
             if not names:
                 continue
-            progress("importing what was compiled", source["name"])
+            progress("importing what was compiled", name)
             try:
-                facts["imports"] = proof.imports(self.python, source["name"], names, self._own_env(source))
+                imports = proof.imports(self.python, name, names, self._own_env(source))
             except NodeError as error:
+                if facts is None:
+                    raise diagnose.missing(
+                        f"the tree of source {name}", error.why, error.details["extensions"]
+                    ) from None
                 if self.store is not None:
                     self.store.reject(facts["key"], error.why)
                 raise
-            if self.store is not None and not facts["imports"]["unchecked"]:
+            if facts is None:
+                self.built[name] = {"from": "built", "route": "in place", "extensions": names, "imports": imports}
+                continue
+            facts["imports"] = imports
+            if self.store is not None and not imports["unchecked"]:
                 self.store.proved(facts["key"])
-
-    def _prove_in_place(self, source: Json) -> None:
-        """Import what a build in its own tree should have made; nothing but the stack says what that is."""
-        name, wanted = source["name"], list(_build_of(source).get("extensions") or [])
-        if not wanted:
-            return
-        try:
-            imports = proof.imports(self.python, name, wanted, self._own_env(source))
-        except NodeError as error:
-            raise diagnose.missing(f"the tree of source {name}", error.why, error.details["extensions"]) from None
-        self.built[name] = {"from": "built", "route": "in place", "extensions": wanted, "imports": imports}
 
     def distributions(self) -> dict[str, str]:
         """Name -> version of every wheel that `patch_and_build` made, by its file name."""

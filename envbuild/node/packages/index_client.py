@@ -18,7 +18,7 @@ from html.parser import HTMLParser
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
-from envbuild.node import pip_config
+from envbuild.node import hashing, pip_config
 from envbuild.node.protocol import NodeError
 from envbuild.node.read_text import integer
 from envbuild.node.redact import redact_text
@@ -122,17 +122,13 @@ def blocks(url: str, cert: str = "", authorization: str = "") -> Iterator[bytes]
 
 
 def _received(stream: Any, url: str) -> Iterator[bytes]:
-    length = stream.headers.get("Content-Length")
-    left = integer(length)
-    while True:
-        try:
-            block: bytes = stream.read(1 << 20)
-        except (OSError, http.client.HTTPException) as error:
-            raise _unreachable(url, error) from error
-        if not block:
-            break
-        left = left - len(block) if left is not None else None
-        yield block
+    left = integer(stream.headers.get("Content-Length"))
+    try:
+        for block in hashing.blocks(stream):
+            left = None if left is None else left - len(block)
+            yield block
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreachable(url, error) from error
     if left:
         raise _unreachable(url, f"{left} bytes are missing at the end")
 
