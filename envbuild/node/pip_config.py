@@ -7,6 +7,7 @@ it; else the section `global`. Addresses may carry credentials.
 import configparser
 import os
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -76,16 +77,10 @@ def parse(text: str) -> "dict[str, dict[str, str]]":
 def read(environ: "Mapping[str, str]") -> "PipConfig":
     """Each option from the strongest place that sets it; a file that cannot be parsed counts as not there."""
     files = [parse(read_text(path, _LIMIT)) for path in config_files(environ)]
+    strongest = ChainMap(*(options.get(section, {}) for section in _SECTIONS for options in files))
 
     def option(name: str) -> str:
-        value = environ.get("PIP_" + name.upper().replace("-", "_"), "")
-        if value:
-            return value
-        for section in _SECTIONS:
-            for options in files:
-                if name in options.get(section, {}):
-                    return options[section][name]
-        return ""
+        return environ.get("PIP_" + name.upper().replace("-", "_")) or strongest.get(name, "")
 
     links = option("find-links").split()
     links += [link for link in environ.get("UV_FIND_LINKS", "").split(",") if link and link not in links]
@@ -142,8 +137,5 @@ def alive(links: "Iterable[str]") -> "list[str]":
 
 def folders(links: "Iterable[str]") -> "list[str]":
     """The folders on this machine among the locations, each once, as absolute paths."""
-    paths: list[str] = []
-    for path in map(local_path, links):
-        if path is not None and path not in paths and os.path.isdir(path):
-            paths.append(path)
-    return paths
+    paths = (path for path in map(local_path, links) if path is not None and os.path.isdir(path))
+    return list(dict.fromkeys(paths))

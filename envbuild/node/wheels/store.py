@@ -302,18 +302,18 @@ class Store:
             return entry
         return None
 
-    def _used(self, key: str) -> str | None:
-        """The folder name of the entry of `key` that we would use."""
-        for name in _names(key):
+    def _unproven(self, key: str) -> str | None:
+        """The folder name of the entry of `key` that we would use, where nobody has proved it and we can write."""
+        for name in _names(key) if self.use == "read-write" else ():
             with contextlib.suppress(UnusableEntryError):
                 read(self.place(name), self.trusted)
-                return name
+                return None if os.path.lexists(self.place(name, PROVEN)) else name
         return None
 
     def proved(self, key: str) -> None:
         """The wheel of `key` works; said once, by who could write the entry. Best effort."""
-        name = self._used(key)
-        if name is None or self.use != "read-write" or os.path.lexists(self.place(name, PROVEN)):
+        name = self._unproven(key)
+        if name is None:
             return
         try:
             paths.write_json(self.place(name, PROVEN), dict(identity.here()))
@@ -325,8 +325,8 @@ class Store:
 
         One that has worked anywhere stays: then it is this environment that it does not work in.
         """
-        name = self._used(key)
-        if name is not None and self.use == "read-write" and not os.path.lexists(self.place(name, PROVEN)):
+        name = self._unproven(key)
+        if name is not None:
             self.quarantine(name, why)
 
     def quarantine(self, name: str, why: str) -> None:
