@@ -118,8 +118,6 @@ def read(prefix: str) -> "Json | None":
 
 def read_at(path: str) -> "Json | None":
     """As `read`, for a lease at any path."""
-    if not os.path.lexists(path):
-        return None
     owner = paths.read_json(path)
     if owner is None and not os.path.lexists(path):
         return None

@@ -99,11 +99,8 @@ def put_off(error: "BaseException") -> bool:
 
 def clean_env(extra: "dict[str, str | None] | None" = None) -> "dict[str, str]":
     """This process's environment with the UTF-8 C locale, and `extra` (a value of None removes a variable)."""
-    env = dict(os.environ)
-    for name in ("LANGUAGE", "LC_MESSAGES"):
-        env.pop(name, None)
-    env["LC_ALL"] = "C.UTF-8"
-    return changed_env(env, extra or {})
+    own: dict[str, str | None] = {"LANGUAGE": None, "LC_MESSAGES": None, "LC_ALL": "C.UTF-8"}
+    return changed_env(dict(os.environ), dict(own, **(extra or {})))
 
 
 def changed_env(env: "dict[str, str]", extra: "dict[str, str | None]") -> "dict[str, str]":

@@ -95,11 +95,8 @@ def which(name: str, folders: "list[str]") -> "str | None":
 def search_path() -> "list[str]":
     """PATH's absolute folders, each once; then the usual ones, which a non-login shell may not have."""
     folders = os.environ.get("PATH", "").split(":") + ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
-    path = []
-    seen = set()
+    by_place = {}  # type: dict[str, str]
     for folder in folders:
-        real = os.path.realpath(folder) if folder.startswith("/") else ""
-        if real and real not in seen and os.path.isdir(real):
-            seen.add(real)
-            path.append(folder)
-    return path
+        if folder.startswith("/") and os.path.isdir(folder):
+            by_place.setdefault(os.path.realpath(folder), folder)
+    return list(by_place.values())

@@ -15,7 +15,7 @@ import stat
 import sys
 
 from envbuild.node.protocol import NodeError
-from envbuild.node.read_text import integer, names
+from envbuild.node.read_text import integer, names, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,11 +26,8 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 def overflow_uid() -> int:
     """The user id that stands for every user whom this user namespace or file server does not know."""
-    try:
-        with open("/proc/sys/kernel/overflowuid", "rb") as stream:
-            return int(stream.read())
-    except (OSError, ValueError):
-        return 65534
+    number = integer(read("/proc/sys/kernel/overflowuid").strip())
+    return 65534 if number is None else number
 
 
 def judge(path: str) -> "Trust":
