@@ -211,27 +211,37 @@ def _names(folder: str) -> tuple[str, ...]:
 
 def _find(ref: str, noun: str, base: Path = Path()) -> Path:
     """The file that a reference means; relative paths are relative to `base`."""
-    names = _names(f"{noun}s")
     if is_path(ref):
         path = base / _expanded(ref)
-        if _is_there(path):
-            return path
-        begin = "`envbuild init FILE` writes one" if noun == "target" else "`envbuild init --from DIR` drafts one"
-        known = f"{begin}; a shipped {noun} is named without a path: {', '.join(names)}"
-        named = f"did you mean `{path.stem}`?" if path.stem in names else ""
-        what, why = f"there is no {noun} file {show_value(ref)}", f"{path} does not exist"
-        hint = named or file_meant(ref, path, "yaml", "yml") or known
-    elif ref in names:
-        return resources.catalog() / f"{noun}s" / f"{ref}.yaml"
-    else:
+        if not _is_there(path):
+            begin = "`envbuild init FILE` writes one" if noun == "target" else "`envbuild init --from DIR` drafts one"
+            known = f"{begin}; a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}"
+            named = f"did you mean `{path.stem}`?" if path.stem in _names(f"{noun}s") else ""
+            raise EnvbuildError(
+                f"{noun}-unknown",
+                f"there is no {noun} file {show_value(ref)}",
+                why=f"{path} does not exist",
+                hint=named or file_meant(ref, path, "yaml", "yml") or known,
+            )
+        return path
+    names = _names(f"{noun}s")
+    if ref not in names:
         beside = f"./{ref}.yaml"
         hint = f"did you mean {beside}?" if _is_there(Path(beside)) else did_you_mean(ref, names)
-        what = f"there is no {noun} named {show_value(ref)}"
-        why = f"neither shipped nor a path (a path has a '/' or ends in .yaml): {show_value(ref)}"
         if ref and _is_there(base / ref):
-            what = f"{show_value(ref)} is no {noun} file"
-            why = f"it is there, and a {noun} file ends in .yaml"
-    raise EnvbuildError(f"{noun}-unknown", what, why=why, hint=hint)
+            raise EnvbuildError(
+                f"{noun}-unknown",
+                f"{show_value(ref)} is no {noun} file",
+                why=f"it is there, and a {noun} file ends in .yaml",
+                hint=hint,
+            )
+        raise EnvbuildError(
+            f"{noun}-unknown",
+            f"there is no {noun} named {show_value(ref)}",
+            why=f"neither shipped nor a path (a path has a '/' or ends in .yaml): {show_value(ref)}",
+            hint=hint,
+        )
+    return resources.catalog() / f"{noun}s" / f"{ref}.yaml"
 
 
 def file_meant(ref: str, path: Path, *ends: str) -> str:

@@ -52,6 +52,13 @@ PATIENCE = 20.0
 _AT_ONCE = 8
 _LIST = "info/paths.json"
 _SAYS = "Cannot solve the request because of: "
+_REFUSED = re.compile(r"HTTP status client error \((401|403|407)")
+_MISSING = re.compile(r"could not find subdir|HTTP status client error \((404|410)")
+_NETWORK = re.compile(
+    r"error sending request|HTTP status server error|client error \((408|429|Connect)|tcp connect|dns error|timed out"
+    r"|connection (reset|closed)|error reading a body",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -331,26 +338,37 @@ def _is_twin(one: RepoDataRecord, other: RepoDataRecord) -> bool:
     return one.file_name != other.file_name and all(getattr(one, key) == getattr(other, key) for key in same)
 
 
-# What rattler says of a channel, its code, the same in words, and what to do; the first that matches.
-_ANSWERS = (
-    (r"could not find subdir|HTTP status client error \((404|410)", "channel-missing", "is not there",
-     "check its name, and the aliases in .condarc; a channel needs a folder `noarch`"),
-    (r"HTTP status client error \((401|403|407)", "channel-refused", "refused the login",
-     "put its credentials into ~/.netrc or the file that RATTLER_AUTH_FILE names"),
-    (r"(?i)error sending request|HTTP status server error|client error \((408|429|Connect)|tcp connect|dns error"
-     r"|timed out|connection (reset|closed)|error reading a body", "channel-unreachable", "could not be reached",
-     "check the address, the proxy and the certificates, then try again"),
-    ("", "channel-not-a-channel", "does not return repodata",
-     "open the address in a browser: a proxy may show its login page"),
-)  # fmt: skip
-
-
 def _channel_error(name: str, url: str, output: str) -> EnvbuildError:
     """What a channel answered, as a coded error."""
-    code, says, hint = next(row[1:] for row in _ANSWERS if re.search(row[0], output))
-    why = redact_text(f"{url}: {output}" if url else output)
-    exit_code = ExitCode.REFUSED if code == "channel-missing" else None
-    return EnvbuildError(code, f"the channel {name} {says}", why=why, hint=hint, exit_code=exit_code)
+    what, why = f"the channel {name}", redact_text(f"{url}: {output}" if url else output)
+    if _MISSING.search(output):
+        return EnvbuildError(
+            "channel-missing",
+            f"{what} is not there",
+            why=why,
+            hint="check its name, and the aliases in .condarc; a channel needs a folder `noarch`",
+            exit_code=ExitCode.REFUSED,
+        )
+    if _REFUSED.search(output):
+        return EnvbuildError(
+            "channel-refused",
+            f"{what} refused the login",
+            why=why,
+            hint="put its credentials into ~/.netrc or the file that RATTLER_AUTH_FILE names",
+        )
+    if _NETWORK.search(output):
+        return EnvbuildError(
+            "channel-unreachable",
+            f"{what} could not be reached",
+            why=why,
+            hint="check the address, the proxy and the certificates, then try again",
+        )
+    return EnvbuildError(
+        "channel-not-a-channel",
+        f"{what} does not return repodata",
+        why=why,
+        hint="open the address in a browser: a proxy may show its login page",
+    )
 
 
 def with_sizes(

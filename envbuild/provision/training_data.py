@@ -122,9 +122,8 @@ def _run(text: str, words: tuple[str, ...], folder: Path, seconds: float) -> Non
     empty = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.stat().st_size]
     if done.ok and not empty:
         return
-    failed = f"exit code {done.rc}" + (f", {empty[0]} is empty" if empty else "")
-    if done.timed_out:
-        failed = f"timed out after {seconds:g} s"
+    ended = f"exit code {done.rc}" + (f", {empty[0]} is empty" if empty else "")
+    failed = f"timed out after {seconds:g} s" if done.timed_out else ended
     last = "\n".join(redact_text(done.out).splitlines()[-_LAST:])
     raise EnvbuildError(
         "data-failed",
