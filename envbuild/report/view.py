@@ -16,11 +16,11 @@ from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.plan import Decision
 from envbuild.report.equality import python_of, sentence
-from envbuild.report.pictures import pictures
-from envbuild.report.sections import Claim, badges, claims, gaps, outliers, pins
+from envbuild.report.pictures import Picture, pictures
+from envbuild.report.sections import Badge, Claim, Gap, Outliers, Pin, badges, claims, gaps, outliers, pins
 from envbuild.report.sources import SourceView, comparable, source_views, summary, texts
-from envbuild.report.tables import classes, gibibytes, image_rows, tables
-from envbuild.report.verdict import GOOD, all_checks, exit_meaning, make_verdict
+from envbuild.report.tables import NodeClass, Table, classes, gibibytes, image_rows, tables
+from envbuild.report.verdict import GOOD, Verdict, all_checks, exit_meaning, make_verdict
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.rules.packages import advice, install_words
 from envbuild.text import few, grouped, plural
@@ -64,16 +64,10 @@ class View:
         """Of evidence as it is to be shown."""
         self.evidence = evidence
 
-    verdict = cached_property(lambda self: make_verdict(self.evidence))  # the headline
-    claims = cached_property(lambda self: claims(self.evidence))  # every figure beside its claim and floor
-    pins = cached_property(lambda self: pins(self.evidence))  # packages, locked and installed
-    badges = cached_property(lambda self: badges(self.evidence, self.claims, self.pins))  # the evidence for each
-    gaps = cached_property(lambda self: gaps(self.evidence, self.claims, self.pins))  # what was not checked
-    classes = cached_property(lambda self: classes(self.evidence.nodes))  # nodes with equal facts
-    outliers = cached_property(lambda self: outliers(self.evidence.nodes, self.classes))  # what deviates from its class
-    pictures = cached_property(lambda self: pictures(self.evidence))  # figures with their floors, GPUs, loss
-    tables = cached_property(lambda self: tables(self.evidence))  # measurements without a picture
-    sources = cached_property(lambda self: summary(self.evidence))  # (source, one line) of each, over all nodes
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The headline."""
+        return make_verdict(self.evidence)
 
     @cached_property
     def summary(self) -> tuple[tuple[str, str], ...]:
@@ -108,6 +102,46 @@ class View:
         stamps = (check for check in all_checks(self.evidence) if check.name == "stamp")
         runs = dict.fromkeys(str(check.details.get("built_in", "")) for check in stamps)
         return tuple(run for run in runs if run not in ("", self.evidence.run))
+
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """Every figure beside its claim and floor."""
+        return claims(self.evidence)
+
+    @cached_property
+    def badges(self) -> tuple[Badge, ...]:
+        """The evidence for each badge."""
+        return badges(self.evidence, self.claims, self.pins)
+
+    @cached_property
+    def pins(self) -> tuple[Pin, ...]:
+        """Packages, locked and installed."""
+        return pins(self.evidence)
+
+    @cached_property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What was not checked."""
+        return gaps(self.evidence, self.claims, self.pins)
+
+    @cached_property
+    def classes(self) -> tuple[NodeClass, ...]:
+        """Nodes with equal facts."""
+        return classes(self.evidence.nodes)
+
+    @cached_property
+    def outliers(self) -> Outliers | None:
+        """Nodes and GPUs that deviate from their class."""
+        return outliers(self.evidence.nodes, self.classes)
+
+    @cached_property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Figures with their floors, GPUs, loss."""
+        return pictures(self.evidence)
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """Measurements without a picture."""
+        return tables(self.evidence)
 
     @cached_property
     def builds(self) -> tuple[Build, ...]:
@@ -151,6 +185,11 @@ class View:
         pairs = (pair for pair in zip(options[::2], options[1::2], strict=True) if pair[0] != "--profile")
         words = ["envbuild", "env", "run", *(word for pair in pairs for word in pair), self.evidence.stack]
         return f"{shlex.join(words)} -- COMMAND"
+
+    @cached_property
+    def sources(self) -> list[tuple[str, str]]:
+        """(source, one line) of every source that was built or came from the wheel store, over all nodes."""
+        return summary(self.evidence)
 
 
 def _alike(nodes: Sequence[NodeEvidence], key: Callable[[NodeEvidence], Hashable]) -> tuple[Alike, ...]:
