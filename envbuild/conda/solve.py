@@ -394,27 +394,24 @@ def with_sizes(
 async def _measure(
     packages: Sequence[CondaPackage], channels: Mapping[str, Sequence[str]]
 ) -> dict[str, Unpacked | None]:
+    """By the list of files in each archive; None where it has none, or only the whole archive would say it."""
     free, asked = asyncio.Semaphore(_AT_ONCE), _configured(Client.from_config)
 
-    async def one(package: CondaPackage) -> Unpacked | None:
-        async with free:
-            url = f"{channels[package.channel][0]}/{package.subdir}/{package.file}"
-            return await _listed(asked, url)
+    async def listed(package: CondaPackage) -> Unpacked | None:
+        url = f"{channels[package.channel][0]}/{package.subdir}/{package.file}"
+        parts = urlsplit(url)
+        try:
+            async with free:
+                if parts.scheme == "file":
+                    archive = await PackageArchive.from_path(unquote(parts.path))
+                else:
+                    archive = await PackageArchive.from_url(asked, url, sparse="require")
+                rows = json.loads(await archive.read_file(_LIST) or b"{}").get("paths", [])
+            sizes = {str(row["_path"]): int(row.get("size_in_bytes") or 0) for row in rows}
+            return Unpacked.of(sizes) if sizes else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            # An archive that cannot be read, or has another list than it should, is an absent size and no failed lock.
+            return None
 
-    sizes = await asyncio.gather(*map(one, packages))
+    sizes = await asyncio.gather(*map(listed, packages))
     return {package.sha256: size for package, size in zip(packages, sizes, strict=True)}
-
-
-async def _listed(asked: Client, url: str) -> Unpacked | None:
-    """By the list of files in the archive; None where it has none, or only the whole archive would say it."""
-    parts = urlsplit(url)
-    try:
-        if parts.scheme == "file":
-            archive = await PackageArchive.from_path(unquote(parts.path))
-        else:
-            archive = await PackageArchive.from_url(asked, url, sparse="require")
-        rows = json.loads(await archive.read_file(_LIST) or b"{}").get("paths", [])
-        return Unpacked.of({str(row["_path"]): int(row.get("size_in_bytes") or 0) for row in rows}) if rows else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # An archive that cannot be read, or has another list than it should, is an absent size and no failed lock.
-        return None
