@@ -68,10 +68,8 @@ def _wait(store: Store, key: str, mine: Json, tmp: str, deadline: float) -> tupl
     """The lease of `key`, or the entry that another builder finished meanwhile."""
     shown, pause = "", 0.1
     while True:
-        try:
+        with paths.coded_errors(store.path):
             held, other = lease.attempt(store.place("leases", key + ".json"), mine)
-        except OSError as error:
-            raise paths.no_room(error, store.path) or error from error
         if held is not None:
             return held, None
         entry = _private(store, key, tmp)
