@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.node import merkle
-from tests.support.files import write_files
+from tests.support.files import write_file, write_files
 
 SITE = "lib/python3.11/site-packages"
 
@@ -92,11 +92,16 @@ def test_places_are_replaced_in_text_links_and_pyvenv_cfg_only(tmp_path: Path) -
         if "longer" in name:
             script = f"#!/bin/sh\n'''exec' '{top}/bin/python' \"$0\" \"$@\"\n' '''\n{top}\n".encode()
         cfg = f"home = {os.path.dirname(python)}\nuv = {len(name)}\nversion_info = 3.11.7\n".encode()
-        write_files(top, {"bin/run": script, "pyvenv.cfg": cfg, f"{SITE}/doc.txt": b"#!/usr/bin/python3.11\n"})
+        long = b"line\n" * 300_000 + os.fsencode(top)  # more than is read at once
+        write_files(top, {"bin/run": script, "pyvenv.cfg": cfg, "long.txt": long})
+        write_file(top / f"{SITE}/doc.txt", "#!/usr/bin/python3.11\n")
         (top / "bin" / "python").symlink_to(python)
         (top / "bin" / "inside").symlink_to(top / "bin" / "run")
         roots.append(root(top, python))
     assert roots[0] == roots[1]
+    top = tmp_path / "large"
+    before = root(write_files(top, {"x": os.fsencode(top) + b"\n" * merkle.TEXT_LIMIT}))
+    assert root(write_files(top, {"x": os.fsencode(top) + b"\n" * merkle.TEXT_LIMIT + b"1"})) != before
 
 
 @pytest.mark.parametrize(
