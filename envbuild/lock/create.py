@@ -92,12 +92,13 @@ def default_supply(
         return entry.model_copy(update={"url": (indexes or {}).get(entry.name, entry.url)})
 
     links = pip_config.alive(dict.fromkeys([*find_links, *pip_config.read(os.environ).find_links]))
-    compat = load_compat()
+    compat, (records, requires) = load_compat(), load_records()
     return Supply(
         find_links=tuple(pip_config.local_path(link) or link for link in links),
         torch_index=torch_index,
         pypi_flavours={version: release.pypi_flavour for version, release in compat.torch.items()},
-        records=load_records(),
+        records=records,
+        requires=requires,
         reachable=can_reach,
         allow_build=tuple(allow_build),
     )

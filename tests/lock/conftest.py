@@ -9,7 +9,7 @@ import pytest
 from envbuild.catalog.indexes import IndexEntry
 from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.git import git_reader
-from envbuild.lock.readers.torch_wheels import Supply, TorchRecords
+from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.sources import lock_source
 from envbuild.model.lock import ArtifactFile, LockedSource
 from envbuild.model.stack import Source
@@ -48,7 +48,8 @@ def supply(home: Path) -> Callable[..., Supply]:
             find_links=tuple(str(link) for link in links),
             torch_index=torch_index,
             pypi_flavours={"1.0.0": "cu130", "1.8.1": "cu102", "1.8.2": None, "2.0.1": "cu117", "2.5.0": "cu124"},
-            records=TorchRecords({record.file: record for record in records}, requires or {}),
+            records={record.file: record for record in records},
+            requires=requires or {},
             reachable=lambda _: reachable,
         )
 

@@ -36,25 +36,19 @@ _CUDA_INSIDE_BEFORE = Version("2.2")
 
 
 @dataclass(frozen=True)
-class TorchRecords:
-    """Recorded wheels by file name, and what each version requires (from the metadata of a wheel that was read)."""
-
-    files: Mapping[str, ArtifactFile]
-    requires: Mapping[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True)
 class Supply:
     """Where wheels can come from: find-links entries (absolute), and each release's flavour on PyPI.
 
     `torch_index(version, flavour)` names the other index; it raises EnvbuildError `index-unknown` (exit 2).
-    `allow_build`: packages that may come as source distributions, whose code then runs here.
+    `records`: recorded wheels by file name; `requires`: what each version requires, from the metadata of a wheel that
+    was read. `allow_build`: packages that may come as source distributions, whose code then runs here.
     """
 
     find_links: tuple[str, ...]
     torch_index: Callable[[str, str], IndexEntry]
     pypi_flavours: Mapping[str, str | None]
-    records: TorchRecords
+    records: Mapping[str, ArtifactFile]
+    requires: Mapping[str, tuple[str, ...]]
     reachable: Callable[[IndexEntry], bool]
     allow_build: tuple[str, ...] = ()
 
@@ -78,8 +72,8 @@ class TorchChoice:
 
 
 @cache
-def load_records() -> TorchRecords:
-    """The shipped records. Raises EnvbuildError when the file is damaged."""
+def load_records() -> tuple[dict[str, ArtifactFile], dict[str, tuple[str, ...]]]:
+    """The shipped `records` and `requires` of a `Supply`. Raises EnvbuildError when the file is damaged."""
     data = load_yaml(resources.catalog() / "compat" / "torch_hashes.yaml")
     files: dict[str, ArtifactFile] = {}
     requires: dict[str, tuple[str, ...]] = {}
@@ -90,7 +84,7 @@ def load_records() -> TorchRecords:
             files[file] = ArtifactFile(
                 file=file, sha256=record["sha256"], size=record.get("size"), witness=record["witness"]
             )
-    return TorchRecords(files, requires)
+    return files, requires
 
 
 def can_reach(index: IndexEntry) -> bool:
@@ -134,7 +128,7 @@ def _from_records(
 ) -> TorchChoice:
     package = _recorded_package(full, fits, supply.records, index, previous)
     siblings = _local_wheels(full, supply.find_links)
-    requires = _requires_of(siblings[0]) if siblings else supply.records.requires.get(full, ())
+    requires = _requires_of(siblings[0]) if siblings else supply.requires.get(full, ())
     if requires:
         return TorchChoice(tuple(requires), index.name, package=package)
     version, _, flavour = full.partition("+")
@@ -164,12 +158,12 @@ def _sibling(version: str, pypi_flavours: Mapping[str, str | None]) -> str | Non
 
 
 def _recorded_package(
-    full: str, fits: Platform, records: TorchRecords, index: IndexEntry, previous: LockedPackage | None
+    full: str, fits: Platform, records: Mapping[str, ArtifactFile], index: IndexEntry, previous: LockedPackage | None
 ) -> LockedPackage:
-    best = best_wheel((file for file in records.files if file.startswith(f"torch-{full}-")), fits)
+    best = best_wheel((file for file in records if file.startswith(f"torch-{full}-")), fits)
     if not best and previous and (previous.version, previous.index) == (full, index.name):
         return previous
-    file = records.files[best] if best else _unrecorded(full, fits)
+    file = records[best] if best else _unrecorded(full, fits)
     return LockedPackage(name="torch", version=full, index=index.name, files=(file,))
 
 
@@ -202,11 +196,11 @@ def _requires_of(wheel: Path) -> tuple[str, ...]:
     return tuple(str(item) for item in listed if item.marker is None or "extra" not in str(item.marker))
 
 
-def check_against_records(packages: tuple[LockedPackage, ...], records: TorchRecords) -> None:
+def check_against_records(packages: tuple[LockedPackage, ...], records: Mapping[str, ArtifactFile]) -> None:
     """Raise EnvbuildError `hash-contradicts-record` (exit 5) if a file differs from its public record."""
     for package in packages:
         for item in package.files:
-            record = records.files.get(item.file)
+            record = records.get(item.file)
             if record and item.sha256 not in ("unrecorded", record.sha256):
                 raise EnvbuildError(
                     "hash-contradicts-record",
