@@ -119,9 +119,11 @@ def read(prefix: str) -> "Json | None":
 def read_at(path: str) -> "Json | None":
     """As `read`, for a lease at any path."""
     owner = paths.read_json(path)
-    if owner is None and not os.path.lexists(path):
-        return None
-    return owner if owner is not None and has_fields(owner, token=str) else {}
+    if owner is None:
+        if not os.path.lexists(path):
+            return None
+        owner = paths.read_json(path) or {}  # once more: another run may have taken it between the two
+    return owner if has_fields(owner, token=str) else {}
 
 
 def describe(owner: Json) -> str:

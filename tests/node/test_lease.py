@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import identity, lease
+from envbuild.node import identity, lease, paths
 from envbuild.node.protocol import NodeError
 from tests.support.fails import fails
 from tests.support.patience import PATIENCE
@@ -45,6 +45,20 @@ def test_another_run_is_refused_and_told_whose_it_is(tmp_path: Path) -> None:
     held.release()
     lease.acquire(str(tmp_path), "two", None, 0).release()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lease_that_is_taken_while_it_is_looked_for_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(path: str) -> Any:
+        owner = read_json(path)
+        if owner is None:
+            write(tmp_path)
+        return owner
+
+    read_json = paths.read_json
+    monkeypatch.setattr(paths, "read_json", late)
+    assert (lease.read(str(tmp_path)) or {})["run"] == "other"
 
 
 def lost_reply(monkeypatch: pytest.MonkeyPatch, call: str, error: OSError) -> list[str]:
