@@ -59,7 +59,7 @@ class SharedRun:
         self.nodes = {node.node: node for node in plan.nodes if node.steps}
         self.files, self.requests = dict(files), requests_of(plan)
         self.waiting: dict[str, BuildClass] = {}
-        self.builders: list[str] = []  # of environments on a shared prefix
+        self.builders: list[str] = []  # of environments on a shared prefix; a plan that is made anew names them again
         self.tries: Counter[str] = Counter()
         self.outcome = Outcome()
         self.bundles: list[Path] = []
@@ -73,7 +73,7 @@ class SharedRun:
         try:
             while ready := [*ready, *self._released()]:
                 # Two builders on one prefix would be in each other's way.
-                later = [name for name in self.builders if name in ready][1:]
+                later = [name for name in dict.fromkeys(self.builders) if name in ready][1:]
                 self._play([name for name in ready if name not in later])
                 ready = [name for name in ready if name in later]
         finally:

@@ -331,3 +331,15 @@ def test_what_fails_on_two_nodes_is_not_tried_on_a_third(
     assert on.plays[-1] == last
     assert {name: (error.code, int(error.exit_code)) for name, error in outcome.errors.items()} == codes
     assert answer is not SMOKE or "its smoke test failed: import" in outcome.errors["c"].why
+
+
+def test_two_builders_on_one_prefix_wait_for_each_other_also_after_one_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c", "d")
+    environments = {"a": "one", "b": "two", "c": "one", "d": "two"}
+    nodes = (node.model_copy(update={"environment": environments[node.node]}) for node in on.whole.nodes)
+    on.whole = on.whole.model_copy(update={"nodes": tuple(nodes)})
+    on.bad = {"a": FULL}
+    assert on.run().errors == {}
+    assert on.plays == [{"a": BUILDS}, {"b": BUILDS}, {"d": TESTS, "c": BUILDS}]
