@@ -247,10 +247,12 @@ class _Follow:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __call__(self, number: str) -> None:
-        if not self.local:
-            return
+        while self.local and (data := self._more(number)):
+            self._read += len(data)
+            self._say(self._decoder.decode(data))
+
+    def _more(self, number: str) -> bytes:
         with suppress(OSError), Path(self._job.output, log_name(self._job, number)).open("rb") as log:
             log.seek(self._read)
-            while data := log.read(1 << 20):
-                self._read += len(data)
-                self._say(self._decoder.decode(data))
+            return log.read(1 << 20)
+        return b""

@@ -215,6 +215,17 @@ def test_all_of_a_long_log_is_said_and_no_letter_is_torn(tmp_path: Path) -> None
     assert "".join(said) == text
 
 
+def test_a_reader_that_has_gone_away_is_no_log_that_has_not_begun(tmp_path: Path) -> None:
+    job = Job(name="launch-x", steps=(JobStep(argv=("true",)),), output=str(tmp_path))
+    (tmp_path / log_name(job, "7")).write_text("step 1\n")
+
+    def say(_: str) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        _Follow(site({"idle": 1}), job, say)("7")
+
+
 def test_of_a_job_whose_login_host_is_gone_since_it_ended_nothing_is_told_of_gpus() -> None:
     def gone(*_: Any, **__: Any) -> Finished:
         raise EnvbuildError("node-unreachable", "login cannot be reached", exit_code=ExitCode.UNREACHABLE)
