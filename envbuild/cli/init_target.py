@@ -280,13 +280,14 @@ def _published(loaded: LoadedStack) -> str:
     return f" (one is enough to build; the published figure is of {where})" if where else ""
 
 
-def _each(kind: Any, parts: Callable[[str], Iterable[str]] = str.splitlines) -> Callable[[str], str]:
+def _each(kind: Any, parts: Callable[[str], Iterable[str]] = lambda text: [text]) -> Callable[[str], str]:
     """For answers of values of a target, or none. Raises click.BadParameter, and the question is asked again."""
 
     def read(text: str) -> str:
-        for part in parts(text.strip()):
+        answer = text.strip()
+        for part in parts(answer) if answer else ():
             _of_type(kind, part)
-        return text.strip()
+        return answer
 
     return read
 
@@ -337,7 +338,6 @@ def _prefix(text: str) -> str:
 
 def _of_type(kind: Any, text: str) -> None:
     """Check an answer as a value of a target. Raises click.BadParameter with what to write where that is known."""
-
     try:
         TypeAdapter(kind).validate_python(text)
     except ValidationError as error:

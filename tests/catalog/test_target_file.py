@@ -8,6 +8,7 @@ import pwd
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -19,6 +20,7 @@ from envbuild.cli import begin, catalog_cmd, init_target
 from envbuild.cli.entry import main
 from envbuild.cli.init_cmd import init as command
 from envbuild.errors import EnvbuildError
+from envbuild.model.target import Partition
 from envbuild.resolve.rules.node import unexpected
 from tests.support.programs import executable
 
@@ -158,6 +160,13 @@ def test_the_queues_of_pbs_that_take_jobs_are_offered(tmp_path: Path, monkeypatc
     done = init(tmp_path, answers=("", "opt-175b", "", "", "lab", "", "", "", "", "", "", ""))
     assert done.exit_code == 0 and "PBS queue (gpu, debug) [gpu]" in done.output, done.output
     assert load_target(str(tmp_path / "lab.yaml")).target.partition == "gpu"
+
+
+@pytest.mark.parametrize("end", ["\r", "\x0c", "\x85", "\u2028"])
+def test_an_answer_with_another_end_of_line_in_it_is_refused_as_a_whole(end: str) -> None:
+    with pytest.raises(click.BadParameter):
+        init_target._each(Partition)(f"gpu{end}debug")
+    assert init_target._each(Partition)("  ") == ""
 
 
 def test_a_gpu_model_that_is_none_is_asked_again_with_the_nearest(tmp_path: Path) -> None:
