@@ -41,7 +41,11 @@ def uv_tool() -> Tool:
 
 def _recorded_digest(path: Path) -> str | None:
     """sha256 (hex) that the installed uv records for one of its files; None when it does not name the file."""
-    for file in metadata.files("uv") or ():
+    try:
+        files = metadata.files("uv") or ()
+    except metadata.PackageNotFoundError:  # its program and module lie here without a record of what was installed
+        return None
+    for file in files:
         if file.name == path.name and file.hash is not None and Path(file.locate()).resolve() == path.resolve():
             digest = base64.urlsafe_b64decode(file.hash.value + "=" * (-len(file.hash.value) % 4))
             return digest.hex() if file.hash.mode == "sha256" else None

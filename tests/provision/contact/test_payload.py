@@ -13,6 +13,7 @@ import tarfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,15 @@ def test_a_cut_payload_and_a_tree_without_an_interpreter_are_refused(tmp_path: P
     tool = Tool("python", tarball, _archived(tarball, tools[0].source, "other/file"), "tree")
     code, said, _ = _run(_written(tmp_path, tool))
     assert (code, said["error"]["code"]) == (ExitCode.INTEGRITY, "toolchain-layout")
+
+
+def test_a_uv_without_a_record_of_its_installation_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    recorded = uv_tool()
+    monkeypatch.setattr(payloads.metadata, "files", unknown)
+    assert uv_tool.__wrapped__() == recorded
 
 
 def test_a_folder_is_unpacked_and_its_archive_does_not_stay(tmp_path: Path, tools: list[Tool]) -> None:
