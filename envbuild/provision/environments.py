@@ -233,9 +233,8 @@ def _answers(
     tells = verb == "smoke"  # what it checks; no log, which pushed out those of builds
     with work.phase(verb, f"{verb} on {plural(len(requests), 'node')}"):
         for node, request in requests.items() if tells else ():
-            prefix = posixpath.dirname(
-                posixpath.dirname(request["args"]["environment"])
-            )  # as the node has filled it in
+            # As the node has filled it in.
+            prefix = posixpath.dirname(posixpath.dirname(request["args"]["environment"]))
             requests[node] = telling({**request, "prefix": prefix}, work.run.id)
             work.journal.tell(EventKind.STEP_STARTED, node=node, step=verb)
         asked = {node: {verb: request} for node, request in requests.items()}
