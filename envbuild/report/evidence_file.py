@@ -109,10 +109,13 @@ def read_evidence(data: bytes, path: Path) -> Evidence:
     if not isinstance(evidence, dict):
         raise _invalid(path, "it is not a JSON object")
     if (version := evidence.get("schema_version")) != EVIDENCE_VERSION:
-        reads, major = f"reads schema {EVIDENCE_VERSION}", integer(str(version).partition(".")[0]) or 0
-        why = f"this envbuild {reads}"
-        if major > int(EVIDENCE_VERSION.partition(".")[0]):
-            why = f"a newer envbuild wrote it: this one {reads}, and a new major version changes it"
+        major = integer(str(version).partition(".")[0]) or 0
+        why = (
+            f"this envbuild reads schema {EVIDENCE_VERSION}"
+            if major <= int(EVIDENCE_VERSION.partition(".")[0])
+            else f"a newer envbuild wrote it: this one reads schema {EVIDENCE_VERSION}, and a new major version "
+            "changes it"
+        )
         raise EnvbuildError(
             "evidence-invalid",
             f"{path} has evidence schema {str(version)[:40]!r}",

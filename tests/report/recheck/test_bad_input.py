@@ -49,6 +49,7 @@ BAD = {
     "no text as schema version": (edited('"2.0"', "2"), "evidence-invalid", "reads schema 2.0"),
     "nothing but a version": (b'{"schema_version": "2.0"}', "evidence-invalid", "more"),
     "a newer major version": (edited('_version": "2.', '_version": "3.'), "evidence-invalid", "newer envbuild"),
+    "an older version": (edited('_version": "2.', '_version": "1.'), "evidence-invalid", "this envbuild reads schema"),
     "a page without evidence": (b"<!doctype html><p>hello", "report-page-invalid", "exactly once"),
     "half a page": (b'<html><script type="application/json" id="evidence">\n{', "report-page-invalid", "truncated"),
     "a page that unpacks to 100 MB": (
