@@ -189,14 +189,15 @@ def commands(evidence: Evidence, stack: str) -> dict[str, str]:
 
     The command that was given stands for its own verb.
     """
-    # The stack's name is the first argument, where there is one.
-    given, (program, _, *place) = (
-        [*words[:2], *(stack if word == evidence.stack else word for word in words[2:3]), *words[3:]]
-        for words in run_words(evidence)
-    )
+    given, (program, _, *place) = (_with_stack(words, evidence.stack, stack) for words in run_words(evidence))
     run = {name: shlex.join([program, verb, *place]) for name, verb in _VERBS.items()}
     own = {"provision": "provision", "bench": "figures", "strategy": "figures", "smoke": "figures"}.get(evidence.verb)
     return {**run, own: shlex.join(given)} if own else run
+
+
+def _with_stack(words: Sequence[str], name: str, stack: str) -> list[str]:
+    """The words of a command, with `stack` where its first argument is the stack `name`."""
+    return [*words[:2], *(stack if word == name else word for word in words[2:3]), *words[3:]]
 
 
 def rows(view: View, run: Mapping[str, str]) -> tuple[Row, ...]:
