@@ -483,7 +483,10 @@ def _source(
     name = next(reversed(names), PurePosixPath(url).name).lower()
     own = bool(origin.url) and same_repository(url, origin.url)
     compiled = known.compiled_source(url)
+    cuda = compiled.cuda if compiled else ""
     kernels = any(statement.kind == "build" for statement in statements) and _KERNELS.search(" ".join(folders))
+    if own and (cuda_of_own or kernels):
+        cuda = "build"
     return DraftSource(
         url=url,
         ref=next(reversed(refs), ""),
@@ -492,7 +495,7 @@ def _source(
         install=next(reversed(installed), ""),
         subdirectories=tuple(folder for folder in folders if folder not in ("", ".")),
         flags=tuple(dict.fromkeys(flags)),
-        cuda="build" if own and (cuda_of_own or kernels) else compiled.cuda if compiled else "",
+        cuda=cuda,
         needs_torch=bool(compiled and compiled.torch),
         own=own,
         optional=all(statement.optional for statement in statements),

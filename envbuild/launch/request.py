@@ -113,8 +113,10 @@ def fill(words: Iterable[str | Words], values: Values) -> tuple[str, ...]:
     known = {name: value for name, value in values.items() if value is not None}
     out: list[str] = []
     for word in words:
-        texts = (word,) if isinstance(word, str) else word.words if values[word.when] else ()
-        out += [str(filled(text, known)) for text in texts]
+        if isinstance(word, str):
+            out.append(str(filled(word, known)))
+        elif values[word.when]:
+            out += [str(filled(text, known)) for text in word.words]
     return tuple(out)
 
 

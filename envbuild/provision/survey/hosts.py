@@ -146,13 +146,15 @@ def _by_command(command: Sequence[str], folder: Path) -> list[str]:
         [first, *command[1:]], timeout=COMMAND_DEADLINE, env=clean_env(), cwd=str(folder), limit=COMMAND_LIMIT
     )
     shown = shlex.join(command)
-    faults = {
-        "there is no such program, or it cannot be run": done.missing,
-        f"it prints more than {COMMAND_LIMIT >> 20} MiB": done.truncated,
-        f"it did not end within {COMMAND_DEADLINE:g} s": done.timed_out,
-        f"exit {done.rc}: {last_lines(done.err)}" if done.err.strip() else f"exit {done.rc}": done.rc != 0,
-    }
-    why = next((fault for fault, holds in faults.items() if holds), "")
+    why = ""
+    if done.missing:
+        why = "there is no such program, or it cannot be run"
+    elif done.truncated:
+        why = f"it prints more than {COMMAND_LIMIT >> 20} MiB"
+    elif done.timed_out:
+        why = f"it did not end within {COMMAND_DEADLINE:g} s"
+    elif done.rc != 0:
+        why = f"exit {done.rc}: {last_lines(done.err)}" if done.err.strip() else f"exit {done.rc}"
     if why:
         raise EnvbuildError(
             "hosts-command-failed", f"`{shown}` did not list the hosts", why=why,
