@@ -122,12 +122,12 @@ def _run(text: str, words: tuple[str, ...], folder: Path, seconds: float) -> Non
     empty = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.stat().st_size]
     if done.ok and not empty:
         return
-    ended = f"exit code {done.rc}" + (f", {empty[0]} is empty" if empty else "")
-    failed = f"timed out after {seconds:g} s" if done.timed_out else ended
+    ended = [f"timed out after {seconds:g} s" if done.timed_out else f"exit code {done.rc}"]
+    ended += [f"{name} is empty" for name in empty[:1]]
     last = "\n".join(redact_text(done.out).splitlines()[-_LAST:])
     raise EnvbuildError(
         "data-failed",
-        f"{' '.join(words)} failed: {failed}",
+        f"{' '.join(words)} failed: {', '.join(ended)}",
         why=last,
         hint="`envbuild smoke` says whether the environment works; nothing was changed in the folder",
     )
