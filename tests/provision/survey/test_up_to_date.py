@@ -14,7 +14,7 @@ from envbuild.model.stack import Stack
 from envbuild.model.target import Target
 from envbuild.plan.source_builds import bundle_name
 from envbuild.provision.run.context import Choice, Prepared
-from envbuild.provision.survey.ask import can_keep, controller_supply, index_addresses, kept
+from envbuild.provision.survey.ask import can_keep, controller_supply, index_addresses, kept, probe_args
 from tests.lock.build import lock as lock_of
 from tests.lock.build import variant
 from tests.resolve.builders import make_lock, package
@@ -91,6 +91,14 @@ def test_an_environment_in_use_of_this_lock_is_kept_with_its_reason() -> None:
 )
 def test_any_difference_asks_again(changes: dict[str, Any], where: dict[str, Any]) -> None:
     assert kept(facts(**changes), prepared(**where)) is None
+
+
+def test_a_probe_looks_for_the_locked_files_of_all_variants() -> None:
+    one = {"id": "one", "python": "3.11", "packages": [package("b", "1"), package("a", "2")]}
+    two = make_lock(one, {"id": "two", "python": "3.12", "packages": [package("a", "2"), package("b", "3")]})
+    asked = probe_args(prepared()._replace(lock=two))["files"]
+    assert asked == sorted({file.file for each in two.variants for file in each.files})
+    assert [name[:3] for name in asked] == ["a-2", "b-1", "b-3"]
 
 
 def test_what_was_compiled_for_gpus_is_kept_where_they_are() -> None:
