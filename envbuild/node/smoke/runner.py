@@ -41,7 +41,8 @@ FLAGS = ["-I", "-u", "-X", "faulthandler", "-W", _QUIET]
 _START = (
     "import contextlib\nwith contextlib.suppress(ImportError):\n"
     "    import ctypes; ctypes.CDLL(None).prctl(1, 9)\n"  # PR_SET_PDEATHSIG, SIGKILL
-    "import ast, importlib.metadata, inspect, json, runpy, statistics, sys, traceback, typing; "
+    "with contextlib.suppress(ImportError):\n    import importlib.metadata\n"  # Python 3.8
+    "import ast, inspect, json, runpy, statistics, sys, traceback, typing; "
     "sys.pycache_prefix = sys.argv[1] + '/byte-code'; sys.dont_write_bytecode = False; "
     "sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; "
     "sys.argv[1:] = []; from envbuild_smoke import common; common.run(name)"

@@ -32,11 +32,14 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 class Bare(Subject):
     """A venv without packages, with helpers that put modules and metadata into it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, minor: str = PYTHON) -> None:
         super().__init__(path, path.parent)
-        venv.create(path, with_pip=False, symlinks=True)
-        self.path = path
-        self.site = path / "lib" / f"python{PYTHON}" / "site-packages"
+        if minor == PYTHON:
+            venv.create(path, with_pip=False, symlinks=True)
+        else:
+            completed([require_python(minor), "-m", "venv", "--without-pip", str(path)])
+        self.path, self.minor = path, minor
+        self.site = path / "lib" / f"python{minor}" / "site-packages"
 
     def module(self, name: str, text: str = "") -> None:
         (self.site / f"{name}.py").write_text(text)
@@ -46,7 +49,7 @@ class Bare(Subject):
         write_file(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
     def sound(self, **variant: Any) -> Check:
-        return self.checks(SOUND, variant={"python": PYTHON, **variant})[0]
+        return self.checks(SOUND, variant={"python": self.minor, **variant})[0]
 
 
 @pytest.fixture
@@ -196,6 +199,22 @@ def test_versions_must_equal_the_lock_as_installers_and_metadata_write_them(bare
     ]
 
 
+@pytest.mark.parametrize("minor", ["3.6", "3.8"])
+def test_an_environment_of_an_old_python_is_asked_for_versions_and_for_what_its_code_imports(
+    minor: str, tmp_path: Path
+) -> None:
+    bare = Bare(tmp_path / "env", minor)
+    bare.module("good")
+    bare.package("good", "1.0")
+    sound, closed = closure(bare, {"own.py": "import good, json\n"}, imports=("good",), packages=packages(good="1.0"))
+    assert (sound.status, closed.status) == ("passed", "passed"), (sound.details, closed.details)
+    check = bare.sound(imports=["good"], packages=packages(good="2.0", absent="1"))
+    assert sorted(check.details["failures"]) == [
+        "absent 1 is in the lock and not installed",
+        "good is 1.0, the lock says 2.0",
+    ]
+
+
 @given(st.lists(st.integers(0, 9999), min_size=1, max_size=5), st.text(max_size=20))
 def test_leading_zeros_do_not_matter_and_no_text_breaks_it(numbers: list[int], text: str) -> None:
     plain = ".".join(str(number) for number in numbers)
@@ -247,7 +266,7 @@ def closure(
     """The checks of `sound` where a source `code` lies in the environment with these files."""
     write_files(bare.path / "src" / "code", files)
     source = {"name": "code", "git": "https://git.example.org/lab/code", "commit": "0" * 40, "install": "path"}
-    variant = {"python": PYTHON, "sources": [source], "imports": list(imports), **more}
+    variant = {"python": bare.minor, "sources": [source], "imports": list(imports), **more}
     return bare.checks(SOUND, variant=variant, only=only)
 
 

@@ -1,4 +1,4 @@
-"""Smoke program `closure`: does every module that the code of the sources imports resolve? Needs Python 3.8.
+"""Smoke program `closure`: does every module that the code of the sources imports resolve?
 
 The code is read, never run: its syntax says what it imports, and the import system where a top-level module is. The
 same reader tells `envbuild init` what the code of a tree imports.
@@ -6,7 +6,6 @@ same reader tells `envbuild init` what the code of a tree imports.
 
 import ast
 import difflib
-import functools
 import importlib.machinery
 import importlib.util
 import os
@@ -128,6 +127,7 @@ class _Own:
 
     def __init__(self, paths: List[str], beside: Dict[str, Set[str]], read: Callable[[str], Optional[str]]) -> None:
         self.paths, self.beside, self.read = set(paths), beside, read
+        self.made: Optional[Set[str]] = None
         self.named: Dict[str, List[str]] = {}
         for folder in beside:
             self.named.setdefault(folder.rpartition("/")[2], []).append(folder)
@@ -170,7 +170,7 @@ class _Own:
         while parts and parents and all(self._is_plain(folder) for folder in parents):
             part = parts.pop(0)
             if not any(part in self.beside[folder] or folder + "/" + part in self.paths for folder in parents):
-                if _MADE.fullmatch(part) or part in self._makers_words:
+                if _MADE.fullmatch(part) or part in self._makers_words():
                     return None
                 there = {other for folder in parents for other in self.beside[folder]}
                 near, package = _near(part, there), self._module_of(before) if level else before
@@ -191,9 +191,10 @@ class _Own:
             first -= 1
         return folders[first:]
 
-    @functools.cached_property
     def _makers_words(self) -> Set[str]:
-        return {word for path in _MAKERS for word in re.findall(r"\w+", self.read(path) or "")}
+        if self.made is None:
+            self.made = {word for path in _MAKERS for word in re.findall(r"\w+", self.read(path) or "")}
+        return self.made
 
 
 def parsed(text: str) -> Optional[ast.Module]:

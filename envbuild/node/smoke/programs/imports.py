@@ -1,17 +1,19 @@
-"""Smoke program `sound`: every import comes from the locked place, at the locked version. Needs Python 3.8.
+"""Smoke program `sound`: every import comes from the locked place, at the locked version.
 
 Runs inside the environment. Versions are read from the metadata first (nothing is imported for that), then each
 module is imported and asked where it came from.
 """
 
-import functools
+import csv
+import email
 import importlib
 import os
+import pathlib
 import re
 import sys
 import sysconfig
 import time
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
 from .common import Channel, other_machine
 
@@ -43,6 +45,7 @@ class Places:
         self.own = [self.environment, *map(os.path.realpath, trees)]
         self.base = base
         self.provided = provided
+        self._tops = None  # type: Optional[Set[str]]
         self.stdlib = sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
 
     def _is_own(self, path: str) -> bool:
@@ -61,15 +64,16 @@ class Places:
         real = os.path.realpath(path)
         if self._is_own(real) or self.in_stdlib(real):
             return None
-        if self.base != "none" and module.split(".")[0] in self._tops:
+        if self.base != "none" and module.split(".")[0] in self._provided_tops():
             return None
         return "%s comes from %s, which is outside the environment" % (module, path)
 
-    @functools.cached_property
-    def _tops(self) -> Set[str]:
+    def _provided_tops(self) -> Set[str]:
         """Importable top-level names of what the base provides."""
-        there = _distributions()
-        return {top for name in self.provided for top in _top_levels(name, there.get(_normal(name)))}
+        if self._tops is None:
+            there = _distributions()
+            self._tops = {top for name in self.provided for top in _top_levels(name, there.get(_normal(name)))}
+        return self._tops
 
     def stray_paths(self) -> List[str]:
         """Existing entries of sys.path from which a module of neither environment nor interpreter could come."""
@@ -87,12 +91,40 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+class _Distribution:
+    """What `importlib.metadata` says of a distribution, for Python 3.6 and 3.7, which have no such module."""
+
+    def __init__(self, folder: str) -> None:
+        """`folder` is the `.dist-info` or `.egg-info`."""
+        self.folder = folder
+        self.metadata = email.message_from_string(self.read_text("METADATA") or self.read_text("PKG-INFO") or "")
+        self.version = self.metadata["Version"]
+        rows = csv.reader((self.read_text("RECORD") or "").splitlines())
+        self.files = [pathlib.PurePosixPath(row[0]) for row in rows if row]
+
+    def read_text(self, name: str) -> Optional[str]:
+        """The text of a file of the folder; None where it is not there."""
+        try:
+            return pathlib.Path(self.folder, name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+
+def _found() -> Iterable[Any]:
+    """Every distribution on sys.path, in its order."""
+    try:
+        from importlib import metadata
+    except ImportError:
+        places = [pathlib.Path(entry) for entry in sys.path if os.path.isdir(entry)]
+        folders = (folder for place in places for folder in sorted(place.iterdir()))
+        return [_Distribution(str(path)) for path in folders if path.suffix in (".dist-info", ".egg-info")]
+    return metadata.distributions()
+
+
 def _distributions() -> Dict[str, Any]:
     """Distributions by normal name, the first on sys.path; Python 3.8 finds no `a.b` where it is asked for `a-b`."""
-    from importlib import metadata
-
     by_name = {}  # type: Dict[str, Any]
-    for distribution in metadata.distributions():
+    for distribution in _found():
         by_name.setdefault(_normal(distribution.metadata["Name"] or ""), distribution)
     return by_name
 
