@@ -23,7 +23,7 @@ TOP = Path(envbuild.__file__).parent
 OWN = """
     cli.entry container.build container.builders container.fetch_stages container.pods explain.source
     lock.packages lock.readers.wheel_record lock.sources provision.ansible.steps provision.bench
-    provision.contact.first_contact provision.contact.payload provision.contact.toolchain
+    provision.contact.first_contact provision.contact.payload
     provision.gpu_use provision.images.obtain provision.jobs.asked provision.jobs.launch provision.run.conclude
     provision.run.journal provision.run.progress provision.run.run_dir
     report.recheck.contents report.render resolve.compat_read

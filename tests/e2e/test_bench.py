@@ -229,7 +229,9 @@ def test_of_nodes_over_ssh_the_last_line_of_each_is_told_and_nothing_stays_behin
     check = done.json["nodes"][0]["checks"][-1]
     assert (check["status"], says.format(deadline=deadline) in check["says"]) == ("failed", True), check["says"]
     assert told(done), check["details"]["output"]
-    assert set(_marked("ENVBUILD_BENCH_RUN")) == set(), "nothing stays behind"
+    # The value begins with the process of the command; a bench of another test that runs beside this one is alive.
+    owners = {pid: int(value.partition(".")[0]) for pid, value in _marked("ENVBUILD_BENCH_RUN").items()}
+    assert [pid for pid, owner in owners.items() if not Path(f"/proc/{owner}").exists()] == [], "nothing stays behind"
 
 
 def test_a_secret_that_a_run_prints_is_in_no_file(built: World) -> None:

@@ -355,7 +355,7 @@ def test_the_archive_is_made_once_and_loads_where_it_is_unpacked(
     tool = module.rattler_tool(make=True)
     assert tool.sha256 == sha256_of(tool.source) and tool.kind == "folder"
     module.rattler_tool.cache_clear()
-    monkeypatch.setattr(module, "_write", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(module, "write_tar", lambda *_: pytest.fail("made again"))
     assert module.rattler_tool(make=True) == tool
     (tmp_path / "out").mkdir()
     # `extractall(filter=...)` is not in every Python 3.11, Debian 12's for one.
