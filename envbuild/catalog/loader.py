@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envbuild import resources
-from envbuild.catalog.environment_yml import as_stack
 from envbuild.catalog.validation import show_value, validated
 from envbuild.catalog.yaml_load import YamlDocument, parse_yaml, read_yaml
 from envbuild.errors import EnvbuildError
@@ -92,6 +91,8 @@ def _parsed(content: bytes, path: Path) -> Stack:
     _need_kind(document, "stack")
     data = document.data
     if isinstance(data, dict) and "dependencies" in data and "profiles" not in data:
+        from envbuild.catalog.environment_yml import as_stack  # most stacks are no environment.yml
+
         data = as_stack(document, path)
     stack = validated(Stack, data, document)
     learn(data)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.conda.virtual import Virtual, platform_of, solutions
 from envbuild.errors import EnvbuildError
 from envbuild.model.finding import package_name
 from envbuild.model.lock import ArtifactFile, LockedImage, LockedInterpreter, LockedTree, Variant
 from envbuild.model.stack import Base, CondaSpec, LockPlatform, Profile
+
+if TYPE_CHECKING:
+    from envbuild.conda.virtual import Virtual
 
 PLATFORM: LockPlatform = "linux_x86_64"
 UNRECORDED = "hash-unrecorded"
@@ -44,7 +46,11 @@ class Plan(NamedTuple):
     @property
     def platform(self) -> LockPlatform:
         """The platform that conda solves for; without conda always the same."""
-        return PLATFORM if self.virtual is None else platform_of(self.virtual)
+        if self.virtual is None:
+            return PLATFORM
+        from envbuild.conda.virtual import platform_of
+
+        return platform_of(self.virtual)
 
 
 def decided(profile: Profile, plan: Plan) -> dict[str, Any]:
@@ -85,6 +91,8 @@ def variant_plans(
     # The interpreter comes with the packages, so there is no base and no kind of interpreter to choose.
     if profile.conda is None:
         return
+    from envbuild.conda.virtual import platform_of, solutions
+
     for python in profile.python:
         for flavour in profile.torch.flavours if profile.torch else (None,):
             before: list[str] = []

@@ -31,7 +31,6 @@ from envbuild.resolve.request import (
 )
 from envbuild.resolve.rules import compilers, gpu, node, packages, wheel
 from envbuild.resolve.rules.compilers import other_gcc
-from envbuild.resolve.rules.conda import conda_rules
 from envbuild.resolve.rules.node import interface_rule
 from envbuild.resolve.rules.packages import finds_libstdcxx, library_rule
 from envbuild.resolve.variant_checks import (
@@ -295,6 +294,8 @@ class Resolver:
             else:
                 known += tuple(library_rule(variant, self.target, libstdcxx, self.compat))
             if variant.conda is not None:
+                from envbuild.resolve.rules.conda import conda_rules
+
                 known += conda_rules(variant.conda, self.lock, seen, inside=inside)
             return known
 
