@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from envbuild.node import redact
@@ -156,6 +156,7 @@ def test_a_canary_in_the_environment_never_comes_out(form: str, monkeypatch: pyt
 
 @given(user=st.text(string.ascii_letters, max_size=9), secret=st.text(string.printable, min_size=12, max_size=60))
 def test_a_secret_inside_basic_credentials_is_masked_at_every_alignment(user: str, secret: str) -> None:
+    assume(not Path(secret).exists())  # a path of a file is none
     encoded = base64.b64encode(f"{user}:{secret}".encode()).decode()
     redacted = Redactor({"A_SECRET": secret}).text(encoded)
     assert MASK in redacted
