@@ -88,7 +88,8 @@ left() {{
   marked
   looks=0
   while [ "$looks" -lt 20 ] && starting; do looks=$((looks + 1)); sleep 0.05; done
-  marked
+  # What starts itself again and again may have no variables at the moment of a look.
+  for look in 1 2 3 4; do marked; done
 }}
 n=0
 while ids=$(left | sort -u) && [ "$ids" ]; do
