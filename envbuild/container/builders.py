@@ -232,18 +232,23 @@ def find_builder(name: str | None = None, *, builds: bool = False) -> Builder:
             if not done.ok:
                 tried.append(f"docker is there and its daemon does not answer ({done.err.strip()[-120:]})")
                 continue
-        # What every build uses; docker knows it where BuildKit is there.
-        asked = proc.run([program, "build", "--help"], timeout=60) if builds else None
-        missing = [flag for flag in _USED if asked is not None and flag not in asked.out + asked.err]
-        if not missing:
+        lacks = _lacks(program) if builds else ""
+        if not lacks:
             return _KINDS[kind](kind, program)
-        tried.append(f"{kind} is too old, or without BuildKit: its `build` has no {', '.join(missing)}")
+        tried.append(f"{kind} {lacks}")
     raise EnvbuildError(
         "image-no-builder",
         "this machine has no program that builds images",
         why="; ".join(tried),
         hint="install one: " + "; ".join(NEEDS.values()),
     )
+
+
+def _lacks(program: str) -> str:
+    """What a builder does not know of what every build uses, in words; docker knows it where BuildKit is there."""
+    done = proc.run([program, "build", "--help"], timeout=60)
+    missing = [flag for flag in _USED if flag not in done.out + done.err]
+    return f"is too old, or without BuildKit: its `build` has no {', '.join(missing)}" if missing else ""
 
 
 def stream(command: Sequence[str], on_line: Callable[[str], None] | None, cwd: Path) -> tuple[int, str]:

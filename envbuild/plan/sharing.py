@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -74,12 +75,14 @@ def spread(plan: Plan, by: Sharing) -> Plan:
         classes.append(made)
         nodes |= {node.node: _testing(node, made, by) for node in others}
         if others and not made.finished:
-
-            def reason(step: Step, count: int = len(others) + 1) -> dict[str, Any]:
-                return {"why": f"{step.why}; built once for {count} nodes that share the prefix"}
-
-            nodes[builder] = _changed(nodes[builder], reason)
+            once = f"built once for {len(others) + 1} nodes that share the prefix"
+            nodes[builder] = _changed(nodes[builder], partial(_because, once))
     return plan.model_copy(update={"nodes": tuple(nodes.values()), "builds": tuple(classes)})
+
+
+def _because(more: str, step: Step) -> dict[str, Any]:
+    """One more reason for a step."""
+    return {"why": f"{step.why}; {more}"}
 
 
 def _changed(node: NodePlan, change: Callable[[Step], dict[str, Any]]) -> NodePlan:

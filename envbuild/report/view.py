@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 from envbuild.catalog.loader import list_stacks
@@ -162,8 +161,11 @@ class View:
     @cached_property
     def outcomes(self) -> tuple[Alike, ...]:
         """The same nodes, grouped by outcome and root."""
-        names = ("status", "exit", "variant_digest", "root", "root_level", "files", "bytes")
-        return _alike(self.nodes_by_need, attrgetter(*names))
+
+        def outcome(node: NodeEvidence) -> Hashable:
+            return node.status, node.exit, node.variant_digest, node.root, node.root_level, node.files, node.bytes
+
+        return _alike(self.nodes_by_need, outcome)
 
     @cached_property
     def errors(self) -> tuple[Alike, ...]:
