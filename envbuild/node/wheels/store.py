@@ -303,7 +303,7 @@ class Store:
         return None
 
     def _unproven(self, key: str) -> str | None:
-        """The folder name of the entry of `key` that we would use, where nobody has proved it and we can write."""
+        """The folder name of the entry of `key`, in a store that we may write, while no run has proved its wheel."""
         for name in _names(key) if self.use == "read-write" else ():
             with contextlib.suppress(UnusableEntryError):
                 read(self.place(name), self.trusted)

@@ -100,7 +100,7 @@ class StepsResult:
 
 
 class Watch:
-    """Says when steps must stop, and why; ends their processes the moment it says so."""
+    """Ends the processes of steps at a deadline, a signal, or when `cancel` is true; `reason` is which of these."""
 
     def __init__(
         self,

@@ -167,7 +167,7 @@ class Case:
         return True if holds else self._fail(what)
 
     def report(self) -> Dict[str, Any]:
-        """What is told of it: at most 20 failures, and how many there are."""
+        """The case as JSON for the event `ended`: its first 20 failures, the number of all, and what was compared."""
         values = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         used = {name: round(part, 4) for name, part in self.used.items()}
         return dict(values, failures=self.failures[:20], failure_count=len(self.failures), used=used)
