@@ -340,5 +340,5 @@ def test_local_contact_imports_no_ssh() -> None:
 
 
 def test_nobody_to_contact_packs_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_contact.program_files, "packed", lambda: pytest.fail("packing takes 40 ms"))
+    monkeypatch.setattr(first_contact.program_files, "packed", lambda: pytest.fail("packing takes 19 ms"))
     assert first_contact.contact({}, Connection(kind="ssh")) == {}
